@@ -1,0 +1,40 @@
+"""One idea that can make a machine unfit, with a stable id that reports and drains refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Stage = Literal["reach", "facts", "net", "local", "fabric"]
+Tier = Literal["prolog", "quick", "standard", "deep"]
+
+STAGES: Final[tuple[Stage, ...]] = ("reach", "facts", "net", "local", "fabric")
+"""Cheap first. A stage runs on the whole fleet at once; `net` is the second, load-free round trip."""
+
+TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
+"""Each tier contains the ones before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Declared:
+    stage: Stage
+    tier: Tier = "quick"
+    requires: tuple[str, ...] = ()
+    disturbs: bool = False
+    drains: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check(_Declared):
+    """What a file in `checks/` declares: who it is, when it runs and what it may cause.
+
+    `requires` names checks whose failure on a subject makes this one `not_run` there.
+    `disturbs` says that measuring it loads the node; `drains` that a scheduler may take a node
+    out of service for it.
+    """
+
+    id: str
+
+    def within(self, tier: Tier) -> bool:
+        """Whether a run of this tier includes the check."""
+        return TIERS.index(self.tier) <= TIERS.index(tier)

@@ -1,0 +1,68 @@
+"""What a sweep measured: every pair, every size, every iteration, from both ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrupt", "not_run"]
+"""`hung`: joined, then stopped. `no_connect`: the two never met. `absent`: an end had left."""
+
+
+class Ladder(Struct, frozen=True):
+    """One size of the ladder: bytes per all-reduce, warm-ups, counted iterations."""
+
+    size_bytes: int
+    warmup: int
+    iterations: int
+
+
+class Timing(Struct, frozen=True):
+    """The iterations of one size as one end saw them.
+
+    `times_us[i]`: duration of iteration i by that end's own clock. `gaps_us[i]`: time between
+    the end of the previous iteration and the start of this one, there.
+    """
+
+    size_bytes: Annotated[int, Meta(ge=1)]
+    times_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
+    gaps_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
+
+
+class End(Struct, frozen=True):
+    """One end's account of one pair on one rail in one round."""
+
+    node: str
+    state: PairState
+    timings: tuple[Timing, ...] = ()
+    error: str = ""
+    started_s: float = 0.0
+    """Wall clock of that node when it met its partner (or gave up)."""
+    setup_ms: float = 0.0
+
+
+class PairSamples(Struct, frozen=True):
+    """Both ends of one pair on one rail in one round; an end that never reported is None."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    backend: str
+    """"gloo" or "nccl"."""
+    first: End | None
+    second: End | None
+
+
+class Sweep(Struct, frozen=True):
+    """Everything one sweep measured, and who was left out of it and why."""
+
+    ladder: tuple[Ladder, ...]
+    rounds: tuple[tuple[tuple[str, str], ...], ...]
+    pairs: tuple[PairSamples, ...]
+    left_out: dict[str, str] = {}
+    """Node name → why it took no part."""
+    troubles: dict[str, str] = {}
+    """Node name → what happened to its agent (killed, timed out, said nothing)."""
+    seconds: float = 0.0

@@ -1,0 +1,198 @@
+"""What a node said about itself, typed and frozen: the only form in which checks see a node.
+
+These types *are* the wire document (`docs/wire.md`): the payload on the node writes JSON of this
+shape and `preflight.facts.decode` turns it back, once. A section that could not be read is
+`None`, never an empty value: missing is unknown, not healthy.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+WIRE = 1
+"""Version of the document. A change that an older reader would misread raises it."""
+
+Text = Annotated[str, Meta(max_length=4096)]
+Line = Annotated[str, Meta(max_length=512)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Index = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Python(Struct, frozen=True, forbid_unknown_fields=True):
+    """The Python that answered: the job's own, as the inventory names it."""
+
+    version: Line
+    executable: Line
+
+
+class Driver(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the NVIDIA driver answered NVML, asked from a disposable child.
+
+    `absent`: no driver library on this node. `error`: NVML refused (`error` says how).
+    `hung`: no answer within the deadline; `survivor` is the child if even SIGKILL did not end it.
+    """
+
+    state: Literal["answered", "absent", "error", "hung"]
+    version: Line = ""
+    error: Text = ""
+    seconds: Seconds = 0.0
+    survivor: Process | None = None
+
+
+class NvLink(Struct, frozen=True, forbid_unknown_fields=True):
+    """One NVLink of a GPU. `remote` is the bus id at its far end, where NVML tells."""
+
+    link: Index
+    up: bool
+    remote: Line = ""
+    remote_kind: Literal["gpu", "switch", "other", "unknown"] = "unknown"
+
+
+class Mig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One MIG instance of a GPU, in NVML's order."""
+
+    uuid: Line
+
+
+class GpuProcess(Struct, frozen=True, forbid_unknown_fields=True):
+    """A process that NVML says holds memory on a GPU; `used_mib` is None where hidden."""
+
+    pid: Count
+    used_mib: Count | None = None
+
+
+class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
+    """One GPU in NVML (PCI bus) order."""
+
+    index: Index
+    uuid: Line
+    name: Line
+    bus_id: Line
+    memory_total_mib: Count | None = None
+    memory_used_mib: Count | None = None
+    """Without what the driver reserves for itself (NVML memory info v2 where it is there)."""
+    mig_enabled: bool | None = None
+    mig: tuple[Mig, ...] = ()
+    links: tuple[NvLink, ...] | None = None
+    """One entry per NVLink the GPU has; () when it has none; None when NVML would not tell."""
+    processes: tuple[GpuProcess, ...] | None = None
+    pci_path: tuple[Line, ...] | None = None
+    """From the PCI root complex to the device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
+    numa: int | None = None
+    cpus: Line = ""
+
+
+class GpuPair(Struct, frozen=True, forbid_unknown_fields=True):
+    """What NVML says of two GPUs a < b: distance in nvidia-smi's words, and peer access."""
+
+    a: Index
+    b: Index
+    ancestor: Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]
+    p2p_read: Line = "unknown"
+    p2p_write: Line = "unknown"
+    p2p_nvlink: Line = "unknown"
+    """"ok", or NVML's status in words ("chipset not supported", "disabled by regkey", ...)."""
+
+
+class Nic(Struct, frozen=True, forbid_unknown_fields=True):
+    """One RDMA device under /sys/class/infiniband."""
+
+    name: Line
+    pci_path: tuple[Line, ...] | None = None
+    numa: int | None = None
+    ports: tuple[NicPort, ...] = ()
+    netdevs: tuple[Line, ...] = ()
+
+
+class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
+    """State and rate of one RDMA port, as sysfs words them."""
+
+    port: Index
+    state: Line = ""
+    phys_state: Line = ""
+    rate: Line = ""
+    link_layer: Line = ""
+
+
+class Rank(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process's own environment says of its place in a distributed job."""
+
+    rank: Line = ""
+    local_rank: Line = ""
+    world_size: Line = ""
+    master_addr: Line = ""
+    master_port: Line = ""
+    elastic_run_id: Line = ""
+    """TORCHELASTIC_RUN_ID: set by torchrun in the ranks it started, so a rank without its agent shows."""
+
+
+class Process(Struct, frozen=True, forbid_unknown_fields=True):
+    """One process, as far as this login may look. `command` of other users is cut to its program."""
+
+    pid: Count
+    ppid: Count
+    state: Line
+    """One letter of /proc/PID/stat: R S D Z T ..."""
+    user: Line
+    command: Text
+    age_s: Seconds
+    wchan: Line = ""
+    parent_command: Text = ""
+    parent_age_s: Seconds | None = None
+    stuck_s: Seconds | None = None
+    """For a D-state process: it was in D at both of two looks this far apart."""
+    rank: Rank | None = None
+    job: Line = ""
+    """Scheduler job id from the cgroup path or environment; empty if none."""
+    job_alive: bool | None = None
+    """Whether that job's step daemon still runs here; None without a scheduler."""
+    gpu_mib: Count | None = None
+    """GPU memory NVML charges to it, over all GPUs; None if it holds none."""
+    holds_gpu: bool = False
+    """It has a /dev/nvidia* device open (or NVML lists it)."""
+    listens: tuple[Index, ...] = ()
+    """TCP ports on which it listens, where this login may see that."""
+    ours: bool = False
+    """It belongs to this preflight run (or is an ancestor of the probe)."""
+    threads: Count = 0
+    """Threads other than the leader: a zombie leader with live threads still holds its GPU."""
+
+
+class Processes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The processes worth a look: zombies, D state, ranks, holders of GPUs; not everyone."""
+
+    seen: Count
+    """How many processes were looked at."""
+    unreadable: Count
+    """How many of them this login could not read fully (another user's environment, files)."""
+    notable: tuple[Process, ...]
+    scheduler: Literal["slurm", "none"] = "none"
+
+
+class Facts(Struct, frozen=True, forbid_unknown_fields=True):
+    """One node's whole answer to the probe."""
+
+    wire: int
+    nonce: Line
+    host: Line
+    """The node's own idea of its name (`uname -n`)."""
+    time_s: Seconds
+    boot_s: Seconds
+    seconds: Seconds
+    """How long the probe took on the node."""
+    user: Line
+    root: bool
+    kernel: Line
+    python: Python
+    driver: Driver
+    gpus: tuple[Gpu, ...] | None = None
+    gpu_pairs: tuple[GpuPair, ...] | None = None
+    nics: tuple[Nic, ...] | None = None
+    topo_text: Annotated[str, Meta(max_length=131072)] | None = None
+    """`nvidia-smi topo -m` as printed; None where there is no nvidia-smi or it did not answer."""
+    processes: Processes | None = None
+    problems: tuple[Text, ...] = ()
+    """Sections that could not be read, in words: "processes: Permission denied"."""

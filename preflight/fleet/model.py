@@ -1,0 +1,70 @@
+"""Who is judged and what each was promised to be."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Promise(Struct, frozen=True, kw_only=True):
+    """What the inventory says a group of nodes has. None means: nothing was promised."""
+
+    gpus: int | None = None
+    gpu_model: str | None = None
+    nvlinks_per_gpu: int | None = None
+    nics: int | None = None
+    allreduce_min_gbs: float | None = None
+    """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
+    origin: str = ""
+    """Where the numbers come from: "inventory/train.toml [group.train]"."""
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """One node: its name, the way in, and the job's Python on it."""
+
+    name: str
+    address: str
+    """What other nodes and the controller connect to; the name itself unless given."""
+    group: str = "all"
+    transport: str = "paramiko"
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    known_hosts: str | None = None
+    python: tuple[str, ...] = ("python3",)
+    """The job's Python as an argv prefix: ("python3",) or ("apptainer", "exec", "x.sif", "python3")."""
+    promised: Promise = Promise()
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What is known of the job that is to be launched."""
+
+    master: str | None = None
+    """Name of the node that hosts the rendezvous; the first of the fleet unless given."""
+    master_port: int = 29500
+    """torchrun's own default, unless the launch line, the inventory or the environment says."""
+    master_port_origin: str = "torchrun's default"
+    nproc_per_node: int | None = None
+    environ: dict[str, dict[str, str]] | None = None
+    """The job's environment by node name ("" = every other node); None when it is not known."""
+    environ_origin: str = ""
+    """Where `environ` comes from: "--preflight-env-file job.env", "Slurm job 4711"."""
+
+
+class Fleet(Struct, frozen=True, kw_only=True):
+    """Everyone of this run, in a stable order, and how we came to know of them."""
+
+    hosts: tuple[Host, ...]
+    origin: str
+    """"--preflight-nodes", "SLURM_JOB_NODELIST", "inventory/train.toml", "this machine"."""
+    job: Job = Job()
+    interface: str | None = None
+    """Network interface for gloo and NCCL bootstrap; None lets them choose by the address."""
+
+    def host(self, name: str) -> Host:
+        """Return the node of that name; KeyError if there is none."""
+        return next(host for host in self.hosts if host.name == name) if name else self.hosts[0]
+
+    @property
+    def master(self) -> Host:
+        """The node on which the job's rendezvous will live."""
+        return self.host(self.job.master) if self.job.master else self.hosts[0]

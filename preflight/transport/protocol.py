@@ -1,0 +1,81 @@
+"""How a node is reached, whatever lies between: one seam, one file per way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct
+
+from preflight.errors import PreflightError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fleet.model import Host
+
+Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
+"""How far a connection attempt came: each step is the `reach.*` check of the same name."""
+
+
+class ReachError(PreflightError):
+    """A node could not be used: `step` says how far we came, `advice` what to do about it."""
+
+    def __init__(self, step: Step, sentence: str, advice: str) -> None:
+        super().__init__(sentence)
+        self.step: Step = step
+        self.sentence = sentence
+        self.advice = advice
+
+
+class Answer(Struct, frozen=True):
+    """What a finished remote command left: its status and its bounded output."""
+
+    status: int | None
+    """Exit status; negative for a signal; None when our own deadline ended the wait."""
+    stdout: bytes
+    stderr: bytes
+    overflow: bool = False
+    """It wrote more than the limit; the rest was dropped and the command ended."""
+    seconds: float = 0.0
+
+
+class Remote(Protocol):
+    """One running remote command whose input and output are ours."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input; ReachError("answer") if it is gone."""
+
+    def finish_input(self) -> None:
+        """Close its standard input."""
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        """Next line of standard output without its newline; None at its end.
+
+        Raises TimeoutError when the deadline (seconds from now) passes first, and
+        ReachError("answer") for a line beyond the limit.
+        """
+
+    def wait(self, deadline_s: float) -> Answer:
+        """Collect what is left and the exit status; ends the command when the deadline passes."""
+
+    def kill(self) -> None:
+        """Stop caring: close the channel, and end the process where we can."""
+
+
+class Connection(Protocol):
+    """A login on a node that can run several commands, one after another or at once."""
+
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = ...) -> Remote:
+        """Start a command, every word quoted, under a remote deadline of its own."""
+
+    def close(self) -> None:
+        """Leave. Never raises."""
+
+
+class Transport(Protocol):
+    """A way to reach nodes."""
+
+    name: str
+
+    def connect(self, host: Host, timeout_s: float) -> Connection:
+        """Log in; raises ReachError that says which step failed."""

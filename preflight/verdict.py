@@ -1,0 +1,105 @@
+"""What was concluded about one subject: outcome, sentence, advice, evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Outcome(StrEnum):
+    """How a judgement ended. The words appear in the terminal, the report and exit codes."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    FLAKY = "flaky"
+    UNKNOWN = "unknown"
+    NOT_RUN = "not_run"
+    BROKEN = "broken"
+    LOST = "lost"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One conclusion. `cause` joins verdicts of one subject that share a culprit into one finding.
+
+    `grant` is set on an `unknown` whose only cause is missing privilege and says what to grant;
+    such a verdict counts as failure only under `--preflight-strict`. `blame` names the subject
+    (node, or `pair a-b`) to condemn where that is not the one the check was judged on.
+    """
+
+    outcome: Outcome
+    sentence: str
+    advice: str = ""
+    evidence: dict[str, Any] = {}
+    cause: str = ""
+    grant: str = ""
+    blame: str = ""
+
+    @property
+    def condemns(self) -> bool:
+        """Whether this verdict makes its subject not ready."""
+        if self.outcome is Outcome.UNKNOWN:
+            return not self.grant
+        return self.outcome in (Outcome.FAIL, Outcome.FLAKY)
+
+
+Conclude = Callable[[Verdict], None]
+"""What a check's test function calls, once, with its verdict."""
+
+
+def ok(sentence: str, **evidence: Any) -> Verdict:
+    """The subject is as promised; the sentence still carries the number seen."""
+    return Verdict(outcome=Outcome.OK, sentence=sentence, evidence=evidence)
+
+
+def warn(sentence: str, *, advice: str, cause: str = "", **evidence: Any) -> Verdict:
+    """Worth a person's look, but the job may start."""
+    return Verdict(
+        outcome=Outcome.WARN, sentence=sentence, advice=advice, evidence=evidence, cause=cause
+    )
+
+
+def fail(
+    sentence: str, *, advice: str, cause: str = "", blame: str = "", **evidence: Any
+) -> Verdict:
+    """The subject is unfit; the sentence says the number seen and the number expected."""
+    return Verdict(
+        outcome=Outcome.FAIL,
+        sentence=sentence,
+        advice=advice,
+        evidence=evidence,
+        cause=cause,
+        blame=blame,
+    )
+
+
+def flaky(k: int, n: int, sentence: str, *, advice: str, **evidence: Any) -> Verdict:
+    """Bad in k of n tries: kept apart from `fail`, and never averaged away."""
+    return Verdict(
+        outcome=Outcome.FLAKY,
+        sentence=f"{k} of {n}: {sentence}",
+        advice=advice,
+        evidence={"bad": k, "tries": n, **evidence},
+    )
+
+
+def unknown(
+    sentence: str, *, advice: str, grant: str = "", cause: str = "", **evidence: Any
+) -> Verdict:
+    """Could not judge: a missing reading is never a pass."""
+    return Verdict(
+        outcome=Outcome.UNKNOWN,
+        sentence=sentence,
+        advice=advice,
+        evidence=evidence,
+        grant=grant,
+        cause=cause,
+    )
+
+
+def not_run(sentence: str, **evidence: Any) -> Verdict:
+    """Not applicable, or not reached: the sentence says which."""
+    return Verdict(outcome=Outcome.NOT_RUN, sentence=sentence, evidence=evidence)
