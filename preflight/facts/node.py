@@ -1,0 +1,102 @@
+"""A node as a check sees it: what was promised, what it said, and what its peers said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from preflight.facts.model import Facts
+    from preflight.facts.ports import Attempt, Ports
+    from preflight.fleet.model import Job, Promise
+    from preflight.transport.protocol import Step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far we came on the way to a node: `failed` is the step that stopped us, if any."""
+
+    transport: str
+    failed: Step | None = None
+    sentence: str = ""
+    advice: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Majority(Generic[T]):
+    """The value that most nodes of a group share, and how many of them do."""
+
+    value: T
+    votes: int
+    of: int
+
+    @property
+    def decides(self) -> bool:
+        """More than half, and at least two: else there is no majority to be odd against."""
+        return self.votes >= 2 and self.votes * 2 > self.of
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes that were promised to be alike."""
+
+    name: str
+    facts: Mapping[str, Facts]
+    _votes: dict[Any, Majority[Any] | None] = field(default_factory=dict, compare=False, repr=False)
+
+    def majority(self, read: Callable[[Facts], T | None]) -> Majority[T] | None:
+        """Vote over the group; nodes for which `read` gives None abstain. None if all do.
+
+        `read` must be a named function: its vote is counted once and remembered.
+        """
+        if read not in self._votes:
+            votes = Counter(value for facts in self.facts.values()
+                            if (value := read(facts)) is not None)
+            ranked = votes.most_common(1)
+            self._votes[read] = (
+                Majority(ranked[0][0], ranked[0][1], votes.total()) if ranked else None
+            )
+        return self._votes[read]
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """The port stage as one node needs it: its own report and how the others fared."""
+
+    own: Ports | None
+    """None: the node took part but gave no usable answer."""
+    trouble: str
+    """Why `own` is None, in words; empty otherwise."""
+    master: str
+    is_master: bool
+    master_port_origin: str
+    to_me: tuple[tuple[str, Attempt], ...]
+    """(from node, its attempt) for every attempt of the others that was aimed at this node."""
+    others_to_master: tuple[tuple[str, Attempt], ...]
+    """Every attempt at the master port in the fleet, by node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node under judgement. The frame sees to it that `facts` is there when a check needs it."""
+
+    name: str
+    promised: Promise
+    reach: Reach
+    facts: Facts
+    group: Group
+    job: Job
+    net: Net
+
+    @property
+    def environ(self) -> Mapping[str, str] | None:
+        """The job's environment on this node; None when no source for it is known."""
+        if self.job.environ is None:
+            return None
+        return self.job.environ.get(self.name, self.job.environ.get(""))
