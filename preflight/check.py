@@ -9,7 +9,7 @@ Stage = Literal["reach", "facts", "net", "local", "fabric"]
 Tier = Literal["prolog", "quick", "standard", "deep"]
 
 STAGES: Final[tuple[Stage, ...]] = ("reach", "facts", "net", "local", "fabric")
-"""Cheap first. A stage runs on the whole fleet at once; `net` is the second, load-free round trip."""
+"""Cheap first; a stage runs on the whole fleet at once. `net`: the second, load-free round trip."""
 
 TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
 """Each tier contains the ones before it."""

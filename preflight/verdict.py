@@ -37,6 +37,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     grant: str = ""
     blame: str = ""
+    blocks: bool = True
+    """Whether a condemned subject must be left out by the checks that require this one."""
 
     @property
     def condemns(self) -> bool:
@@ -63,7 +65,13 @@ def warn(sentence: str, *, advice: str, cause: str = "", **evidence: Any) -> Ver
 
 
 def fail(
-    sentence: str, *, advice: str, cause: str = "", blame: str = "", **evidence: Any
+    sentence: str,
+    *,
+    advice: str,
+    cause: str = "",
+    blame: str = "",
+    blocks: bool = True,
+    **evidence: Any,
 ) -> Verdict:
     """The subject is unfit; the sentence says the number seen and the number expected."""
     return Verdict(
@@ -73,6 +81,7 @@ def fail(
         evidence=evidence,
         cause=cause,
         blame=blame,
+        blocks=blocks,
     )
 
 

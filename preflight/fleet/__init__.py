@@ -1,0 +1,1 @@
+"""WHO: node lists, inventories, promises and the job that is to start."""

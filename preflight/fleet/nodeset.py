@@ -1,0 +1,131 @@
+"""Node lists in the scheduler's notation, expanded safely and folded for copying.
+
+ClusterShell does the grammar. Two things it does not do are done before and after it: a range
+such as `node[1-100000000]` eats all memory, and a name with a space or a dash in front passes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from typing import TYPE_CHECKING
+
+from preflight.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_NODES = 65536
+"""Slurm's own cap on the size of a host list (MAX_RANGE, 64 Ki)."""
+
+_BRACKETS = re.compile(r"\[([^\][]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Expand a node list; the order is ClusterShell's (numeric within a pattern).
+
+    Raises UsageError for an empty list, a syntax error, more than 64 Ki nodes, or a name that is
+    neither a host name (RFC 1123, underscores tolerated) nor an IP address.
+    """
+    if not text.strip(" ,\t\n"):
+        raise UsageError(f"the node list is empty: {_EXAMPLE}")
+    _refuse_bombs(text)
+    names: list[str] = []
+    pattern = []
+    for word in _split(text):
+        # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
+        address = _as_address(word)
+        if address is not None:
+            names.append(address)
+        else:
+            pattern.append(word)
+    if pattern:
+        names = [*_expand_names(",".join(pattern)), *names]
+    for name in names:
+        check_host_name(name)
+    return tuple(dict.fromkeys(names))
+
+
+def fold(names: Iterable[str]) -> str:
+    """Fold names into one pattern, ready to be pasted after `--exclude=`."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    plain, addresses = NodeSet(resolver=RESOLVER_NOGROUP), []
+    for name in names:
+        if ":" in name:
+            addresses.append(name)
+        else:
+            plain.add(name)
+    return ",".join(part for part in (str(plain), *addresses) if part)
+
+
+def _split(text: str) -> list[str]:
+    """Cut at commas and blanks outside of brackets."""
+    return [word for word in re.split(r"[,\s]+(?![^\[]*\])", text.strip(" ,\t\n")) if word]
+
+
+def _as_address(word: str) -> str | None:
+    try:
+        return str(ipaddress.ip_address(word.strip("[]"))) if ":" in word else None
+    except ValueError:
+        return None
+
+
+def _expand_names(pattern: str) -> list[str]:
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    if "@" in pattern:
+        raise UsageError(f"groups such as {_shown(pattern)!r} are not read here: {_EXAMPLE}")
+    try:
+        return [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
+    except (NodeSetException, ValueError) as error:
+        raise UsageError(
+            f"cannot read the node list {_shown(pattern)!r} ({error}): {_EXAMPLE}"
+        ) from error
+
+
+def _refuse_bombs(text: str) -> None:
+    if len(text) > 1 << 20:
+        raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
+    total = 0
+    for word in _split(text):
+        total += math.prod(map(_range_size, _BRACKETS.findall(word)))
+        if total > MOST_NODES:
+            raise UsageError(
+                f"{_shown(word)!r} names more than {MOST_NODES} nodes: "
+                f"give a smaller range, {_EXAMPLE}"
+            )
+
+
+def _range_size(ranges: str) -> int:
+    """Count the numbers in the inside of one pair of brackets, never less than one."""
+    size = 0
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            continue  # ClusterShell says what is wrong with it
+        first, last, step = (int(group) if group else None for group in match.groups())
+        if first is not None and last is not None and last >= first:
+            size += (last - first) // (step or 1) + 1
+        else:
+            size += 1
+    return max(size, 1)
+
+
+def check_host_name(name: str) -> None:
+    """Refuse what is neither a host name nor an address, such as an option in disguise."""
+    if _as_address(name) is not None:
+        return
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):  # noqa: PLR2004  RFC 1123
+        raise UsageError(
+            f"{_shown(name)!r} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
+        )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  one line of a terminal

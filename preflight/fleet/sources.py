@@ -1,0 +1,198 @@
+"""Where this run's nodes come from; the first source that says something wins, and is named."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from preflight.errors import UsageError
+from preflight.fleet.inventory import Inventory, JobTable, command, did_you_mean, read_inventory
+from preflight.fleet.jobenv import Launch, port_number, public, read_env_file, read_launch
+from preflight.fleet.model import Fleet, Host, Job
+from preflight.fleet.nodeset import expand, fold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """What the operator asked for, by option, ini file and environment; None = said nothing."""
+
+    nodes: str | None = None
+    inventory: str | None = None
+    exclude: str | None = None
+    python: str | None = None
+    env_file: str | None = None
+    launch: str | None = None
+    ini_nodes: str | None = None
+    ini_inventory: str | None = None
+    environ: dict[str, str] = {}
+
+
+def resolve(wish: Wish) -> Fleet:
+    """Find the fleet; UsageError when a source names nobody or cannot be read."""
+    inventory = _inventory(wish)
+    names, origin, is_here = _names(wish, inventory)
+    names = _excluded(names, wish.exclude)
+    hosts = tuple(
+        _with_python(host, wish.python) for host in _hosts(names, inventory, here=is_here)
+    )
+    table = inventory.job if inventory else JobTable()
+    launch_line = wish.launch or table.launch
+    launch = read_launch(launch_line) if launch_line else None
+    job = _job(wish, hosts, inventory, launch, here=is_here)
+    return Fleet(hosts=hosts, origin=origin, job=job, interface=table.interface)
+
+
+def _inventory(wish: Wish) -> Inventory | None:
+    path = wish.inventory if wish.inventory is not None else wish.ini_inventory
+    if path is None:
+        return None
+    if not path:
+        raise UsageError("--preflight-inventory is empty: give the path of a TOML or YAML file")
+    return read_inventory(Path(path).expanduser())
+
+
+def _names(wish: Wish, inventory: Inventory | None) -> tuple[tuple[str, ...], str, bool]:
+    """Return names, the source that gave them, and whether it is just this machine."""
+    if wish.nodes is not None:
+        return expand(wish.nodes), "--preflight-nodes", False
+    if wish.inventory is not None and inventory is not None:
+        return _all_of(inventory), str(inventory.path), False
+    for variable in ("PREFLIGHT_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if variable in wish.environ:
+            try:
+                return expand(wish.environ[variable]), variable, False
+            except UsageError as error:
+                raise UsageError(f"{variable}: {error}") from error
+    if wish.ini_nodes:
+        return expand(wish.ini_nodes), "preflight_nodes of the ini file", False
+    if inventory is not None:
+        return _all_of(inventory), str(inventory.path), False
+    return (socket.gethostname().split(".")[0] or "localhost",), "this machine", True
+
+
+def _all_of(inventory: Inventory) -> tuple[str, ...]:
+    if not inventory.names:
+        raise UsageError(
+            f'{inventory.path} names no nodes: add a table [group.NAME] with nodes = "gpu[001-064]"'
+        )
+    return inventory.names
+
+
+def _excluded(names: tuple[str, ...], exclude: str | None) -> tuple[str, ...]:
+    if exclude is None:
+        return names
+    out = set(expand(exclude))
+    strangers = sorted(out - set(names))
+    if strangers:
+        raise UsageError(
+            f"--preflight-exclude names {fold(strangers)}, not of this fleet"
+            f"{did_you_mean(strangers[0], names)}"
+        )
+    rest = tuple(name for name in names if name not in out)
+    if not rest:
+        raise UsageError("--preflight-exclude leaves no node: exclude fewer")
+    return rest
+
+
+def _hosts(names: Sequence[str], inventory: Inventory | None, *, here: bool) -> list[Host]:
+    if here and inventory is None:
+        return [_this_machine(names[0])]
+    hosts = [inventory.host(name) if inventory else Host(name=name, address=name) for name in names]
+    return [
+        _this_machine(host.name) if inventory is None and host.name == "localhost" else host
+        for host in hosts
+    ]
+
+
+def _this_machine(name: str) -> Host:
+    return Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
+
+
+def _with_python(host: Host, python: str | None) -> Host:
+    if python is None:
+        return host
+    return msgspec.structs.replace(host, python=command(python, "--preflight-python"))
+
+
+def _job(
+    wish: Wish,
+    hosts: Sequence[Host],
+    inventory: Inventory | None,
+    launch: Launch | None,
+    *,
+    here: bool,
+) -> Job:
+    table = inventory.job if inventory else JobTable()
+    env_file = wish.env_file
+    if env_file is None and table.env_file and inventory:
+        env_file = inventory.beside(table.env_file)
+    environ, origin = _environ(wish, env_file, launch, [host.name for host in hosts], here=here)
+    common = (environ or {}).get("", {})
+    port, port_origin = _master_port(launch, common, table)
+    master = table.master or _named(
+        hosts, (launch.master_addr if launch else None) or common.get("MASTER_ADDR")
+    )
+    if table.master and table.master not in {host.name for host in hosts}:
+        master = None if wish.nodes or wish.exclude else _refuse_master(table.master, hosts)
+    return Job(
+        master=master,
+        master_port=port,
+        master_port_origin=port_origin,
+        nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,
+        environ=environ,
+        environ_origin=origin,
+    )
+
+
+def _refuse_master(master: str, hosts: Sequence[Host]) -> str:
+    raise UsageError(
+        f"[job] master = {master!r} is not a node of this fleet"
+        f"{did_you_mean(master, [host.name for host in hosts])}"
+    )
+
+
+def _named(hosts: Sequence[Host], address: str | None) -> str | None:
+    return next((host.name for host in hosts if address in (host.name, host.address)), None)
+
+
+def _environ(
+    wish: Wish, env_file: str | None, launch: Launch | None, names: Sequence[str], *, here: bool
+) -> tuple[dict[str, dict[str, str]] | None, str]:
+    """Return the job's environment by node, and the source that a sentence can name."""
+    origins = []
+    environ: dict[str, dict[str, str]] | None = None
+    if env_file is not None:
+        environ = read_env_file(env_file, names)
+        origins.append(Path(env_file).name)
+    elif "SLURM_JOB_ID" in wish.environ:
+        environ = {"": public(wish.environ)}
+        origins.append(f"Slurm job {wish.environ['SLURM_JOB_ID'][:20]}")
+    elif here and launch is None:
+        # A job started by hand on this machine inherits this very shell.
+        environ = {"": public(wish.environ)}
+        origins.append("this shell")
+    if launch is not None:
+        base: Mapping[str, dict[str, str]] = environ or {"": {}}
+        environ = {name: {**own, **launch.environ} for name, own in base.items()}
+        origins.append("the launch line")
+    return environ, " and ".join(origins)
+
+
+def _master_port(
+    launch: Launch | None, environ: Mapping[str, str], table: JobTable
+) -> tuple[int, str]:
+    if launch is not None and launch.master_port is not None:
+        return launch.master_port, "the launch line"
+    port = port_number(environ.get("MASTER_PORT"), "MASTER_PORT in the job's environment")
+    if port is not None:
+        return port, "MASTER_PORT"
+    if table.master_port is not None:
+        return table.master_port, "the inventory"
+    return Job().master_port, Job().master_port_origin
