@@ -31,7 +31,7 @@ class Host(Struct, frozen=True, kw_only=True):
     identity_file: str | None = None
     known_hosts: str | None = None
     python: tuple[str, ...] = ("python3",)
-    """The job's Python as an argv prefix, container and all: ("apptainer", "exec", "x.sif", "python3")."""
+    """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
     promised: Promise = Promise()
 
 

@@ -1,0 +1,56 @@
+# Everything a newcomer types. `make demo` and `make test` do all the set-up by themselves on a
+# Debian 12 machine with Python 3.11 and nothing else.
+#
+# Another package index:   make test PIP_INDEX_URL=https://your.mirror/simple
+
+PYTHON ?= python3.11
+VENV ?= .venv
+PIP_INDEX_URL ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint preflight lab bench wheel setup clean system
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: $(STAMP) system ## bring up a fleet with planted faults, judge it, name the culprits
+	$(BIN)/python tests/lab/demo.py
+
+test: $(STAMP) system ## run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+preflight: $(STAMP) ## judge this machine
+	$(BIN)/python -m pytest --preflight
+
+lab: $(STAMP) system ## bring up four hosts to play with, until Ctrl-C
+	$(BIN)/python tests/lab up
+
+bench: $(STAMP) system ## measure speed as ratios; a table, and bench-results/*.json
+	$(BIN)/python tests/bench/run.py
+
+wheel: $(STAMP) ## build the wheel
+	$(BIN)/python -m build --wheel --no-isolation -o dist .
+
+setup: $(STAMP) system ## only set up
+
+system: ## Debian packages of the lab, when root and when they are missing
+	@sh tests/lab/packages.sh
+
+$(STAMP): pyproject.toml constraints.txt requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(INDEX) -c constraints.txt -r requirements-dev.txt
+	$(PIP) install $(INDEX) -c constraints.txt --no-build-isolation --no-deps -e .
+	touch $@
+
+clean: ## remove what was made here
+	rm -rf $(VENV) dist build bench-results .pytest_cache .mypy_cache .ruff_cache

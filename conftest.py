@@ -1,0 +1,17 @@
+"""Keeps an ordinary `pytest` of this repository away from the checks, which judge fleets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect `checks/` only with --preflight; None leaves the choice to others."""
+    if collection_path.name != "checks" or config.getoption("preflight", default=False):
+        return None
+    return True

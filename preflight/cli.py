@@ -1,0 +1,73 @@
+"""The `preflight` command: what needs no test session."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preflight import __version__
+from preflight.errors import UsageError
+from preflight.registry import Registry, load_folder, shipped_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE = 4
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; wrong usage is one line and exit 4."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.verb == "checks":
+            return _checks(arguments.id)
+    except UsageError as error:
+        print(f"preflight: {error}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
+        return USAGE
+    parser.print_help()
+    return USAGE
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="preflight",
+        description="Prove a GPU fleet fit before the job starts. To judge one, run: "
+        "pytest --preflight --preflight-nodes 'gpu[001-064]'",
+    )
+    parser.add_argument("--version", action="version", version=f"preflight {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    checks = verbs.add_parser("checks", help="list the checks, or explain one")
+    checks.add_argument("id", nargs="?", help="a check id such as gpu.count")
+    return parser
+
+
+def _checks(check_id: str | None) -> int:
+    registry = Registry(load_folder(shipped_folder()))
+    if check_id is not None:
+        return _explain(registry.find(check_id).check.id)
+    for registered in registry:
+        check = registered.check
+        first = (sys.modules[registered.function.__module__].__doc__ or "").splitlines()[0]
+        print(f"{check.id:<26} {check.stage:<7} {check.tier:<9} {first}")  # noqa: T201
+    return 0
+
+
+def _explain(check_id: str) -> int:
+    """Print the page of one check: what, why, what it costs, how to fix."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
+        page = folder / f"{check_id}.md"
+        if page.is_file():
+            print(page.read_text(encoding="utf-8").rstrip())  # noqa: T201
+            return 0
+    print(f"{check_id} has no page here; see docs/checks in the sources")  # noqa: T201
+    return 0

@@ -1,0 +1,177 @@
+"""What was measured, judged: the gates of the stages, the pytest items and replays all ask here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.facts.model import WIRE, Driver, Facts, Python
+from preflight.facts.node import Group, Net, Node, Reach
+from preflight.verdict import Outcome, Verdict, not_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from preflight.check import Check, Stage
+    from preflight.fabric.pair import Pair
+    from preflight.facts.ports import Attempt, Ports
+    from preflight.fleet.model import Fleet
+    from preflight.registry import Registered, Registry
+    from preflight.stages.measured import Measured
+
+Names = tuple[str, ...]
+"""Of a subject: one node, or the two of a pair in fleet order."""
+
+_NO_FACTS = Facts(
+    wire=WIRE, nonce="", host="", time_s=0, boot_s=0, seconds=0, user="", root=False, kernel="",
+    python=Python("", ""), driver=Driver("absent"), problems=("it gave no facts",),
+)
+"""What a `reach.*` check sees of a node that never answered: every section is missing."""
+
+
+class Judgement:
+    """Verdicts on demand, each reached once, over what has been measured so far."""
+
+    def __init__(self, fleet: Fleet, registry: Registry, measured: Measured) -> None:
+        self._fleet = fleet
+        self._registry = registry
+        self._hosts = {host.name: host for host in fleet.hosts}
+        self._verdicts: dict[tuple[str, Names], Verdict] = {}
+        self._nodes: dict[str, Node] = {}
+        self._pairs: dict[tuple[str, str], Pair] | None = None
+        self._groups: dict[str, Group] = {}
+        self._attempts: _Attempts | None = None
+        self.measured = measured
+
+    def advance(self, measured: Measured) -> None:
+        """Take in what a further stage measured; verdicts already reached stand."""
+        self.measured = measured
+        self._nodes.clear()
+        self._groups.clear()
+        self._attempts = None
+        self._pairs = None
+
+    def verdict(self, check_id: str, names: Names) -> Verdict:
+        """Judge one subject by one check, or say why it cannot be."""
+        key = (check_id, names)
+        if key not in self._verdicts:
+            self._verdicts[key] = self._reach_verdict(self._registry[check_id], names)
+        return self._verdicts[key]
+
+    def skip(self, check_id: str, names: Names, verdict: Verdict) -> None:
+        """Settle a subject that will not be judged, unless it was judged already."""
+        self._verdicts.setdefault((check_id, names), verdict)
+
+    def known(self) -> dict[tuple[str, Names], Verdict]:
+        """Every verdict reached so far."""
+        return dict(self._verdicts)
+
+    def may_take_part(self, name: str, stage: Stage) -> str:
+        """Return why a node must be left out of a stage, or nothing when it may take part."""
+        for registered in self._registry:
+            if registered.check.stage == stage:
+                blocker = self._blocker(registered.check, (name,))
+                if blocker:
+                    return blocker
+        return ""
+
+    def _reach_verdict(self, registered: Registered, names: Names) -> Verdict:
+        skipped = self.measured.skipped.get(registered.check.stage)
+        if skipped is not None:
+            return skipped
+        blocker = self._blocker(registered.check, names)
+        if blocker:
+            return not_run(blocker, blocked=True)
+        if registered.subject == "pair":
+            pair = self._pair(names)
+            if isinstance(pair, Verdict):
+                return pair
+            return registered.conclude(pair)
+        return registered.conclude(self._node(names[0]))
+
+    def _blocker(self, check: Check, names: Names) -> str:
+        for name in names:
+            for required in check.requires:
+                before = self.verdict(required, (name,))
+                if before.evidence.get("blocked") is True:
+                    return before.sentence
+                if before.outcome is Outcome.BROKEN or (before.condemns and before.blocks):
+                    return f"{required} of {name}: {before.sentence}"
+            if check.stage != "reach" and name not in self.measured.facts:
+                return self._unreached(name)
+        return ""
+
+    def _unreached(self, name: str) -> str:
+        reach = self.measured.reach.get(name)
+        step = f"reach.{reach.failed}" if reach and reach.failed else "reach"
+        return f"{step} of {name}: {reach.sentence if reach else 'it was not asked'}"
+
+    def _node(self, name: str) -> Node:
+        if name not in self._nodes:
+            host = self._hosts[name]
+            self._nodes[name] = Node(
+                name=name,
+                promised=host.promised,
+                reach=self.measured.reach.get(name, Reach(host.transport)),
+                facts=self.measured.facts.get(name, _NO_FACTS),
+                group=self._group(host.group),
+                job=self._fleet.job,
+                net=self._net(name),
+            )
+        return self._nodes[name]
+
+    def _group(self, name: str) -> Group:
+        if name not in self._groups:
+            members = {host.name for host in self._fleet.hosts if host.group == name}
+            self._groups[name] = Group(
+                name, {n: facts for n, facts in self.measured.facts.items() if n in members}
+            )
+        return self._groups[name]
+
+    def _net(self, name: str) -> Net:
+        if self._attempts is None:
+            self._attempts = _Attempts(self.measured.ports)
+        master = self._fleet.master.name
+        return Net(
+            own=self.measured.ports.get(name),
+            trouble=self.measured.port_troubles.get(name, ""),
+            master=master,
+            is_master=name == master,
+            master_port_origin=self._fleet.job.master_port_origin,
+            to_me=tuple(self._attempts.at.get(name, ())),
+            others_to_master=self._attempts.at_master_port,
+        )
+
+    def _pair(self, names: Names) -> Pair | Verdict:
+        from preflight.fabric.judge import judge_pairs
+
+        if self._pairs is None:
+            self._pairs = (
+                judge_pairs(self.measured.sweep, self._fleet.hosts) if self.measured.sweep else {}
+            )
+        pair = self._pairs.get((names[0], names[1]))
+        return pair if pair is not None else not_run("the sweep did not reach this pair")
+
+
+class _Attempts:
+    """Every connection that was tried, by whom it was aimed at; counted once for all nodes."""
+
+    def __init__(self, ports: Mapping[str, Ports]) -> None:
+        self.at: dict[str, list[tuple[str, Attempt]]] = {}
+        tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
+        for name, attempt in tried:
+            self.at.setdefault(attempt.target, []).append((name, attempt))
+        self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
+
+
+def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
+    """Name the stages that these checks and all that they require need."""
+    needed: set[Stage] = set()
+    todo = list(check_ids)
+    seen: set[str] = set()
+    while todo:
+        check_id = todo.pop()
+        if check_id not in seen:
+            seen.add(check_id)
+            needed.add(registry[check_id].check.stage)
+            todo += registry[check_id].check.requires
+    return needed

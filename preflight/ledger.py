@@ -1,0 +1,57 @@
+"""The trust line: what was expected, what arrived, and what is therefore lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Entry(Struct, frozen=True):
+    """One verdict and what it is about; `subject` is "h1" or "h1-h2", `nodes` its nodes."""
+
+    check: str
+    subject: str
+    nodes: tuple[str, ...]
+    verdict: Verdict
+
+
+class Ledger:
+    """Knows every verdict that is owed; whatever has not arrived at the end is `lost`."""
+
+    def __init__(self) -> None:
+        self._expected: dict[tuple[str, tuple[str, ...]], None] = {}
+        self._arrived: dict[tuple[str, tuple[str, ...]], Verdict] = {}
+
+    def expect(self, keys: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+        """Add verdicts that are owed."""
+        self._expected.update(dict.fromkeys(keys))
+
+    def record(self, check: str, nodes: tuple[str, ...], verdict: Verdict) -> None:
+        """Take in a verdict; one that nobody expected is kept as well."""
+        self._arrived[check, nodes] = verdict
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+    def settle(self, stopped: str = "") -> tuple[Entry, ...]:
+        """List all verdicts; the missing ones as `lost`, or `not_run` if the operator stopped."""
+        missing = (
+            Verdict(outcome=Outcome.NOT_RUN, sentence=stopped)
+            if stopped
+            else Verdict(
+                outcome=Outcome.LOST,
+                sentence="its verdict never arrived",
+                advice="run again; if it is lost again, report it with the output above",
+            )
+        )
+        keys = dict.fromkeys([*self._expected, *self._arrived])
+        return tuple(
+            Entry(check, "-".join(nodes), nodes, self._arrived.get((check, nodes), missing))
+            for check, nodes in keys
+        )

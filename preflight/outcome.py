@@ -1,0 +1,191 @@
+"""How a run ended: ready or not, the report on disk, and what the terminal says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preflight.fabric.blame import Blame, blame
+from preflight.fabric.measure import summarise
+from preflight.fleet.nodeset import fold
+from preflight.report.document import (
+    BlameRow,
+    FleetRow,
+    PairRow,
+    Report,
+    SizeRow,
+    VerdictRow,
+    encode,
+    write_atomically,
+)
+from preflight.report.findings import Finding, counts, findings, suspicions
+from preflight.report.header import next_command
+from preflight.report.ready import Readiness, exit_code, readiness
+from preflight.report.terminal import summary
+from preflight.verdict import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fabric.samples import PairSamples
+    from preflight.ledger import Entry
+    from preflight.run import Run
+
+
+@dataclass
+class Outputs:
+    """The run's folder; made when the first file needs it, so that `--co` leaves nothing."""
+
+    path: Path
+    trouble: str = field(default="", init=False)
+
+    @classmethod
+    def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
+        """Use the operator's folder, else a new one per run under the working folder."""
+        if chosen:
+            return cls(working / Path(chosen).expanduser())
+        stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
+        return cls(working / "preflight-runs" / stamp)
+
+    def folder(self) -> Path:
+        """Make the folder; OSError if that cannot be."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one file in one piece. A full disk costs the file, never the verdicts."""
+        try:
+            write_atomically(self.folder() / name, content)
+        except OSError as error:
+            self.trouble = f"cannot write {self.path / name}: {error.strerror}; " \
+                           "give another folder: --preflight-report DIR"
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A finished run, as data and as lines."""
+
+    report: Report
+    found: tuple[Finding, ...]
+    outputs: Outputs
+    hint: str
+
+    def lines(self, width: int) -> list[str]:
+        """Lay out the summary for a terminal of that width."""
+        where = self.outputs.trouble or str(self.outputs.path / "report.json")
+        return summary(self.report, self.found, where=where, hint=self.hint, width=width)
+
+
+def conclude(
+    run: Run,
+    entries: Sequence[Entry],
+    outputs: Outputs,
+    *,
+    began_s: float,
+    version: str,
+    strict: bool,
+    need: int | None,
+    interrupted: bool,
+    broke: bool,
+) -> Conclusion:
+    """Join everything that is known into the report, write it, and keep what to show."""
+    names = [host.name for host in run.fleet.hosts]
+    ready = readiness(names, entries, strict=strict)
+    sweep = run.judgement.measured.sweep
+    blames = blame(sweep, run.fleet.hosts) if sweep else ()
+    by_outcome = counts(entries)
+    report = Report(
+        preflight=version,
+        run=run.nonce,
+        started=datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds"),
+        seconds=round(run.seconds, 3),
+        tier=run.settings.tier,
+        exit=exit_code(entries, ready, strict=strict, need=need, interrupted=interrupted,
+                       broke=broke),
+        interrupted=interrupted,
+        fleet=_fleet(run, names, ready),
+        expected=len(entries),
+        lost=by_outcome[Outcome.LOST],
+        counts={str(outcome): number for outcome, number in by_outcome.items()},
+        verdicts=tuple(_verdict(entry) for entry in entries),
+        pairs=tuple(_pair(pair) for pair in sweep.pairs) if sweep else (),
+        blames=tuple(_blame(one) for one in blames),
+        suspicions=suspicions(entries, len(names)),
+    )
+    if entries:
+        report = _written(report, ready, outputs)
+    hint = next_command(run.fleet, report.fleet.not_ready)
+    return Conclusion(report, findings(entries, blames), outputs, hint)
+
+
+def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
+    """Write the files. A report that could not be written is not a pass."""
+    hosts = "".join(f"{name}\n" for name in ready.launchable)
+    outputs.write("ready.hosts", hosts.encode())
+    outputs.write("report.json", encode(report))
+    if outputs.trouble and report.exit == 0:
+        import msgspec
+
+        return msgspec.structs.replace(report, exit=3)
+    return report
+
+
+def _fleet(run: Run, names: Sequence[str], ready: Readiness) -> FleetRow:
+    return FleetRow(
+        nodes=tuple(names),
+        folded=fold(names),
+        origin=run.fleet.origin,
+        ready=ready.ready,
+        not_ready=ready.not_ready,
+        apart=ready.apart,
+        exclude=fold(ready.not_ready),
+    )
+
+
+def _verdict(entry: Entry) -> VerdictRow:
+    verdict = entry.verdict
+    return VerdictRow(
+        check=entry.check,
+        subject=entry.subject,
+        outcome=str(verdict.outcome),
+        sentence=verdict.sentence,
+        advice=verdict.advice,
+        evidence=verdict.evidence,
+        blame=verdict.blame,
+    )
+
+
+def _pair(pair: PairSamples) -> PairRow:
+    measured = summarise(pair)
+    return PairRow(
+        a=pair.a,
+        b=pair.b,
+        rail=pair.rail,
+        round=pair.round,
+        backend=pair.backend,
+        state=measured.state,
+        sizes=tuple(
+            SizeRow(
+                size_bytes=size.size_bytes,
+                iterations=size.iterations,
+                busbw_gbs=size.busbw_gbs,
+                p50_us=size.p50_us,
+                p99_us=size.p99_us,
+                max_us=size.max_us,
+            )
+            for size in measured.sizes
+        ),
+    )
+
+
+def _blame(one: Blame) -> BlameRow:
+    return BlameRow(
+        kind=one.kind,
+        component=one.component,
+        sentence=one.sentence,
+        confidence=one.confidence,
+        advice=one.advice,
+        pairs=tuple(one.pairs),
+    )

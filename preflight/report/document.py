@@ -1,0 +1,118 @@
+"""`report.json`: the run as data, versioned, complete, and written in one piece."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+SCHEMA = 1
+"""Raised by a change that an older reader would misread. Additions do not raise it."""
+
+
+class FleetRow(Struct, frozen=True, kw_only=True):
+    """Who was judged."""
+
+    nodes: tuple[str, ...]
+    folded: str
+    origin: str
+    ready: tuple[str, ...]
+    not_ready: tuple[str, ...]
+    apart: tuple[tuple[str, str], ...]
+    exclude: str
+    """The not-ready nodes folded, ready to be pasted after `--exclude=`."""
+
+
+class VerdictRow(Struct, frozen=True, kw_only=True):
+    """One verdict on one subject."""
+
+    check: str
+    subject: str
+    outcome: str
+    sentence: str
+    advice: str
+    evidence: dict[str, Any]
+    blame: str = ""
+
+
+class SizeRow(Struct, frozen=True, kw_only=True):
+    """One message size of one pair."""
+
+    size_bytes: int
+    iterations: int
+    busbw_gbs: float | None
+    p50_us: float
+    p99_us: float
+    max_us: float
+
+
+class PairRow(Struct, frozen=True, kw_only=True):
+    """One pair on one rail."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    backend: str
+    state: str
+    sizes: tuple[SizeRow, ...]
+
+
+class BlameRow(Struct, frozen=True, kw_only=True):
+    """One component that the sweep's samples condemn, or the set among which it lies."""
+
+    kind: str
+    component: str
+    sentence: str
+    confidence: float
+    advice: str
+    pairs: tuple[str, ...]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The whole document; `docs/report.md` explains each field."""
+
+    schema: int = SCHEMA
+    preflight: str
+    run: str
+    started: str
+    seconds: float
+    tier: str
+    exit: int
+    interrupted: bool
+    fleet: FleetRow
+    expected: int
+    lost: int
+    counts: dict[str, int]
+    verdicts: tuple[VerdictRow, ...]
+    pairs: tuple[PairRow, ...]
+    blames: tuple[BlameRow, ...]
+    suspicions: tuple[str, ...]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a sibling file and rename it, so that a reader sees the old or the new, never half.
+
+    Raises OSError (disk full, no permission) and leaves no temporary file behind.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o640)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def encode(report: Report) -> bytes:
+    """Encode as indented JSON that ends in a newline."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"

@@ -1,0 +1,112 @@
+"""One finding per cause: a dead node is one line, not nineteen; a bad host, not its pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.verdict import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preflight.fabric.blame import Blame
+    from preflight.ledger import Entry
+
+_RANK = {
+    outcome: rank
+    for rank, outcome in enumerate(
+        (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST, Outcome.WARN)
+    )
+}
+SUSPICIOUS_SHARE = 0.25
+SUSPICIOUS_NODES = 3
+"""Over a quarter of the nodes and at least three: more likely one cause than many faults."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What is shown for one cause; `subjects` are nodes or pairs that share it word for word."""
+
+    outcome: Outcome
+    subjects: tuple[str, ...]
+    check: str
+    sentence: str
+    advice: str
+    also: tuple[str, ...] = ()
+    """Other checks whose verdict on the same subject has the same cause."""
+    verdicts: int = 1
+    condemns: bool = False
+
+
+def findings(entries: Iterable[Entry], blames: Sequence[Blame] = ()) -> tuple[Finding, ...]:
+    """Group verdicts that are not fine by their cause, then merge identical ones over subjects."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.verdict.outcome in _RANK:
+            groups.setdefault(_cause(entry), []).append(entry)
+    by_component = {blame.component: blame for blame in blames}
+    merged: dict[tuple[str, str, str, Outcome], list[Finding]] = {}
+    for (subject, _), group in groups.items():
+        finding = _joined(subject, group, by_component.get(subject))
+        key = (finding.check, finding.sentence, finding.advice, finding.outcome)
+        merged.setdefault(key, []).append(finding)
+    found = [_over_subjects(same) for same in merged.values()]
+    return tuple(sorted(found, key=lambda finding: _RANK[finding.outcome]))
+
+
+def _cause(entry: Entry) -> tuple[str, str]:
+    subject = entry.verdict.blame or entry.subject
+    return subject, entry.verdict.cause or entry.check
+
+
+def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Finding:
+    worst = min(group, key=lambda entry: _RANK[entry.verdict.outcome])
+    from_sweep = blame is not None and len(worst.nodes) > 1
+    return Finding(
+        outcome=worst.verdict.outcome,
+        subjects=(subject,),
+        check=worst.check,
+        sentence=blame.sentence if blame and from_sweep else worst.verdict.sentence,
+        advice=blame.advice if blame and from_sweep else worst.verdict.advice,
+        also=tuple(dict.fromkeys(e.check for e in group if e.check != worst.check)),
+        verdicts=len(group),
+        condemns=any(entry.verdict.condemns for entry in group),
+    )
+
+
+def _over_subjects(same: Sequence[Finding]) -> Finding:
+    first = same[0]
+    return Finding(
+        outcome=first.outcome,
+        subjects=tuple(subject for finding in same for subject in finding.subjects),
+        check=first.check,
+        sentence=first.sentence,
+        advice=first.advice,
+        also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
+        verdicts=sum(finding.verdicts for finding in same),
+        condemns=any(finding.condemns for finding in same),
+    )
+
+
+def suspicions(entries: Iterable[Entry], nodes: int) -> tuple[str, ...]:
+    """Say which checks condemn so many nodes that the fleet is not the likely culprit.
+
+    Counted on nodes, never on pairs: one slow host makes half of the pairs bad at N = 4.
+    """
+    condemned: dict[str, set[str]] = {}
+    for entry in entries:
+        if entry.verdict.condemns and len(entry.nodes) == 1:
+            condemned.setdefault(entry.check, set()).add(entry.verdict.blame or entry.subject)
+    return tuple(
+        f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, the "
+        "check or one shared cause rather than that many faults; do not drain on it"
+        for check, names in condemned.items()
+        if len(names) >= SUSPICIOUS_NODES and len(names) > SUSPICIOUS_SHARE * nodes
+    )
+
+
+def counts(entries: Iterable[Entry]) -> Counter[Outcome]:
+    """Count verdicts by outcome."""
+    return Counter(entry.verdict.outcome for entry in entries)

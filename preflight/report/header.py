@@ -1,0 +1,64 @@
+"""Before anything is measured: who, how reached, what will run, how long, where it goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from preflight.fleet.nodeset import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fleet.model import Fleet
+
+
+def header(
+    fleet: Fleet,
+    *,
+    version: str,
+    tier: str,
+    fail_fast: str,
+    budget_s: float,
+    at_most: int,
+    per_node: int,
+    rounds: int,
+    expected: int,
+    where: str,
+) -> list[str]:
+    """Lay out the header; nothing in it is secret."""
+    total = len(fleet.hosts)
+    nodes = "1 node" if total == 1 else f"{total} nodes"
+    gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
+    promised = f", {gpus} GPUs promised" if gpus else ", nothing promised"
+    sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
+    promises = f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
+    fabric = f", {rounds} round{'s' if rounds != 1 else ''} of pairs" if rounds else ""
+    return [
+        f"preflight {version}",
+        f"fleet    {fold(host.name for host in fleet.hosts)}  {nodes}{promised}"
+        f"  (from {fleet.origin}{promises})",
+        f"reach    {_ways(fleet)}, {at_most} at a time",
+        f"job      master {fleet.master.name} port {fleet.job.master_port}"
+        f" ({fleet.job.master_port_origin}); environment: "
+        f"{fleet.job.environ_origin or 'not known'}",
+        f"checks   {tier}: {per_node} per node{fabric}, {expected} verdicts expected;"
+        f" budget {budget_s:g} s, fail-fast {fail_fast}",
+        f"report   {where}",
+    ]
+
+
+def _ways(fleet: Fleet) -> str:
+    ways = Counter(host.transport for host in fleet.hosts)
+    words = {"paramiko": "ssh (paramiko, known hosts only)", "local": "local processes"}
+    named = [words.get(way, way) + (f" x{n}" if len(ways) > 1 else "") for way, n in ways.items()]
+    return ", ".join(named)
+
+
+def next_command(fleet: Fleet, failing: Sequence[str]) -> str:
+    """Say what to type next, where that is plain."""
+    if fleet.origin == "this machine":
+        return "to judge a fleet: pytest --preflight --preflight-nodes 'gpu[001-064]'"
+    if failing:
+        return f"to look again at these alone: add --preflight-nodes '{fold(failing)}'"
+    return ""

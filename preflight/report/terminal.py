@@ -1,0 +1,116 @@
+"""What a tired engineer reads: findings first, then whom to launch on, then the trust line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fleet.nodeset import fold
+from preflight.report.text import printable, wrapped
+from preflight.verdict import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.report.document import Report
+    from preflight.report.findings import Finding
+
+_WORD = {
+    Outcome.FAIL: "FAIL",
+    Outcome.FLAKY: "FLAKY",
+    Outcome.UNKNOWN: "UNKN",
+    Outcome.BROKEN: "BROKE",
+    Outcome.LOST: "LOST",
+    Outcome.WARN: "WARN",
+}
+_INDENT = " " * 7
+_COUNTED = (
+    (Outcome.OK, "ok"),
+    (Outcome.WARN, "warned"),
+    (Outcome.FAIL, "failed"),
+    (Outcome.FLAKY, "flaky"),
+    (Outcome.UNKNOWN, "unknown"),
+    (Outcome.NOT_RUN, "not run"),
+    (Outcome.BROKEN, "broken"),
+    (Outcome.LOST, "lost"),
+)
+_ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.LOST)
+"""Printed even at 0: `lost` above all, as it is the line that makes the others trustworthy."""
+
+
+def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> str:
+    """One line for a finding as soon as it is known, before the summary explains it."""
+    return f"{_WORD[outcome]:<6} {subject}  {check}: {printable(sentence)}"
+
+
+def title(report: Report) -> str:
+    """The summary's headline: a yes, or how many are not ready."""
+    not_ready = len(report.fleet.not_ready)
+    if report.interrupted:
+        return "interrupted"
+    if not_ready:
+        return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
+    if report.fleet.apart:
+        return "all nodes ready, but not every pair of them"
+    return "ready" if report.exit == 0 else "could not judge everything"
+
+
+def summary(
+    report: Report, found: Sequence[Finding], *, where: str, hint: str, width: int
+) -> list[str]:
+    """Lay out findings, node lists, counts and the exit code in plain lines."""
+    lines: list[str] = []
+    for finding in found:
+        lines += _finding(finding, width)
+    for suspicion in report.suspicions:
+        lines += wrapped(suspicion, first="note   ", indent=_INDENT, width=width)
+    if found:
+        lines.append("")
+    lines += _nodes(report, width)
+    lines.append(_counts(report.counts, report))
+    if where:
+        lines.append(f"report     {where}")
+    if found:
+        lines.append(f"why        preflight checks {found[0].check}")
+    if hint:
+        lines += wrapped(hint, first="next       ", indent=" " * 11, width=width)
+    return lines
+
+
+def _finding(finding: Finding, width: int) -> list[str]:
+    subject = _subjects(finding.subjects)
+    also = f"  (also {', '.join(finding.also)})" if finding.also else ""
+    lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
+    lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
+    if finding.advice:
+        lines += wrapped(finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ",
+                         width=width)
+    return lines
+
+
+def _subjects(subjects: Sequence[str]) -> str:
+    """Fold node names; leave pairs and sets as they are."""
+    plain = [name for name in subjects if " " not in name and "-" not in name]
+    rest = [printable(name) for name in subjects if name not in plain]
+    shown = rest if len(rest) <= 6 else [*rest[:5], f"and {len(rest) - 5} more"]  # noqa: PLR2004  one line
+    return ", ".join(([fold(plain)] if plain else []) + shown)
+
+
+def _nodes(report: Report, width: int) -> list[str]:
+    fleet = report.fleet
+    total = len(fleet.nodes)
+    lines = []
+    if fleet.ready:
+        lines += wrapped(f"{fold(fleet.ready)}  {len(fleet.ready)} of {total}",
+                         first="ready      ", indent=" " * 11, width=width)
+    if fleet.not_ready:
+        lines += wrapped(f"{fleet.exclude}  --exclude={fleet.exclude}",
+                         first="not ready  ", indent=" " * 11, width=width)
+    for a, b in fleet.apart:
+        lines.append(f"apart      {a} and {b} must not be in one job")
+    return lines
+
+
+def _counts(counts: Mapping[str, int], report: Report) -> str:
+    parts = [f"{counts.get(outcome, 0)} {word}" for outcome, word in _COUNTED
+             if counts.get(outcome, 0) or outcome in _ALWAYS]
+    return f"{', '.join(parts)}    {report.seconds:.1f} s, exit {report.exit}"

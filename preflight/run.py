@@ -1,0 +1,215 @@
+"""One run: who is expected to be judged on what, the stages in their order, and how it ended.
+
+Knows nothing of pytest. The plugin asks it for the expected verdicts, lets it measure what the
+selected ones need, and then asks for one verdict at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+
+from preflight.check import STAGES, Stage, Tier
+from preflight.fabric.schedule import circle_rounds
+from preflight.judgement import Judgement, Names, stages_needed
+from preflight.stages.measured import Measured
+from preflight.stages.ports import PortPlan, PortStage
+from preflight.stages.probe import probe_fleet
+from preflight.stages.sweep import sweep_fleet
+from preflight.verdict import Outcome, Verdict, not_run, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from preflight.fleet.model import Fleet, Host
+    from preflight.registry import Registry
+    from preflight.stages.progress import Progress
+    from preflight.transport.protocol import Connection
+
+FailFast = Literal["stage", "first", "never"]
+
+BUDGET_S: dict[Tier, float] = {"prolog": 8, "quick": 60, "standard": 300, "deep": 3600}
+"""Wall time of a run by tier, unless --preflight-budget says otherwise."""
+
+PORTS_S = 30.0
+"""For the port stage; a blocked port costs each node one connect deadline of 3 s."""
+
+Key = tuple[str, Names]
+"""(check id, subject) of one expected verdict."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the operator chose for this run."""
+
+    tier: Tier = "quick"
+    fail_fast: FailFast = "stage"
+    budget_s: float | None = None
+    at_most: int = 64
+    """Connections set up at once."""
+
+    @property
+    def wall_s(self) -> float:
+        """The run's time budget in seconds."""
+        return self.budget_s if self.budget_s is not None else BUDGET_S[self.tier]
+
+
+class Run:
+    """Measures in bulk, stage by stage; judges as it goes; stops when told to."""
+
+    def __init__(
+        self, fleet: Fleet, registry: Registry, settings: Settings, progress: Progress
+    ) -> None:
+        self.fleet = fleet
+        self.registry = registry
+        self.settings = settings
+        self.rounds = circle_rounds([host.name for host in fleet.hosts])
+        self.nonce = secrets.token_hex(16)
+        self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
+        self.progress = progress
+        self._connections: dict[str, Connection] = {}
+        self._condemned = False
+        self._began = time.monotonic()
+        self._ends = self._began + settings.wall_s
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the run was made."""
+        return time.monotonic() - self._began
+
+    def expected(self, check_ids: Iterable[str] | None = None) -> list[Key]:
+        """Name every verdict that this run owes, in the order in which it will be reached."""
+        wanted = None if check_ids is None else set(check_ids)
+        pairs = [pair for around in self.rounds for pair in around]
+        keys: list[Key] = []
+        for registered in self.registry:
+            check = registered.check
+            if not check.within(self.settings.tier) or (wanted and check.id not in wanted):
+                continue
+            if registered.subject == "pair":
+                keys += [(check.id, pair) for pair in pairs]
+            else:
+                keys += [(check.id, (host.name,)) for host in self.fleet.hosts]
+        return keys
+
+    def measure(self, selected: Sequence[Key], found: Callable[[Key, Verdict], None]) -> None:
+        """Run the stages that these verdicts need, and judge each stage as it ends.
+
+        `found` hears of every verdict that is not fine, as soon as it is known.
+        """
+        needed = stages_needed(self.registry, {check_id for check_id, _ in selected})
+        try:
+            for stage in STAGES:
+                if stage in needed:
+                    self._measure_stage(stage)
+                    if self._judge_stage(stage, selected, found):
+                        self._skip_after(stage)
+                        break
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave every node."""
+        while self._connections:
+            self._connections.popitem()[1].close()
+
+    def _measure_stage(self, stage: Stage) -> None:
+        """Measure one stage, or record why nobody will be judged on it."""
+        if stage in ("facts", "local"):
+            return  # `facts` came with `reach`; `local` has no checks until burn-in is there
+        left_s = self._ends - time.monotonic()
+        if left_s < 1:
+            self._set(skipped=self._skipped(stage, unknown(
+                f"the budget of {self.settings.wall_s:g} s was spent before the {stage} stage",
+                advice="give more time: --preflight-budget SECONDS",
+            )))
+        elif stage == "reach":
+            self._probe(left_s)
+        elif stage == "net":
+            self._try_ports(min(left_s, PORTS_S))
+        else:
+            self._sweep(left_s)
+
+    def _probe(self, left_s: float) -> None:
+        reached = probe_fleet(
+            self.fleet.hosts, self.nonce, deadline_s=left_s, at_most=self.settings.at_most,
+            progress=lambda *at: self.progress.step("probing", *at),
+        )
+        self._connections = {n: r.connection for n, r in reached.items() if r.connection}
+        self._set(
+            reach={name: r.reach for name, r in reached.items()},
+            facts={name: r.facts for name, r in reached.items() if r.facts},
+        )
+
+    def _try_ports(self, deadline_s: float) -> None:
+        hosts = self._able("net")
+        names = {host.name for host in hosts}
+        partners: dict[str, list[str]] = {}
+        for a, b in (pair for around in self.rounds for pair in around):
+            if a in names and b in names:
+                partners.setdefault(a, []).append(b)
+                partners.setdefault(b, []).append(a)
+        plan = PortPlan(
+            master=self.fleet.master.name,
+            master_port=self.fleet.job.master_port,
+            partners={name: tuple(others) for name, others in partners.items()},
+        )
+        stage = PortStage(hosts, self._connections, plan, self.nonce, deadline_s)
+        ports, troubles = stage.run(lambda *at: self.progress.step("ports", *at))
+        self._set(ports=ports, port_troubles=troubles)
+
+    def _sweep(self, deadline_s: float) -> None:
+        hosts = self._able("fabric")
+        able = {host.name for host in hosts}
+        out = {host.name: self.judgement.may_take_part(host.name, "fabric") or "no connection"
+               for host in self.fleet.hosts if host.name not in able}
+        sweep = sweep_fleet(
+            hosts, self._connections, self.rounds, out, self.nonce, deadline_s,
+            interface=self.fleet.interface,
+            progress=lambda *at: self.progress.step("pairs", *at),
+        )
+        self._set(sweep=sweep)
+
+    def _able(self, stage: Stage) -> list[Host]:
+        """Ask the judges of a stage's prerequisites who can take part in it."""
+        return [host for host in self.fleet.hosts
+                if host.name in self._connections
+                and not self.judgement.may_take_part(host.name, stage)]
+
+    def _judge_stage(self, stage: Stage, selected: Sequence[Key],
+                     found: Callable[[Key, Verdict], None]) -> bool:
+        """Judge the stage's selected subjects; say whether the run must stop here."""
+        fail_fast = self.settings.fail_fast
+        for key in selected:
+            if self.registry[key[0]].check.stage != stage:
+                continue
+            verdict = self.judgement.verdict(*key)
+            if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN):
+                found(key, verdict)
+            self._condemned = self._condemned or verdict.condemns
+            if self._condemned and fail_fast == "first":
+                self._settle_rest(selected)
+                return True
+        # Reach and facts are one round trip, so their findings are shown together.
+        return self._condemned and fail_fast == "stage" and stage != "reach"
+
+    def _settle_rest(self, selected: Sequence[Key]) -> None:
+        for key in selected:
+            self.judgement.skip(*key, not_run("stopped after the first finding (fail-fast)"))
+
+    def _skip_after(self, stage: Stage) -> None:
+        skipped = dict(self.judgement.measured.skipped)
+        for later in STAGES[STAGES.index(stage) + 1:]:
+            skipped.setdefault(later, not_run(
+                f"stopped after the {stage} stage (fail-fast); to go on: "
+                "--preflight-fail-fast=never", stopped=True))
+        self._set(skipped=skipped)
+
+    def _skipped(self, stage: Stage, verdict: Verdict) -> dict[Stage, Verdict]:
+        return {**self.judgement.measured.skipped, stage: verdict}
+
+    def _set(self, **parts: object) -> None:
+        self.judgement.advance(msgspec.structs.replace(self.judgement.measured, **parts))

@@ -1,0 +1,299 @@
+"""A pytest session that judges a fleet: collects checks, measures once, reports by cause."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from preflight import __version__
+from preflight.console import TerminalProgress
+from preflight.errors import UsageError
+from preflight.fleet.sources import Wish, resolve
+from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
+from preflight.ledger import Ledger
+from preflight.outcome import Outputs, conclude
+from preflight.registry import Registry, declares_check, load_file, load_folder, shipped_folder
+from preflight.report.header import header
+from preflight.report.terminal import finding_line
+from preflight.run import Run, Settings
+from preflight.stages.measured import Measured
+from preflight.stages.progress import Silent
+from preflight.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preflight.run import Key
+
+_STATUS = {
+    # outcome: (category in pytest's counts, letter, word with -v)
+    "ok": ("ok", "", "OK"),
+    "warn": ("warned", "", ("WARN", {"yellow": True})),
+    "not_run": ("not run", "", "NOT RUN"),
+    "fail": ("unfit", "", ("FAIL", {"red": True})),
+    "flaky": ("flaky", "", ("FLAKY", {"red": True})),
+    "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
+    "broken": ("broken", "", ("BROKEN", {"red": True})),
+    "lost": ("lost", "", ("LOST", {"red": True})),
+}
+
+
+def start(config: pytest.Config) -> Session:
+    """Read options and inventory; pytest.UsageError (exit 4) when something is wrong with them."""
+    try:
+        _refuse_rivals(config)
+        return Session(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _refuse_rivals(config: pytest.Config) -> None:
+    if config.getoption("reruns", None):
+        raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
+    need = config.getoption("preflight_need")
+    if need is not None and need < 1:
+        raise UsageError(f"--preflight-need {need}: give the number of nodes the job needs")
+    budget = config.getoption("preflight_budget")
+    if budget is not None and not 1 <= budget <= 7 * 86400:
+        raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to 604800")
+
+
+def _wish(config: pytest.Config) -> Wish:
+    def said(name: str) -> str | None:
+        value = config.getoption(f"preflight_{name}")
+        return None if value is None else str(value)
+
+    return Wish(
+        nodes=said("nodes"),
+        inventory=said("inventory"),
+        exclude=said("exclude"),
+        python=said("python"),
+        env_file=said("env_file"),
+        launch=said("launch"),
+        ini_nodes=config.getini("preflight_nodes") or None,
+        ini_inventory=config.getini("preflight_inventory") or None,
+        environ=dict(os.environ),
+    )
+
+
+class Session:
+    """The plugin object of a run with --preflight, in the controller and in xdist's workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._is_worker = hasattr(config, "workerinput")
+        self._began_s = time.time()
+        self._ledger = Ledger()
+        self._broke = False
+        site = [Path(folder) for folder in config.getini("preflight_checks")]
+        self._registry = Registry(
+            [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
+        )
+        self._wanted = self._wanted_checks()
+        settings = Settings(
+            tier=config.getoption("preflight_tier") or "quick",
+            fail_fast=config.getoption("preflight_fail_fast") or "stage",
+            budget_s=config.getoption("preflight_budget"),
+        )
+        self.run = Run(resolve(_wish(config)), self._registry, settings, Silent())
+        self._grouped = self._are_grouped()
+        self.outputs = Outputs.beside(config.invocation_params.dir,
+                                      config.getoption("preflight_report"), self._began_s)
+
+    def _wanted_checks(self) -> set[str] | None:
+        text = self._config.getoption("preflight_checks")
+        if text is None:
+            return None
+        ids = [word.strip() for word in text.split(",") if word.strip()]
+        if not ids:
+            raise UsageError("--preflight-checks is empty: give ids, see: preflight checks")
+        return {self._registry.find(check_id).check.id for check_id in ids}
+
+    def _are_grouped(self) -> bool:
+        choice = self._config.getoption("preflight_items")
+        return choice == "group" if choice else len(self.run.expected(self._wanted)) > GROUP_ABOVE
+
+    # -- what is collected ------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makemodule(
+        self, module_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
+        """Make items of a check file; any other test file of the operator stays pytest's."""
+        if not declares_check(module_path):
+            return None
+        file = CheckFile.from_parent(parent, path=module_path)
+        file.registered = self._registered(module_path)
+        file.run, file.grouped = self.run, self._grouped
+        return file
+
+    def _registered(self, path: Path) -> Any:
+        for registered in self._registry:
+            if registered.path.samefile(path):
+                return registered
+        try:
+            self._registry = Registry([*self._registry, load_file(path)])
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+        self.run.registry = self._registry
+        return self._registered(path)
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Keep the checks that were asked for."""
+        if self._wanted is None:
+            return
+        keep = [item for item in items
+                if not isinstance(item, CheckItem) or item.keys[0][0] in self._wanted]
+        dropped = [item for item in items if item not in set(keep)]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = keep
+
+    # -- when it is measured ----------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Under xdist the controller measures before the workers start; they read the result."""
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and not self._is_worker:
+            terminal.showfspath = terminal.verbosity > 0
+            self.run.progress = TerminalProgress(terminal)
+        if self._is_worker:
+            path = Path(session.config.workerinput["preflight_measured"])
+            self.run.judgement.advance(Measured.load(path))
+        elif self._has_workers() and not session.config.option.collectonly:
+            self._measure(self.run.expected(self._wanted))
+
+    def _has_workers(self) -> bool:
+        return bool(getattr(self._config.option, "tx", None))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell an xdist worker where the measurements are."""
+        path = self.outputs.folder() / "measured.json"
+        if not path.exists():
+            self.run.judgement.measured.save(path)
+        node.workerinput["preflight_measured"] = str(path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Measure what the selected items need, after selection and before the first of them."""
+        if self._is_worker or self._has_workers() or session.config.option.collectonly:
+            return
+        if session.testsfailed and not session.config.option.continue_on_collection_errors:
+            return
+        self._measure([key for item in session.items if isinstance(item, CheckItem)
+                       for key in item.keys])
+
+    def _measure(self, keys: Sequence[Key]) -> None:
+        self._ledger.expect(keys)
+        if keys:
+            self.run.measure(keys, self._found)
+
+    def _found(self, key: Key, verdict: Verdict) -> None:
+        check, nodes = key
+        self.run.progress.line(
+            finding_line(verdict.outcome, "-".join(nodes), check, verdict.sentence)
+        )
+
+    # -- what the items said ----------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Iterator[Any]:
+        """Attach the verdicts to the report, in plain types that travel between processes."""
+        report = yield
+        if call.when == "call" and isinstance(item, CheckItem):
+            report.preflight_verdicts = getattr(item, "said", [])
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Enter the verdicts that arrive into the ledger."""
+        for said in getattr(report, "preflight_verdicts", ()):
+            verdict = msgspec.convert(said["verdict"], Verdict)
+            self._ledger.record(said["check"], tuple(said["nodes"]), verdict)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
+        """Count outcomes in our words; letters are left to the progress line."""
+        if getattr(report, "when", "") == "call" and hasattr(report, "preflight_verdicts"):
+            outcome = dict(report.user_properties).get("preflight_outcome")
+            return _STATUS.get(str(outcome))
+        return None
+
+    # -- how it ends ------------------------------------------------------------------------
+
+    def pytest_internalerror(self) -> None:
+        """Remember that preflight itself, or another plugin, broke."""
+        self._broke = True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Settle the ledger, write the report, and give the exit code that says what it means."""
+        self.run.close()
+        if self._is_worker or session.config.option.collectonly:
+            return
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED and not session.shouldfail
+        if exitstatus == pytest.ExitCode.USAGE_ERROR:
+            return
+        self.conclusion = conclude(
+            self.run,
+            self._settled(session, interrupted=interrupted),
+            self.outputs,
+            began_s=self._began_s,
+            version=__version__,
+            strict=self._config.getoption("preflight_strict"),
+            need=self._config.getoption("preflight_need"),
+            interrupted=interrupted,
+            broke=self._broke or exitstatus == pytest.ExitCode.INTERNAL_ERROR,
+        )
+        session.exitstatus = self.conclusion.report.exit
+
+    def _settled(self, session: pytest.Session, *, interrupted: bool) -> Any:
+        known = self.run.judgement.known()
+        if interrupted:
+            for (check, nodes), verdict in known.items():
+                self._ledger.record(check, nodes, verdict)
+            return self._ledger.settle("interrupted before it was judged")
+        stopped = "stopped by -x or --maxfail" if session.shouldfail or session.shouldstop else ""
+        return self._ledger.settle(stopped)
+
+    # -- what is shown ----------------------------------------------------------------------
+
+    def pytest_report_header(self) -> list[str]:
+        """Say who is judged, how reached, what will run, how long, where the report goes."""
+        keys = self.run.expected(self._wanted)
+        nodes = len(self.run.fleet.hosts)
+        per_node = sum(len(names) == 1 for _, names in keys) // nodes
+        return header(
+            self.run.fleet,
+            version=__version__,
+            tier=self.run.settings.tier,
+            fail_fast=self.run.settings.fail_fast,
+            budget_s=self.run.settings.wall_s,
+            at_most=self.run.settings.at_most,
+            per_node=per_node,
+            rounds=len(self.run.rounds) if any(len(names) > 1 for _, names in keys) else 0,
+            expected=len(keys),
+            where=str(self.outputs.path),
+        )
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the findings by cause, whom to launch on, and the counts."""
+        conclusion = getattr(self, "conclusion", None)
+        if conclusion is None:
+            return
+        from preflight.report.terminal import title
+
+        terminalreporter.section(title(conclusion.report), sep="=")
+        width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way
+        for line in conclusion.lines(width):
+            terminalreporter.write_line(line)

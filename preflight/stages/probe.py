@@ -1,0 +1,109 @@
+"""Stages `reach` and `facts`: one login and one round trip bring all of a node's facts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from preflight.errors import WireError
+from preflight.facts.decode import decode_facts
+from preflight.facts.node import Reach
+from preflight.transport import transport_for
+from preflight.transport.bundle import start_payload
+from preflight.transport.fanout import fan_out
+from preflight.transport.protocol import Connection, ReachError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preflight.facts.model import Facts
+    from preflight.fleet.model import Host
+
+CONNECT_S = 10.0
+"""For name, TCP, host key and login together; a healthy node needs well under a second."""
+
+DRIVER_S = 10.0
+"""After which a driver that has not answered counts as hung (rivals wait 5 to 10 s)."""
+
+PROBE_S = 25.0
+"""For the whole probe: the driver's deadline, process and sysfs reading, a loaded node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One node's way in and what it said; the connection stays open for the next stages."""
+
+    reach: Reach
+    facts: Facts | None
+    connection: Connection | None
+
+
+def probe_fleet(
+    hosts: Sequence[Host],
+    nonce: str,
+    *,
+    deadline_s: float,
+    at_most: int,
+    progress: Callable[[int, int, list[str]], None],
+) -> dict[str, Reached]:
+    """Log in everywhere and ask for facts; every host has an entry in the result.
+
+    `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage.
+    """
+    by_name = {host.name: host for host in hosts}
+    answers = fan_out(
+        list(by_name),
+        lambda name: _probe(by_name[name], nonce, deadline_s),
+        at_most=at_most,
+        deadline_s=deadline_s,
+        progress=progress,
+    )
+    return {name: _reached(by_name[name], answer) for name, answer in answers.items()}
+
+
+def _probe(host: Host, nonce: str, deadline_s: float) -> Reached:
+    """Log in and fetch one node's facts; every way it can fail is part of the result."""
+    began = time.monotonic()
+    connection: Connection | None = None
+    try:
+        connection = transport_for(host.transport).connect(host, min(CONNECT_S, deadline_s))
+        left_s = max(1.0, deadline_s - (time.monotonic() - began))
+        facts = _ask(connection, host, nonce, min(PROBE_S, left_s))
+    except ReachError as error:
+        reach = Reach(host.transport, error.step, error.sentence, error.advice,
+                      time.monotonic() - began)
+    except (WireError, TimeoutError) as error:
+        reach = Reach(host.transport, "answer", str(error) or "no answer in time",
+                      f"log in to {host.name} and run its Python by hand: "
+                      f"{' '.join(host.python)} -c 'print(1)'", time.monotonic() - began)
+    else:
+        reach = Reach(host.transport, seconds=time.monotonic() - began)
+        return Reached(reach, facts, connection)
+    if connection is not None:
+        connection.close()
+    return Reached(reach, None, None)
+
+
+def _ask(connection: Connection, host: Host, nonce: str, timeout_s: float) -> Facts:
+    request = {
+        "nonce": nonce,
+        "name": host.name,
+        "deadline_s": timeout_s,
+        "driver_deadline_s": min(DRIVER_S, timeout_s / 2),
+    }
+    talk = start_payload(connection, host, "probe", request, timeout_s)
+    try:
+        talk.finish()
+        return decode_facts(talk.read(timeout_s + 2), nonce)
+    finally:
+        talk.close()
+
+
+def _reached(host: Host, answer: Reached | Exception) -> Reached:
+    """A thread that was left behind at the deadline has no result of its own."""
+    if isinstance(answer, Reached):
+        return answer
+    sentence = str(answer) or type(answer).__name__
+    return Reached(Reach(host.transport, "answer", sentence[:300],
+                         f"look at {host.name}: it neither answered nor refused"), None, None)
