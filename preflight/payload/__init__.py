@@ -1,0 +1,1 @@
+"""What travels to a node; here is the root of the zip, so modules are `start`, `probe.main`."""

@@ -1,0 +1,113 @@
+"""The facts of a node in one answer; a section that cannot be read hides no other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import wire
+
+from . import guard, nics, nvml, processes, smi
+from .text import LINE_LIMIT, TEXT_LIMIT, clean
+from .users import Users, me
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Request = dict[str, Any]
+
+MARGIN_S = 1.0
+"""What is kept of the node's time for the last section and the answer itself."""
+
+
+def run(
+    request: Request,
+    lines: Callable[[], Request | None],
+    emit: Callable[[dict[str, Any]], None],
+) -> None:
+    """Emit one `Facts` document: preflight.facts.model, docs/wire.md."""
+    del lines
+    began = time.monotonic()
+    until = began + float(request["deadline_s"]) - MARGIN_S
+    driver_s = float(request["driver_deadline_s"])
+    root = str(request.get("sysfs", "/sys"))
+    problems: list[str] = []
+    asked = guard.spawn(nvml.survey, root)
+    nics_asked = guard.spawn(nics.read, root)
+    facts = _identity(request["nonce"])
+    facts.update(_driver(asked, began, min(until, began + driver_s), problems))
+    drawing = smi.start() if facts["driver"]["state"] == "answered" else None
+    held = _held(facts["gpus"] or [])
+    facts["processes"] = processes.read(held, until, problems)
+    facts["nics"] = _section("nics", nics_asked, min(until, began + driver_s), problems)
+    facts["topo_text"] = smi.finish(drawing, min(until, time.monotonic() + driver_s), problems)
+    facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
+    facts["seconds"] = round(time.monotonic() - began, 3)
+    emit(facts)
+
+
+def _identity(nonce: str) -> dict[str, Any]:
+    """Who this node says it is, and what reads it."""
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    now_s = time.time()
+    system = os.uname()
+    return {
+        "wire": wire.VERSION,
+        "nonce": nonce,
+        "host": clean(system.nodename),
+        "time_s": round(now_s, 3),
+        "boot_s": round(max(0.0, now_s - up_s), 3),
+        "user": clean(me(Users(patient=False))),
+        "root": os.geteuid() == 0,
+        "kernel": clean(system.release),
+        "python": {
+            "version": clean(sys.version.partition(" ")[0]),
+            "executable": clean(sys.executable or "", LINE_LIMIT),
+        },
+    }
+
+
+def _driver(asked: guard.Child, began: float, until: float, problems: list[str]) -> dict[str, Any]:
+    """Return the sections that only the driver can fill; one that does not answer is `hung`."""
+    answered = asked.listen(until)
+    seconds = round(time.monotonic() - began, 3)
+    gone = asked.dismiss(kill=not answered)
+    sections: dict[str, Any] = {"driver": {"state": "hung"}, "gpus": None, "gpu_pairs": None}
+    if answered:
+        try:
+            sections = asked.value()
+        except guard.BrokenError as error:
+            sections["driver"] = {"state": "error", "error": str(error)}
+        problems += sections.pop("problems", [])
+    sections["driver"]["seconds"] = seconds
+    if not gone:
+        sections["driver"]["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
+    return sections
+
+
+def _section(name: str, asked: guard.Child, until: float, problems: list[str]) -> Any:
+    """Return what a guarded section answered; None, and a line in `problems`, if it did not."""
+    answered = asked.listen(until)
+    gone = asked.dismiss(kill=not answered)
+    if not gone:
+        problems.append(f"{name}: its reader {asked.pid} cannot be killed")
+    try:
+        if answered:
+            return asked.value()
+        problems.append(f"{name}: no answer in time")
+    except guard.BrokenError as error:
+        problems.append(f"{name}: {error}")
+    return None
+
+
+def _held(gpus: list[dict[str, Any]]) -> dict[int, int | None]:
+    """GPU memory by pid, over all GPUs; None where NVML hides the amount."""
+    held: dict[int, int | None] = {}
+    for gpu in gpus:
+        for one in gpu["processes"] or []:
+            before, more = held.get(one["pid"]), one["used_mib"]
+            held[one["pid"]] = before if more is None else (before or 0) + more
+    return held

@@ -1,0 +1,114 @@
+"""Reading a stuck process can get stuck itself (as `ps` does); the others are told all the same."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+
+from . import guard, procfs
+from .describe import bare
+from .stat import look
+from .survey import Survey
+from .text import clean
+from .users import Users, me
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .stat import Stat
+
+STALLED_S = 1.0
+"""A pass that rests this long on one process is stuck on it."""
+
+TRIES = 5
+
+
+def read(
+    gpu_mib: dict[int, int | None], until: float, problems: list[str]
+) -> dict[str, Any] | None:
+    """Return the document's `Processes`; None if /proc did not answer even without the stuck ones.
+
+    Reading the command or environment of a process takes a lock of its memory. Where a thread of
+    it hangs in the driver under that lock, the reader hangs too: so a child reads and notes
+    where it is, and after a stall the next one leaves that process (and all in D state) alone.
+    """
+    stuck: set[int] = set()
+    shared = mmap.mmap(-1, 8)
+    for _ in range(TRIES):
+        asked = guard.spawn(_survey, os.getpid(), gpu_mib, stuck, shared)
+        answered = _listen(asked, shared, until)
+        if not asked.dismiss(kill=not answered):
+            problems.append(f"processes: our reader {asked.pid} cannot be killed")
+        if answered:
+            return _told(asked, stuck, problems)
+        at = _at(shared)
+        if not at or time.monotonic() > until:
+            break
+        stuck.add(at)
+    problems.append("processes: /proc did not answer in time")
+    return None
+
+
+def _survey(
+    run_pid: int, gpu_mib: dict[int, int | None], stuck: set[int], shared: mmap.mmap
+) -> dict[str, Any]:
+    def untouchable(one: Stat) -> bool:
+        return one.pid in stuck or bool(stuck and one.state == "D")
+
+    def mark(pid: int) -> None:
+        struct.pack_into("q", shared, 0, pid)
+
+    return Survey(run_pid, gpu_mib, untouchable, mark).run()
+
+
+def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
+    """Wait for the answer as long as the pass gets on."""
+    before = -1
+    while time.monotonic() < until:
+        if asked.listen(min(until, time.monotonic() + STALLED_S)):
+            return True
+        now = _at(shared)
+        if now == before:
+            return False
+        before = now
+    return False
+
+
+def _at(shared: mmap.mmap) -> int:
+    return int(struct.unpack_from("q", shared, 0)[0])
+
+
+def _told(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str, Any] | None:
+    try:
+        answer: dict[str, Any] = asked.value()
+    except guard.BrokenError as error:
+        problems.append(f"processes: {error}")
+        return None
+    problems += [
+        f"process {pid}: reading its command or environment hangs" for pid in sorted(stuck)
+    ]
+    dropped = answer.pop("dropped")
+    if dropped:
+        problems.append(f"processes: {dropped} more notable ones were left out")
+    return answer
+
+
+def survivor(pid: int, what: str) -> dict[str, Any] | None:
+    """Describe a child that SIGKILL did not end, from what cannot hang; None if it is gone."""
+    stat = look(pid)
+    if stat is None:
+        return None
+    return {
+        "pid": pid,
+        "ppid": stat.ppid,
+        "state": stat.state,
+        "user": clean(me(Users(patient=False))),
+        "command": f"{what} {bare(stat)}",
+        "age_s": round(stat.age_s(), 3),
+        "wchan": procfs.wchan(pid),
+        "threads": stat.threads,
+        "ours": True,
+    }

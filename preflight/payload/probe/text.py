@@ -1,0 +1,49 @@
+"""What a node says reaches terminals and reports: printable text of bounded length, no more."""
+
+from __future__ import annotations
+
+import re
+
+LINE_LIMIT = 512
+"""Characters of a name, state or version (`Line` in the document)."""
+
+TEXT_LIMIT = 2048
+"""Characters of a command or message; half of what the document allows."""
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)", re.DOTALL)
+
+
+def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
+    """Turn anything into one printable line: whitespace to blanks, control characters dropped."""
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if not text.isprintable():
+        text = _ESCAPE.sub("", text)
+        text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def clean_block(raw: bytes, limit: int) -> str:
+    """Return the same for text of several lines: keeps its tabs and newlines."""
+    text = _ESCAPE.sub("", raw.decode("utf-8", "replace"))
+    return "".join(c for c in text if c in "\t\n" or c.isprintable())[:limit]
+
+
+def words(error: BaseException) -> str:
+    """Say an exception in the words of its cause: "Permission denied" rather than its class."""
+    if isinstance(error, OSError) and error.strerror:
+        return clean(error.strerror)
+    return clean(f"{type(error).__name__}: {error}")
+
+
+def read(path: str, limit: int = 65536) -> str:
+    """Return one small file of /proc or /sys, cleaned and stripped; OSError if it is not there."""
+    with open(path, "rb", buffering=0) as file:
+        return clean(file.read(limit) or b"").strip()
+
+
+def attempt(path: str) -> str:
+    """Return the same, or "" where it cannot be read."""
+    try:
+        return read(path)
+    except OSError:
+        return ""
