@@ -1,0 +1,29 @@
+"""How nodes are reached. Importing this is cheap: each way loads its library on use."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from preflight.errors import UsageError
+
+if TYPE_CHECKING:
+    from preflight.transport.protocol import Transport
+
+TRANSPORTS = ("local", "paramiko")
+"""Every way there is, as inventories name them."""
+
+
+def transport_for(name: str) -> Transport:
+    """Return the transport of that name; UsageError names the nearest if there is none."""
+    if name == "local":
+        from preflight.transport.local import LocalTransport
+
+        return LocalTransport()
+    if name == "paramiko":
+        from preflight.transport.paramiko_ssh import ParamikoTransport
+
+        return ParamikoTransport()
+    near = get_close_matches(name, TRANSPORTS, n=1)
+    meant = f'did you mean "{near[0]}"?' if near else f"write one of: {', '.join(TRANSPORTS)}"
+    raise UsageError(f"unknown transport {name[:40]!a}: {meant}")

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
 """How far a connection attempt came: each step is the `reach.*` check of the same name."""
 
+OUTPUT_LIMIT = 8 << 20
+"""Bytes of standard output after which a command is cut off, unless its caller says otherwise."""
+
+SEND_S = 30.0
+"""How long a command may leave its input unread before we give it up."""
+
 
 class ReachError(PreflightError):
     """A node could not be used: `step` says how far we came, `advice` what to do about it."""
@@ -31,9 +37,11 @@ class Answer(Struct, frozen=True):
     """What a finished remote command left: its status and its bounded output."""
 
     status: int | None
-    """Exit status; negative for a signal; None when our own deadline ended the wait."""
+    """Exit status; negative for a signal; None when nobody told: our deadline, or a lost line."""
     stdout: bytes
+    """What no `read_line` has taken, an unfinished last line included."""
     stderr: bytes
+    """Its last 64 KiB."""
     overflow: bool = False
     """It wrote more than the limit; the rest was dropped and the command ended."""
     seconds: float = 0.0
@@ -42,30 +50,33 @@ class Answer(Struct, frozen=True):
 class Remote(Protocol):
     """One running remote command whose input and output are ours."""
 
-    def send(self, data: bytes) -> None:
-        """Write to its standard input; ReachError("answer") if it is gone."""
+    def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
+        """Write to its standard input, while its output is taken off its hands.
+
+        ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
+        """
 
     def finish_input(self) -> None:
-        """Close its standard input."""
+        """Close its standard input. Never raises."""
 
     def read_line(self, deadline_s: float) -> bytes | None:
         """Next line of standard output without its newline; None at its end.
 
         Raises TimeoutError when the deadline (seconds from now) passes first, and
-        ReachError("answer") for a line beyond the limit.
+        ReachError("answer") when the output exceeds the limit.
         """
 
     def wait(self, deadline_s: float) -> Answer:
         """Collect what is left and the exit status; ends the command when the deadline passes."""
 
     def kill(self) -> None:
-        """Stop caring: close the channel, and end the process where we can."""
+        """Stop caring: close the channel, and end the process where we can. Never raises."""
 
 
 class Connection(Protocol):
     """A login on a node that can run several commands, one after another or at once."""
 
-    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = ...) -> Remote:
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Start a command, every word quoted, under a remote deadline of its own."""
 
     def close(self) -> None:

@@ -1,0 +1,152 @@
+"""What a node gets to run: the payload as one zip, sent down standard input, never on its disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import marshal
+import threading
+import zipfile
+from functools import lru_cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
+from preflight.transport.talk import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType
+
+    from preflight.fleet.model import Host
+    from preflight.transport.protocol import Connection
+
+PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
+
+CARRIED = {"probe": ("pynvml",)}
+"""Modules that travel along, by entry: a node need not have them installed."""
+
+_LOADER = f"""
+import sys
+v = tuple(sys.version_info[:2])
+if v < {PYTHON_FLOOR}:
+    sys.stderr.write("Python %d.%d is too old, {PYTHON_FLOOR[0]}.{PYTHON_FLOOR[1]} needed\\n" % v)
+    sys.exit({TOO_OLD})
+import os
+left = int(sys.argv[1])
+fd = os.memfd_create("preflight")
+while left:
+    part = os.read(0, min(left, 1 << 20))
+    if not part:
+        sys.exit("the payload was cut short")
+    left -= len(part)
+    while part:
+        part = part[os.write(fd, part):]
+os.write(1, {BOOTED!r} + b"\\n")
+sys.path[:] = ["/proc/self/fd/%d" % fd] + [p for p in sys.path if p]
+import start
+start.main(sys.argv[2])
+"""
+
+BOOT = f"exec({_LOADER!r})"
+"""The program given to `python -c`: one line, which csh and fish quote as sh does.
+
+Its first lines must be readable by the oldest Python that a node may have, to say so.
+"""
+
+_packing = threading.Lock()
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """The part of a request that ties its answer to this run."""
+
+    nonce: str
+
+
+def start_payload(
+    connection: Connection,
+    host: Host,
+    entry: str,
+    request: bytes | Mapping[str, Any],
+    timeout_s: float,
+    *,
+    limit: int = OUTPUT_LIMIT,
+    payload: Path = PAYLOAD,
+) -> Talk:
+    """Send the payload and its request to a node; `Talk.read` then gives its answers.
+
+    `entry`: "probe", "ports", "sweep". `request`: one JSON object with at least "nonce". Under
+    `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may answer.
+    """
+    line = request if isinstance(request, bytes) else msgspec.json.encode(request)
+    nonce = msgspec.json.decode(line, type=_Bound).nonce
+    packed = bundle(entry, payload)
+    # The sweep runs in the job's Python as the job does: its environment may name what it needs.
+    isolated = () if entry == "sweep" else ("-I",)
+    argv = [*host.python, *isolated, "-c", BOOT, str(len(packed)), entry]
+    remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
+    talk = Talk(remote, host.python, nonce, timeout_s)
+    talk.push(packed + line.replace(b"\n", b" ") + b"\n")
+    return talk
+
+
+def bundle(entry: str, payload: Path = PAYLOAD) -> bytes:
+    """The zip for an entry, made once per process."""
+    with _packing:
+        return _bundle(CARRIED.get(entry, ()), payload)
+
+
+@lru_cache(maxsize=8)
+def _bundle(carried: tuple[str, ...], payload: Path) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, path in (*_sources(payload), *map(_installed, carried)):
+            _add(archive, name, path.read_bytes())
+            _add(archive, name + "c", _compiled(name, path))
+    return packed.getvalue()
+
+
+def _sources(payload: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(payload.rglob("*.py")):
+        name = path.relative_to(payload).as_posix()
+        if name != "__init__.py":  # the folder is the zip's root, not a package
+            yield name, path
+
+
+def _installed(module: str) -> tuple[str, Path]:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ReachError(
+            "python",
+            f"{module} is missing here",
+            "install preflight again: pip install pytest-preflight",
+        )
+    return f"{module}.py", Path(spec.origin)
+
+
+def _compiled(name: str, path: Path) -> bytes:
+    """The .pyc for a node whose Python is ours: unchecked, for the zip holds the very source."""
+    code = SourceFileLoader(name, str(path)).get_code(name)
+    if code is None:
+        raise ReachError("python", f"{path} cannot be compiled", "install preflight again")
+    unchecked = (1).to_bytes(4, "little")
+    header = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
+    return header + marshal.dumps(_relabelled(code, name))
+
+
+def _relabelled(code: CodeType, name: str) -> CodeType:
+    """Without our own paths in it: they are no node's business."""
+    inner = (
+        _relabelled(each, name) if isinstance(each, type(code)) else each for each in code.co_consts
+    )
+    return code.replace(co_filename=name, co_consts=tuple(inner))
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """With a fixed date, so that the same payload gives the same bytes."""
+    entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, content, compresslevel=6)

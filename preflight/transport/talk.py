@@ -1,0 +1,148 @@
+"""The conversation with a payload on a node: its answers, or a sentence on what came instead."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from preflight.transport.legible import last_line, legible
+from preflight.transport.protocol import ReachError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.transport.protocol import Answer, Remote
+
+PYTHON_FLOOR: Final = (3, 8)
+TOO_OLD: Final = 97
+"""Exit status by which the boot line says that the node's Python is older than that."""
+
+BOOTED: Final = b"@preflight booted"
+"""The boot line writes this when the whole payload has arrived: from here on it is our code."""
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+OUT_OF_TIME = (124, 137, 4)
+"""timeout(1) after SIGTERM and after SIGKILL; the payload's own alarm."""
+
+LAST_WORDS_S = 2.0
+"""For the exit status and standard error of a payload that has stopped answering."""
+
+
+class Talk:
+    """One payload at work. Not for several threads at once, except `close`."""
+
+    def __init__(self, remote: Remote, python: Sequence[str], nonce: str, timeout_s: float) -> None:
+        self._remote = remote
+        self._python = legible(" ".join(python), 80)
+        self._mark = f"@preflight {nonce} ".encode()
+        self._timeout_s = timeout_s
+        self._booted = False
+        self._noise = b""
+
+    def push(self, data: bytes) -> None:
+        """Send bytes as they are. If the node takes no more, `read` will tell why."""
+        try:
+            self._remote.send(data, self._timeout_s)
+        except TimeoutError as error:
+            raise self._late(self._timeout_s) from error
+        except ReachError:
+            return
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one JSON message."""
+        self.push(msgspec.json.encode(message) + b"\n")
+
+    def finish(self) -> None:
+        """Say that no more messages will come."""
+        self._remote.finish_input()
+
+    def close(self) -> None:
+        """End the payload, whatever it is doing. Never raises."""
+        self._remote.kill()
+
+    def read(self, deadline_s: float) -> bytes:
+        """The next answer's JSON; lines that are not ours are passed over.
+
+        ReachError("python") if the node's Python never ran, ReachError("answer") if anything else
+        came than an answer; both end the payload.
+        """
+        ends = time.monotonic() + deadline_s
+        while True:
+            try:
+                line = self._remote.read_line(max(0.0, ends - time.monotonic()))
+            except TimeoutError as error:
+                raise self._late(deadline_s) from error
+            except ReachError:
+                self.close()
+                raise
+            if line is None:
+                raise self._ended(self._remote.wait(LAST_WORDS_S))
+            if line.startswith(self._mark):
+                return line[len(self._mark) :]
+            if line.endswith(BOOTED):
+                self._booted = True
+            else:
+                self._noise = line or self._noise
+
+    def _late(self, deadline_s: float) -> ReachError:
+        """No answer in time: its last words may say what it waits for."""
+        said = last_line(self._remote.wait(0.0).stderr) or legible(self._noise)
+        where = "its payload" if self._booted else self._python
+        return ReachError(
+            "answer",
+            f"{where} gave no answer in {deadline_s:.3g} s"
+            + (f"; it said: {said}" if said else ""),
+            "look at the node's load, at processes in D state, and at what its login shell does",
+        )
+
+    def _ended(self, answer: Answer) -> ReachError:
+        """Name what came instead of an answer."""
+        said = last_line(answer.stderr) or last_line(answer.stdout) or legible(self._noise)
+        if answer.status == TOO_OLD and not self._booted:
+            return ReachError(
+                "python", f"{self._python}: {said}", "name a newer one with --preflight-python"
+            )
+        if answer.status in OUT_OF_TIME:
+            return ReachError(
+                "answer",
+                f"it was killed by its deadline of {self._timeout_s:.3g} s" + _quoted(said),
+                "look at the node's load and at processes in D state",
+            )
+        if answer.status is None:
+            return ReachError(
+                "answer",
+                "the connection broke before it answered" + _quoted(said),
+                "look at sshd and the kernel log on the node (out of memory, a restart)",
+            )
+        if answer.status == 0 or self._booted:
+            return self._something_else(answer, said)
+        return self._no_python(answer.status, said)
+
+    def _something_else(self, answer: Answer, said: str) -> ReachError:
+        what = "the payload stopped" if self._booted else "something else answered"
+        return ReachError(
+            "answer",
+            f"{what} with exit {answer.status}" + _quoted(said),
+            "report what it said: this is a fault of preflight"
+            if self._booted
+            else "look for a forced command or a login shell that runs something else",
+        )
+
+    def _no_python(self, status: int, said: str) -> ReachError:
+        if status == NOT_FOUND:
+            sentence = f"{self._python}: not found"
+        elif status == NOT_EXECUTABLE:
+            sentence = f"{self._python}: cannot be executed"
+        else:
+            sentence = f"{self._python}: did not start (exit {status})"
+        return ReachError(
+            "python",
+            sentence + _quoted(said),
+            "install Python 3.8 or newer on the node, or name the job's with --preflight-python",
+        )
+
+
+def _quoted(said: str) -> str:
+    return f"; it said: {said}" if said else ""
