@@ -7,7 +7,6 @@ is not known is refused, since a misspelled promise that is ignored would be a f
 from __future__ import annotations
 
 import difflib
-import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,7 +64,6 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     node: dict[str, _Node] = {}
 
 
-_STRUCTS = {"group": _Group, "node": _Node, "defaults": _Settings, "job": JobTable}
 _PROMISES = tuple(name for name in Promise.__struct_fields__ if name != "origin")
 _WAYS_IN = ("transport", "user", "port", "identity_file", "known_hosts")
 
@@ -83,6 +81,8 @@ class Inventory:
         for name, own in content.node.items():
             check_host_name(name)
             check_host_name(own.address or name)
+        for layer in (content.defaults, *content.group.values(), *content.node.values()):
+            command(layer.python, f"{path}: python")
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
@@ -140,9 +140,12 @@ def read_inventory(path: Path) -> Inventory:
             "give --preflight-inventory a readable TOML or YAML file"
         ) from error
     try:
-        return Inventory(path, msgspec.convert(_parse(path, text), _File))
+        content = _parse(path, text)
+        _refuse_unknown_keys(content)
+        return Inventory(path, msgspec.convert(content, _File))
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {_explain(str(error))}") from error
+        where = str(error).replace("`", "'").replace("$.", "").replace("$", "the file")
+        raise UsageError(f"{path}: {where}: correct it") from error
     except UsageError as error:
         message = str(error)
         raise (
@@ -183,21 +186,26 @@ def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
     return tuple(argv)
 
 
-def _explain(message: str) -> str:
-    """Say a msgspec message in the file's words, with the nearest known key."""
-    unknown = re.search(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?", message)
-    if unknown is None:
-        return message.replace("`", "'").replace("$.", "").replace("$", "the file") + ": correct it"
-    key, where = unknown[1], unknown[2] or ""
-    table = where.split(".")[0].split("[")[0]
-    known = _STRUCTS.get(table, _File).__struct_fields__
-    return f"unknown key '{key}' in {_table(where)}{did_you_mean(key, known)}"
+def _refuse_unknown_keys(content: Any) -> None:
+    """Name an unknown key by its table and the nearest known one, which msgspec does not do."""
+    if not isinstance(content, dict):
+        raise UsageError('holds no tables: write [group.NAME] with nodes = "gpu[001-064]"')
+    _refuse_others(content, _File, "the file")
+    for table, kind in (("defaults", _Settings), ("job", JobTable)):
+        if isinstance(content.get(table), dict):
+            _refuse_others(content[table], kind, f"[{table}]")
+    for table, kind in (("group", _Group), ("node", _Node)):
+        named = content.get(table)
+        for name, keys in named.items() if isinstance(named, dict) else ():
+            if isinstance(keys, dict):
+                _refuse_others(keys, kind, f"[{table}.{name}]")
 
 
-def _table(where: str) -> str:
-    if not where:
-        return "the file"
-    return "[" + re.sub(r"\[\.\.\.\]", ".*", where) + "]"
+def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None:
+    for key in keys:
+        if key not in kind.__struct_fields__:
+            hint = did_you_mean(str(key), kind.__struct_fields__)
+            raise UsageError(f"unknown key {str(key)!r} in {where}{hint}")
 
 
 def did_you_mean(word: str, known: Any) -> str:

@@ -45,6 +45,8 @@ def expand(text: str) -> tuple[str, ...]:
             pattern.append(word)
     if pattern:
         names = [*_expand_names(",".join(pattern)), *names]
+    if not names:
+        raise UsageError(f"the node list {_shown(text)!r} comes out empty: {_EXAMPLE}")
     for name in names:
         check_host_name(name)
     return tuple(dict.fromkeys(names))

@@ -139,8 +139,13 @@ def _job(
     master = table.master or _named(
         hosts, (launch.master_addr if launch else None) or common.get("MASTER_ADDR")
     )
-    if table.master and table.master not in {host.name for host in hosts}:
-        master = None if wish.nodes or wish.exclude else _refuse_master(table.master, hosts)
+    if inventory and table.master and table.master not in inventory.names:
+        raise UsageError(
+            f"{inventory.path}: [job] master = {table.master!r} is not one of its nodes"
+            f"{did_you_mean(table.master, inventory.names)}"
+        )
+    if master not in {host.name for host in hosts}:
+        master = None
     return Job(
         master=master,
         master_port=port,
@@ -148,13 +153,6 @@ def _job(
         nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,
         environ=environ,
         environ_origin=origin,
-    )
-
-
-def _refuse_master(master: str, hosts: Sequence[Host]) -> str:
-    raise UsageError(
-        f"[job] master = {master!r} is not a node of this fleet"
-        f"{did_you_mean(master, [host.name for host in hosts])}"
     )
 
 

@@ -1,0 +1,104 @@
+"""The inventory: the nearest layer wins, and a misspelled promise is never ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.errors import UsageError
+from preflight.fleet.inventory import read_inventory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOML = """
+[defaults]
+user = "ops"
+python = "/opt/venv/bin/python"
+gpus = 4
+
+[group.train]
+nodes = "gpu[1-2]"
+gpus = 8
+identity_file = "keys/id"
+
+[group.debug]
+nodes = "dev1"
+
+[node.gpu2]
+address = "10.0.0.2"
+gpus = 7
+"""
+
+YAML = """
+group:
+  train:
+    nodes: "gpu[1-2]"
+    gpus: 8
+"""
+
+
+def _write(folder: Path, text: str, name: str = "fleet.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_nearest_layer_wins(tmp_path: Path) -> None:
+    """A node's own value beats its group's, which beats the defaults."""
+    inventory = read_inventory(_write(tmp_path, TOML))
+    assert inventory.names == ("gpu1", "gpu2", "dev1")
+    assert [inventory.host(n).promised.gpus for n in inventory.names] == [8, 7, 4]
+    assert inventory.host("gpu2").address == "10.0.0.2"
+    assert inventory.host("gpu1").identity_file == str(tmp_path / "keys/id")
+    assert inventory.host("dev1").python == ("/opt/venv/bin/python",)
+
+
+def test_a_promise_says_where_it_comes_from(tmp_path: Path) -> None:
+    """A sentence can name the file and the table behind a number."""
+    path = _write(tmp_path, TOML)
+    assert read_inventory(path).host("gpu1").promised.origin == f"{path} [group.train]"
+
+
+def test_yaml_says_the_same(tmp_path: Path) -> None:
+    """A YAML inventory goes through the same model."""
+    inventory = read_inventory(_write(tmp_path, YAML, "fleet.yaml"))
+    assert inventory.host("gpu2").promised.gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[group.t]\nnodes = "h1"\ngpu = 8', r"unknown key 'gpu' in \[group.t\].*'gpus'"),
+        ('[grop.t]\nnodes = "h1"', "unknown key 'grop'.*did you mean 'group'"),
+        ("[job]\nmaster_prt = 1", r"unknown key 'master_prt' in \[job\].*'master_port'"),
+        ("[job]\nmaster_port = 99999", "master_port"),
+        ('[group.t]\nnodes = "h1"\ngpus = "8"', r"group\.t.*gpus|gpus"),
+        ('[group.t]\nnodes = "h[1-100000000]"', "more than 65536"),
+        ('[group.t]\nnodes = ""', "empty"),
+        ('[group.t]\nnodes = "h1"\n[node.h2]\ngpus = 1', r"\[node.h2\] is in no group"),
+        ('[node.h1]\naddress = "-oProxyCommand=reboot"', "not a host name"),
+        ('[defaults]\nuser = "-oProxyCommand=reboot"', "user"),
+        ('[defaults]\npython = "a \'b"', "quote"),
+        ("group = [", "not TOML"),
+    ],
+)
+def test_faults_are_one_line_with_the_file_and_the_remedy(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    """Every fault of an inventory names the file and what to change, in one line."""
+    path = _write(tmp_path, text)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_inventory(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreadable_file_is_said_so(tmp_path: Path) -> None:
+    """A file that is not there, a folder, and bytes that are no text are told apart from syntax."""
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "none.toml", tmp_path, binary):
+        with pytest.raises(UsageError, match="cannot read the inventory"):
+            read_inventory(path)

@@ -1,0 +1,73 @@
+"""Node lists: read as the scheduler writes them, and never a way to exhaust or to inject."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.errors import UsageError
+from preflight.fleet.nodeset import MOST_NODES, expand, fold
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu[001-003]", ("gpu001", "gpu002", "gpu003")),
+        ("a,b c", ("a", "b", "c")),
+        ("rack[1-2]n[01-02]", ("rack1n01", "rack1n02", "rack2n01", "rack2n02")),
+        ("a[1-2],b[3,5]", ("a1", "a2", "b3", "b5")),
+        ("n1.cluster.example", ("n1.cluster.example",)),
+        ("10.0.0.[1-2]", ("10.0.0.1", "10.0.0.2")),
+        ("2001:db8::1,[2001:db8::2]", ("2001:db8::1", "2001:db8::2")),
+        ("a,a,a", ("a",)),
+    ],
+)
+def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> None:
+    """A node list expands to its names, each once."""
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " , ",
+        "node[1-100000000]",
+        "n[1-1000]m[1-1000]",
+        "n[1-",
+        "n[3-1]",
+        "-oProxyCommand=reboot",
+        "a b;reboot",
+        "$(reboot)",
+        "a\x1b[31m",
+        "@gpu",
+        "x" * 300,
+        "a/../b",
+    ],
+)
+def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:
+    """What is no node list ends in one line with an example, quickly and without memory."""
+    with pytest.raises(UsageError, match="type for example") as caught:
+        expand(text)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(alphabet=string.printable, max_size=60))
+def test_any_text_gives_names_or_a_usage_error(text: str) -> None:
+    """No text raises anything else, or expands beyond the cap."""
+    try:
+        names = expand(text)
+    except UsageError:
+        return
+    assert 0 < len(names) <= MOST_NODES
+    assert all(not name.startswith("-") and " " not in name for name in names)
+
+
+@given(st.sets(st.integers(0, 9999), min_size=1, max_size=40))
+def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
+    """What we print can be pasted back."""
+    names = {f"gpu{number:04d}" for number in numbers}
+    assert set(expand(fold(names))) == names

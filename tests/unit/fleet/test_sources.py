@@ -1,0 +1,117 @@
+"""Which source wins, and which environment and port the job will have."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.errors import UsageError
+from preflight.fleet.sources import Wish, resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.fleet.model import Fleet
+
+
+def _names(fleet: Fleet) -> list[str]:
+    return [host.name for host in fleet.hosts]
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> str:
+    """Three nodes, four GPUs each."""
+    path = tmp_path / "fleet.toml"
+    path.write_text('[job]\nmaster = "b"\nmaster_port = 4321\n[group.t]\nnodes = "a,b,c"\ngpus = 4')
+    return str(path)
+
+
+def test_nothing_said_means_this_machine() -> None:
+    """Without any source the fleet is this machine, by this Python, over no network."""
+    fleet = resolve(Wish())
+    assert fleet.origin == "this machine"
+    assert fleet.hosts[0].transport == "local"
+    assert fleet.hosts[0].python == (sys.executable,)
+
+
+def test_sources_win_in_their_order(inventory: str) -> None:
+    """Option, then inventory, then PREFLIGHT_NODES, then Slurm, then the ini file."""
+    environ = {"PREFLIGHT_NODES": "p1", "SLURM_JOB_NODELIST": "s[1-2]"}
+    full = Wish(nodes="a", inventory=inventory, environ=environ, ini_nodes="i1")
+    assert resolve(full).origin == "--preflight-nodes"
+    assert _names(resolve(Wish(inventory=inventory, environ=environ))) == ["a", "b", "c"]
+    assert resolve(Wish(environ=environ, ini_nodes="i1")).origin == "PREFLIGHT_NODES"
+    slurm = resolve(Wish(environ={"SLURM_JOB_NODELIST": "s[1-2]"}, ini_inventory=inventory))
+    assert (slurm.origin, _names(slurm)) == ("SLURM_JOB_NODELIST", ["s1", "s2"])
+    assert _names(resolve(Wish(ini_nodes="i1"))) == ["i1"]
+
+
+def test_a_chosen_node_keeps_its_promises(inventory: str) -> None:
+    """Nodes by option and promises by inventory go together."""
+    fleet = resolve(Wish(nodes="c,a", inventory=inventory))
+    assert [host.promised.gpus for host in fleet.hosts] == [4, 4]
+
+
+def test_excluding_names_only_nodes_of_the_fleet(inventory: str) -> None:
+    """A misspelled exclusion would leave the bad node in, so it is refused."""
+    assert _names(resolve(Wish(inventory=inventory, exclude="b"))) == ["a", "c"]
+    with pytest.raises(UsageError, match="not of this fleet"):
+        resolve(Wish(inventory=inventory, exclude="bb"))
+    with pytest.raises(UsageError, match="leaves no node"):
+        resolve(Wish(inventory=inventory, exclude="a,b,c"))
+
+
+def test_an_empty_list_is_refused_and_names_its_source() -> None:
+    """An empty allocation must never read as a fleet without faults."""
+    with pytest.raises(UsageError, match="SLURM_JOB_NODELIST"):
+        resolve(Wish(environ={"SLURM_JOB_NODELIST": ""}))
+
+
+def test_the_launch_line_tells_port_ranks_and_environment() -> None:
+    """torchrun's own spellings are understood, and variables in front of it."""
+    line = "env CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --rdzv-endpoint=b:777 t.py"
+    fleet = resolve(Wish(nodes="a,b", launch=line))
+    assert fleet.job.master_port == 777
+    assert fleet.job.nproc_per_node == 2
+    assert fleet.master.name == "b"
+    assert fleet.job.environ == {"": {"CUDA_VISIBLE_DEVICES": "0,1"}}
+
+
+def test_an_environment_file_per_node(tmp_path: Path) -> None:
+    """{node} in the path reads one file for each node."""
+    for name, devices in (("a", "0"), ("b", "1")):
+        (tmp_path / f"{name}.env").write_text(f"export CUDA_VISIBLE_DEVICES={devices}\n")
+    fleet = resolve(Wish(nodes="a,b", env_file=str(tmp_path / "{node}.env")))
+    assert fleet.job.environ == {
+        "a": {"CUDA_VISIBLE_DEVICES": "0"},
+        "b": {"CUDA_VISIBLE_DEVICES": "1"},
+    }
+
+
+def test_credentials_are_dropped_where_they_are_read(tmp_path: Path) -> None:
+    """A token in the job's environment does not even enter the process's own records."""
+    path = tmp_path / "job.env"
+    path.write_text(
+        "WANDB_API_KEY=hunter2\nHF_TOKEN=hunter2\nNCCL_SECRET_TOKEN=hunter2\nNCCL_DEBUG=INFO\n"
+    )
+    fleet = resolve(Wish(nodes="a", env_file=str(path)))
+    assert fleet.job.environ == {"": {"NCCL_DEBUG": "INFO"}}
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (Wish(nodes="a", launch="torchrun --nproc-per-node=zero t.py"), "nproc-per-node"),
+        (Wish(nodes="a", launch="torchrun --master-port 99999 t.py"), "1 to 65535"),
+        (Wish(nodes="a", launch="torchrun 'x"), "quote"),
+        (Wish(nodes="a", env_file="/nonexistent.env"), "cannot read the environment file"),
+        (Wish(nodes="a", python=""), "--preflight-python is empty"),
+        (Wish(nodes="a", inventory=""), "--preflight-inventory is empty"),
+    ],
+)
+def test_faults_say_what_to_type(wish: Wish, said: str) -> None:
+    """A wrong option ends in one line."""
+    with pytest.raises(UsageError, match=said):
+        resolve(wish)
