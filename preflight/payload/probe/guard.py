@@ -48,8 +48,8 @@ class Child:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while len(self.said) <= limit:
-            left_s = until - time.monotonic()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
+            left_s = max(0.0, until - time.monotonic())
+            if not poll.poll(left_s * 1000):
                 return False
             chunk = os.read(self._pipe, 65536)
             if not chunk:

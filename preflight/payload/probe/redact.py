@@ -28,6 +28,9 @@ _KNOWN_SHAPE = re.compile(
     r"dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+/=-]{8,}"
 )
 _HEX = re.compile(r"(?<![0-9A-Za-z])[0-9a-fA-F]{32,}(?![0-9A-Za-z])")
+_AWS_SECRET = re.compile(
+    r"(?<![\w/+])(?=\S{0,39}[A-Z])(?=\S{0,39}[a-z])(?=\S{0,39}\d)[A-Za-z0-9+][A-Za-z0-9/+]{39}(?![\w/+=])"
+)
 _LONG = re.compile(r"[A-Za-z0-9+_=-]{20,}")
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOGIN_OPTIONS = {"-u", "--user", "--proxy-user"}
@@ -88,7 +91,7 @@ def _inside(word: str) -> str:
     word = _URL_LOGIN.sub(rf"\1\2{CUT}@", word)
     word = _ASSIGNED.sub(rf"\1{CUT}", word)
     word = _KNOWN_SHAPE.sub(CUT, word)
-    word = _HEX.sub(CUT, word)
+    word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)
 
 

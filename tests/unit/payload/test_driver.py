@@ -1,0 +1,225 @@
+"""What the probe makes of an NVIDIA driver, healthy, ill or stuck: the real pynvml asks an emulator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import Machine
+from .node import NONCE, Remote
+from .test_probe import probe
+
+if TYPE_CHECKING:
+    from lab.nvml.scenario import Scenario
+
+    from preflight.facts.model import Facts
+
+
+@pytest.fixture
+def healthy() -> Scenario:
+    """Return a machine of eight H100."""
+    from lab.nvml.scenario import h100
+
+    return h100("h1")
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """Return a folder in front of PATH for a pretended nvidia-smi."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    return folder
+
+
+def told(machine: Machine, scenario: Scenario, tmp_path: Path, **more: object) -> Facts:
+    """Return what the probe says of an emulated machine."""
+    remote = Remote("probe", env=machine(scenario))
+    return probe(remote, sysfs=str(tmp_path / "sys"), **more)
+
+
+def program(folder: Path, text: str) -> str:
+    """Write an nvidia-smi; return the PATH on which it is found first."""
+    file = folder / "nvidia-smi"
+    file.write_text(text)
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_a_healthy_machine_is_told_in_full(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """Eight GPUs with memory, 18 links up to switches, place in the PCI tree, and eight NICs."""
+    facts = told(machine, healthy, tmp_path)
+    assert (facts.driver.state, facts.driver.version) == ("answered", healthy.driver)
+    assert facts.problems == ()
+    assert facts.gpus is not None
+    assert [gpu.uuid for gpu in facts.gpus] == [gpu.uuid for gpu in healthy.gpus]
+    first, slot = facts.gpus[0], healthy.gpus[0]
+    assert first.bus_id == slot.path[-1]
+    assert first.pci_path == slot.path
+    assert (first.numa, first.cpus) == (slot.numa, slot.cpus)
+    assert (first.memory_total_mib, first.memory_used_mib) == (healthy.memory_mib, 0)
+    assert first.links is not None
+    assert [link.up for link in first.links] == [True] * 18
+    assert {link.remote_kind for link in first.links} == {"switch"}
+    assert first.links[0].remote == "0000:05:00.0"
+    assert (first.mig_enabled, first.mig, first.processes) == (False, (), ())
+    assert facts.nics is not None
+    assert [nic.pci_path for nic in facts.nics] == [nic.path for nic in healthy.nics]
+    assert facts.nics[0].ports[0].rate == "400 Gb/sec (4X NDR)"
+
+
+def test_every_pair_says_distance_and_peer_access(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """28 pairs; the ones that differ say how, in nvidia-smi's and NVML's words."""
+    ill = healthy.ancestor(0, 1, 20).p2p(2, 3, 1, 0)
+    pairs = told(machine, ill, tmp_path).gpu_pairs
+    assert pairs is not None
+    by = {(pair.a, pair.b): pair for pair in pairs}
+    assert len(by) == 28
+    assert [by[0, 1].ancestor, by[0, 2].ancestor, by[0, 7].ancestor] == ["PXB", "NODE", "SYS"]
+    assert (by[2, 3].p2p_read, by[2, 3].p2p_write) == ("chipset not supported", "ok")
+
+
+def test_a_lost_gpu_does_not_hide_the_others(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """The seven that answer are told, and the eighth is named with NVML's words."""
+    facts = told(machine, healthy.gpu_lost(3), tmp_path)
+    assert facts.gpus is not None
+    assert [gpu.index for gpu in facts.gpus] == [0, 1, 2, 4, 5, 6, 7]
+    assert facts.problems == ("GPU 3: GPU is lost",)
+
+
+def test_links_mig_and_holders_are_told(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """A link that is down, MIG instances, and who holds how much memory."""
+    ill = healthy.link_down(0, 5).mig(1, 2).process(2, os.getpid(), 1000)
+    ill = ill.process(3, os.getpid(), 500)
+    facts = told(machine, ill, tmp_path)
+    assert facts.gpus is not None
+    assert facts.gpus[0].links is not None
+    assert [link.link for link in facts.gpus[0].links if not link.up] == [5]
+    assert (facts.gpus[1].mig_enabled, len(facts.gpus[1].mig)) == (True, 2)
+    assert facts.gpus[2].processes is not None
+    assert [(one.pid, one.used_mib) for one in facts.gpus[2].processes] == [(os.getpid(), 1000)]
+    assert facts.processes is not None
+    holder = next(one for one in facts.processes.notable if one.pid == os.getpid())
+    assert (holder.holds_gpu, holder.gpu_mib, holder.ours) == (True, 1500, True)
+
+
+def test_gpus_without_nvlink_have_none(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """On a PCIe machine the links are (), which is known, rather than None."""
+    facts = told(machine, healthy.without_links(), tmp_path)
+    assert facts.gpus is not None
+    assert {gpu.links for gpu in facts.gpus} == {()}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (9, "Driver Not Loaded"),
+        (18, "RM has detected an NVML/RM version mismatch."),
+        (999, "Unknown Error"),
+    ],
+)
+def test_a_driver_that_refuses_is_quoted(
+    machine: Machine, healthy: Scenario, tmp_path: Path, code: int, words: str
+) -> None:
+    """NVML's own words travel, and its sections are unknown rather than empty."""
+    facts = told(machine, healthy.init_error(code), tmp_path)
+    assert (facts.driver.state, facts.driver.error) == ("error", words)
+    assert facts.gpus is None
+    assert facts.nics is not None
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    """A broken libnvidia-ml is not the same as none."""
+    (tmp_path / "libnvidia-ml.so.1").write_text("rubbish")
+    facts = probe(Remote("probe", env={"LD_LIBRARY_PATH": str(tmp_path)}), sysfs=str(tmp_path))
+    assert facts.driver.state == "error"
+    assert "libnvidia-ml.so.1" in facts.driver.error
+
+
+def test_a_hung_driver_is_killed_and_the_rest_told(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """The driver's deadline ends the question; processes and NICs are told all the same."""
+    facts = told(machine, healthy.hanging(), tmp_path, driver_deadline_s=0.3)
+    assert (facts.driver.state, facts.driver.survivor) == ("hung", None)
+    assert facts.gpus is None
+    assert facts.processes is not None
+    assert facts.nics is not None
+
+
+def test_an_unkillable_driver_call_neither_holds_the_channel_nor_the_probe(
+    machine: Machine, healthy: Scenario, tmp_path: Path, cleanup: ExitStack
+) -> None:
+    """The survivor is named; our channel ends at once although it lives on, holding none of it."""
+    env = machine(healthy.hanging()) | {"PREFLIGHT_TEST_UNKILLABLE": "1"}
+    remote = Remote("probe", env=env)
+    channel = {
+        os.readlink(f"/proc/self/fd/{stream.fileno()}")
+        for stream in (remote.process.stdin, remote.process.stdout, remote.process.stderr)
+        if stream
+    }
+    facts = probe(remote, sysfs=str(tmp_path / "sys"), driver_deadline_s=0.3)
+    survivor = facts.driver.survivor
+    assert survivor is not None
+    cleanup.callback(os.kill, survivor.pid, signal.SIGKILL)
+    assert survivor.command.startswith("preflight's driver query [")
+    assert survivor.ours
+    held = {os.readlink(fd) for fd in Path(f"/proc/{survivor.pid}/fd").iterdir()}
+    assert not held & channel
+    assert held - {name for name in held if name.startswith("/memfd:")} == {"/dev/null"} | {
+        name for name in held if name.startswith("pipe:")
+    }
+
+
+def test_the_matrix_of_nvidia_smi_is_taken_as_printed(
+    machine: Machine, healthy: Scenario, tmp_path: Path, tools: Path
+) -> None:
+    """`nvidia-smi topo -m` under LC_ALL=C, without its terminal colours."""
+    from lab.nvidia_smi import topo_text
+
+    (tools / "matrix").write_text(topo_text(healthy))
+    script = f'#!/bin/sh\n[ "$*" = "topo -m" ] && [ $LC_ALL = C ] && exec cat {tools}/matrix\n'
+    env = machine(healthy) | {"PATH": program(tools, script)}
+    facts = probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"))
+    assert facts.topo_text is not None
+    assert "\x1b" not in facts.topo_text
+    assert facts.topo_text.startswith("\tGPU0\tGPU1\t")
+    assert facts.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo No devices were found; exit 6", "it failed: No devices were found"),
+        ("sleep 60", "no answer in time"),
+        ("yes", "it failed: y y y"),
+    ],
+)
+def test_an_nvidia_smi_that_fails_is_no_matrix(
+    machine: Machine, healthy: Scenario, tmp_path: Path, tools: Path, script: str, problem: str
+) -> None:
+    """Failing, hanging or babbling, it costs its own section alone, and says so."""
+    env = machine(healthy) | {"PATH": program(tools, f"#!/bin/sh\nexec {script}\n")}
+    if ";" in script:
+        env["PATH"] = program(tools, f"#!/bin/sh\n{script}\n")
+    remote = Remote("probe", env=env)
+    facts = probe(remote, sysfs=str(tmp_path / "sys"), driver_deadline_s=2)
+    assert facts.topo_text is None
+    assert [line for line in facts.problems if f"nvidia-smi topo -m: {problem}" in line]
+    assert facts.gpus is not None
+    assert NONCE not in "".join(facts.problems)

@@ -1,0 +1,131 @@
+"""The probe as the controller meets it: a zip goes in, one document comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from preflight.facts.decode import decode_facts
+from preflight.facts.model import Facts
+
+from .node import NONCE, Remote
+
+OLDEST = Path("/root/.pyenv/versions/3.8.18/bin/python")
+
+
+def probe(remote: Remote, **more: object) -> Facts:
+    """Ask for the facts and take the one document that comes; the payload must leave with 0."""
+    request = {"name": "n1", "deadline_s": 30, "driver_deadline_s": 10, "sysfs": "/sys"}
+    remote.ask(nonce=NONCE, **{**request, **more})
+    facts = decode_facts(remote.answer(), NONCE)
+    assert remote.leave() == 0
+    return facts
+
+
+def test_a_node_without_gpus_says_so(tmp_path: Path) -> None:
+    """No driver library is `absent`, no RDMA folder is no NICs, and neither is a problem."""
+    facts = probe(Remote("probe"), sysfs=str(tmp_path))
+    assert facts.driver.state == "absent"
+    assert (facts.gpus, facts.gpu_pairs, facts.nics, facts.topo_text) == (None, None, (), None)
+    assert facts.problems == ()
+
+
+def test_identity_is_the_nodes_own(tmp_path: Path) -> None:
+    """Name, kernel, clock, boot, user and Python are those of the machine that answered."""
+    facts = probe(Remote("probe"), sysfs=str(tmp_path))
+    system = os.uname()
+    assert (facts.host, facts.kernel) == (system.nodename, system.release)
+    assert facts.boot_s < facts.time_s <= time.time()
+    assert facts.root == (os.geteuid() == 0)
+    assert facts.python.version == sys.version.split(" ", 1)[0]
+    assert facts.python.executable == sys.executable
+
+
+def test_the_oldest_python_promised_still_answers(tmp_path: Path) -> None:
+    """Python 3.8 runs the same zip."""
+    if not OLDEST.exists():
+        pytest.skip(f"no {OLDEST}")
+    facts = probe(Remote("probe", python=str(OLDEST)), sysfs=str(tmp_path))
+    assert facts.python.version.startswith("3.8.")
+    assert facts.processes is not None
+    assert facts.problems == ()
+
+
+def test_an_unreadable_nic_folder_is_unknown_not_empty(tmp_path: Path) -> None:
+    """Where the RDMA devices cannot be listed the section is None, with the reason."""
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "infiniband").write_text("not a folder")
+    facts = probe(Remote("probe"), sysfs=str(tmp_path))
+    assert facts.nics is None
+    assert facts.problems == ("nics: Not a directory",)
+    assert facts.processes is not None
+
+
+def test_a_controller_that_leaves_before_asking_is_no_error() -> None:
+    """End of input before the request ends the payload quietly."""
+    remote = Remote("probe")
+    remote.hang_up()
+    assert remote.leave() == 0
+
+
+def test_a_controller_that_leaves_before_the_answer_is_no_error(tmp_path: Path) -> None:
+    """A closed standard output ends the payload quietly, without a traceback or SIGPIPE."""
+    remote = Remote("probe")
+    assert remote.process.stdout
+    assert remote.process.stderr
+    remote.process.stdout.close()
+    remote.ask(nonce=NONCE, name="n1", deadline_s=30, driver_deadline_s=10, sysfs=str(tmp_path))
+    assert remote.process.stderr.read() == b""
+    assert remote.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("entry", "nonce"), [("probe", 7), ("os;x", NONCE), ("../x", NONCE)])
+def test_a_wrong_request_is_refused(entry: str, nonce: object) -> None:
+    """Neither a request without nonce nor an entry that is no name is served."""
+    remote = Remote(entry)
+    remote.ask(nonce=nonce, deadline_s=5)
+    assert remote.leave() == 2
+
+
+def test_our_own_bug_is_one_line_without_values() -> None:
+    """A request that breaks the payload gives one line on standard error: what, where, no text."""
+    remote = Remote("probe")
+    remote.ask(nonce=NONCE, deadline_s=5, driver_deadline_s="hf_secret")
+    assert remote.process.stderr
+    assert remote.process.stderr.read().startswith(b"preflight: the payload broke: ValueError in ")
+    assert remote.leave() == 3
+
+
+def test_told_to_stop_it_leaves_and_takes_its_children(cleanup: ExitStack) -> None:
+    """SIGTERM, as `timeout` sends it, ends the payload and what it had started."""
+    remote = Remote("ports")
+    cleanup.callback(remote.process.kill)
+    remote.ask(nonce=NONCE, name="n1", deadline_s=30, master_port=None, data_ports=1)
+    remote.answer()
+    remote.process.send_signal(signal.SIGTERM)
+    assert remote.leave() == 4
+
+
+def test_its_own_alarm_ends_it(cleanup: ExitStack) -> None:
+    """With no word from the controller until its deadline, it leaves by itself."""
+    remote = Remote("ports")
+    cleanup.callback(remote.process.kill)
+    remote.ask(nonce=NONCE, name="n1", deadline_s=0.5, master_port=None, data_ports=1)
+    remote.answer()
+    assert remote.leave() == 4
+
+
+def test_the_document_is_plain_ascii_on_one_line(tmp_path: Path) -> None:
+    """What travels is ASCII JSON, whatever the node's locale is."""
+    remote = Remote("probe", env={"LC_ALL": "C", "PYTHONIOENCODING": "utf-16"})
+    remote.ask(nonce=NONCE, name="n", deadline_s=30, driver_deadline_s=9, sysfs=str(tmp_path))
+    line = remote.answer()
+    assert line.isascii()
+    assert json.loads(line)["wire"] == 1
+    assert remote.leave() == 0

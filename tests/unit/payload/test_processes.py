@@ -1,0 +1,215 @@
+"""What the probe finds among real processes: zombies, stuck ones, ranks, and nobody's secrets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from preflight.facts.model import Facts, Process
+
+from .native import STUCK, UNREADABLE, compiled
+from .node import Remote
+from .test_probe import probe
+
+RANK = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "16",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+
+
+@pytest.fixture
+def start(cleanup: ExitStack) -> Callable[..., subprocess.Popen[bytes]]:
+    """Return a starter of processes that end with the test."""
+
+    def begin(*argv: str | Path, **how: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, **how)  # type: ignore[call-overload]
+        cleanup.callback(process.wait)
+        cleanup.callback(process.kill)
+        return process  # type: ignore[no-any-return]
+
+    return begin
+
+
+def told(tmp_path: Path, **how: object) -> Facts:
+    """Return what the probe says of this machine, without its devices."""
+    return probe(Remote("probe", **how), sysfs=str(tmp_path))  # type: ignore[arg-type]
+
+
+def of(facts: Facts, pid: int) -> Process | None:
+    """Return what was said of one process; None if it was not worth telling."""
+    assert facts.processes is not None
+    return next((one for one in facts.processes.notable if one.pid == pid), None)
+
+
+def until(state: Callable[[], bool]) -> None:
+    """Wait for something that happens soon."""
+    patience = time.monotonic() + 30
+    while not state():
+        assert time.monotonic() < patience, "it never happened"
+        time.sleep(0.01)
+
+
+def state_of(pid: int) -> str:
+    """Return the state letter of a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_zombie_is_told_with_its_parent(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """A child that nobody reaps is told, and whose it is."""
+    child = start("true")
+    until(lambda: state_of(child.pid) == "Z")
+    zombie = of(told(tmp_path), child.pid)
+    assert zombie is not None
+    assert (zombie.state, zombie.command, zombie.ppid) == ("Z", "[true]", os.getpid())
+    assert "pytest" in zombie.parent_command
+    assert zombie.parent_age_s is not None
+
+
+def test_an_idle_process_is_not_worth_telling(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """An ordinary process is counted and not told."""
+    idle = start("sleep", "60")
+    facts = told(tmp_path)
+    assert of(facts, idle.pid) is None
+    assert facts.processes is not None
+    assert facts.processes.seen > 1
+
+
+def test_a_process_in_d_state_is_told_when_it_stays_there(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, cleanup: ExitStack
+) -> None:
+    """Seen in D at two looks, it is told with the time between them and where it sleeps."""
+    stuck = start(compiled(STUCK, tmp_path))
+    until(lambda: state_of(stuck.pid) == "D")
+    child = int(Path(f"/proc/{stuck.pid}/task/{stuck.pid}/children").read_text())
+    cleanup.callback(os.kill, child, 9)
+    process = of(told(tmp_path), stuck.pid)
+    assert process is not None
+    assert (process.state, process.command) == ("D", str(tmp_path / "program"))
+    assert process.stuck_s is not None
+    assert process.stuck_s >= 0.2
+
+
+def test_a_process_whose_memory_cannot_be_read_hides_no_other(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Reading its environment hangs; the probe gives up on that one, says so, and goes on."""
+    stuck = start(compiled(UNREADABLE, tmp_path))
+    assert stuck.stdout
+    if stuck.stdout.readline() != b"ready\n":
+        pytest.skip("no userfaultfd here")
+    rank = start("sleep", "60", env={**os.environ, **RANK})
+    facts = told(tmp_path)
+    assert facts.problems == (f"process {stuck.pid}: reading its command or environment hangs",)
+    assert of(facts, rank.pid) is not None
+
+
+def test_an_orphaned_rank_is_told_with_its_place_and_port(tmp_path: Path) -> None:
+    """A torchrun worker whose agent is gone: rank, run id, parent, age, and the port it holds."""
+    code = (
+        "import os, socket, subprocess, sys\n"
+        "if len(sys.argv) == 1:\n"
+        "    worker = subprocess.Popen([sys.executable, '-c', open('/proc/self/cmdline')"
+        ".read().split(chr(0))[2], 'worker'])\n"
+        "    os._exit(0)\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "print(os.getpid(), server.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    env = {**os.environ, **RANK}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdout
+        pid, port = map(int, agent.stdout.readline().split())
+        agent.wait()
+        rank = of(told(tmp_path), pid)
+    assert rank is not None
+    assert rank.rank is not None
+    assert (rank.rank.rank, rank.rank.local_rank, rank.rank.world_size) == ("3", "1", "16")
+    assert (rank.rank.master_addr, rank.rank.master_port) == ("h1", "29500")
+    assert rank.rank.elastic_run_id == "none"
+    assert rank.ppid != agent.pid
+    assert rank.listens == (port,)
+    assert not rank.ours
+
+
+def test_the_probe_and_what_is_above_it_are_ours(tmp_path: Path) -> None:
+    """With the job's own environment around the probe, the run is not taken for a stale one."""
+    facts = told(tmp_path, env=RANK)
+    assert facts.processes is not None
+    ranks = [one for one in facts.processes.notable if one.rank]
+    assert ranks
+    assert all(one.ours for one in ranks)
+
+
+def test_secrets_of_environment_and_command_stay_on_the_node(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Tokens planted in both appear nowhere in the document; control characters neither."""
+    secret = "Zx9kQ27vLm3Tp8RwYb4N"  # noqa: S105 (planted)
+    argv = [sys.executable, "-c", "import time; time.sleep(60)", "--token", secret, "\x1b[31m\nred"]
+    rank = start(*argv, env={**os.environ, **RANK, "HF_TOKEN": secret, "RANK": "\x1b[2J1"})
+    process = of(told(tmp_path), rank.pid)
+    assert process is not None
+    assert secret not in str(process)
+    assert "--token ***" in process.command
+    assert process.command.endswith(" red")
+    assert process.rank is not None
+    assert process.rank.rank == "1"
+
+
+@needs_root
+def test_another_users_arguments_stay_on_the_node(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Even a root probe tells of another user's process only the program, and who it is."""
+    shell = ["/bin/sh", "-c", "sleep 60; : private"]
+    rank = start(*shell, env={**os.environ, **RANK}, user=NOBODY, cwd="/")
+    process = of(told(tmp_path), rank.pid)
+    assert process is not None
+    assert (process.user, process.command) == ("nobody", "/bin/sh")
+
+
+@needs_root
+def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> None:
+    """Other users' environments are counted as unreadable, and the answer is still whole."""
+    facts = told(tmp_path, user=NOBODY, python="/usr/bin/python3")
+    assert not facts.root
+    assert facts.user == "nobody"
+    assert facts.processes is not None
+    assert facts.processes.unreadable > 0
+
+
+def test_a_slurm_job_is_alive_while_its_step_daemon_is(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Of two ranks the one whose job has a slurmstepd is alive, the other is a leftover."""
+    sleep = shutil.which("sleep")
+    assert sleep
+    daemon = tmp_path / "slurmstepd"
+    shutil.copy(sleep, daemon)
+    start("slurmstepd: [4711.batch]", "60", executable=daemon)
+    alive = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4711"})
+    stale = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4710"})
+    facts = told(tmp_path)
+    assert facts.processes is not None
+    assert facts.processes.scheduler == "slurm"
+    of_jobs = [of(facts, one.pid) for one in (alive, stale)]
+    assert [(one.job, one.job_alive) for one in of_jobs if one] == [("4711", True), ("4710", False)]

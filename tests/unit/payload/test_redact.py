@@ -1,0 +1,125 @@
+"""Secrets in command lines never leave a node."""
+
+from __future__ import annotations
+
+import base64
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe import redact
+
+SECRET = "Zx9kQ27vLm3Tp8Rw"  # noqa: S105 (planted)
+WORDS = st.text(alphabet=string.ascii_letters + string.digits + "-_./", min_size=1, max_size=12)
+ALNUM = string.ascii_letters + string.digits
+
+
+def cut(*argv: str, whole: bool = True) -> str:
+    """Redact a command given as words."""
+    return redact.command([word.encode() for word in argv], whole=whole)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("train", "--token", SECRET),
+        ("train", f"--token={SECRET}"),
+        ("train", "--api-key", SECRET),
+        ("train", f"--api_key={SECRET}"),
+        ("train", f"--apiKey={SECRET}"),
+        ("train", "--hf-token", SECRET, "--lr", "0.1"),
+        ("train", "-password", SECRET),
+        ("train", f"trainer.wandb.api_key={SECRET}"),
+        ("env", f"WANDB_API_KEY={SECRET}", "python", "train.py"),
+        ("env", f"AWS_SECRET_ACCESS_KEY={SECRET}", "python"),
+        ("bash", "-c", f"export HF_TOKEN={SECRET}; exec python train.py"),
+        ("bash", "-c", f"export HF_TOKEN='{SECRET}' && python train.py"),
+        ("bash", "-c", f"wandb login --password {SECRET}"),
+        ("curl", "-H", f"Authorization: Bearer {SECRET}", "https://host/"),
+        ("curl", "-H", f"X-Api-Key: {SECRET}"),
+        ("curl", "-u", f"me:{SECRET}", "https://host/"),
+        ("git", "clone", f"https://me:{SECRET}@host/repo"),
+        ("git", "clone", f"https://{SECRET}@host/repo"),
+        ("curl", f"https://host/x?sig=1&access_token={SECRET}&y=2"),
+        ("x", f'{{"password": "{SECRET}"}}'),
+        ("sshpass", "-p", SECRET, "ssh", "host"),
+        ("sshpass", f"-p{SECRET}", "ssh", "host"),
+        ("mysql", f"-p{SECRET}"),
+        ("login", "--passphrase", f"two words {SECRET}"),
+    ],
+)
+def test_a_secret_in_its_usual_places_is_cut(argv: tuple[str, ...]) -> None:
+    """However people pass a password or token, it does not appear, and the program still does."""
+    shown = cut(*argv)
+    assert SECRET not in shown
+    assert shown.startswith(argv[0])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "hf_" + SECRET + "abcd",
+        "sk-proj-" + SECRET,
+        "ghp_" + SECRET,
+        "AKIAIOSFODNN7EXAMPLE",
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "0123456789abcdef0123456789abcdef01234567",
+        "nvapi-" + SECRET,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+    ],
+)
+def test_a_secret_without_a_name_is_known_by_its_shape(shape: str) -> None:
+    """Keys of well-known services are cut wherever they stand."""
+    assert shape not in cut("run", shape)
+    assert shape not in cut("run", f"--x={shape}")
+    assert shape not in cut("bash", "-c", f"run {shape} --and more")
+
+
+@given(st.lists(WORDS, max_size=4), st.binary(min_size=30, max_size=64), st.lists(WORDS, max_size=4))
+def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: list[str]) -> None:
+    """A random key behind a telling option is gone, in hex and in base64, among any words."""
+    for secret in (key.hex(), base64.b64encode(key).decode()):
+        shown = cut("python", *before, f"--secret={secret}", *after)
+        assert secret not in shown
+
+
+@given(st.lists(st.binary(max_size=60).map(lambda raw: raw.replace(b"\0", b"")), max_size=8))
+def test_any_command_is_one_printable_line(argv: list[bytes]) -> None:
+    """Bytes of any kind give printable text of bounded length; nothing raises."""
+    for whole in (True, False):
+        shown = redact.command(argv, whole=whole)
+        assert shown.isprintable() or not shown
+        assert len(shown) <= 2048
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("torchrun", "--nnodes=64", "--nproc-per-node=8", "--rdzv-id=4711", "train.py"),
+        ("python", "-u", "train.py", "--max_tokens=4096", "--tokenizer", "gpt2"),
+        ("python", "train.py", "--model", "Qwen2-72B-Instruct", "--lr", "1e-4"),
+        ("python", "train.py", "--data", "/mnt/data/CommonCrawl2024/shards_000123"),
+        ("sleep", "inf", "GPU-5d0f2c5e-7c4f-5d7b-a5d0-9f1f6a8f4a0e"),
+    ],
+)
+def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
+    """What an operator needs in order to recognise a job is not cut."""
+    assert cut(*argv) == " ".join(argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("python3", "-u", "train.py", "--name", "x"), "python3 train.py"),
+        (("python3", "-m", "torch.distributed.run", "x.py"), "python3 -m torch.distributed.run"),
+        (("/usr/bin/python3.11", "-c", "print('x')"), "/usr/bin/python3.11"),
+        (("bash", "-lc", "run secretly"), "bash"),
+        (("nvidia-smi", "-q"), "nvidia-smi"),
+        (("my title with words",), "my"),
+        (("bash", "run.sh", "x"), "bash run.sh"),
+    ],
+)
+def test_another_users_command_is_its_program(argv: tuple[str, ...], shown: str) -> None:
+    """Of other people's processes the program and script are told, and no argument."""
+    assert cut(*argv, whole=False) == shown
