@@ -12,7 +12,7 @@ from preflight.report.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest import TerminalReporter
+    import pytest
 
 _NAMED = 8
 """So many stragglers are named; more are counted."""
@@ -21,7 +21,7 @@ _NAMED = 8
 class TerminalProgress:
     """Rewrites one line on a terminal; elsewhere prints a line when a phase begins to drag."""
 
-    def __init__(self, terminal: TerminalReporter) -> None:
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
         self._live = terminal.isatty and terminal.verbosity >= 0
         self._lock = threading.Lock()

@@ -20,8 +20,14 @@ GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
 
 _WORST_FIRST = (
-    Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST, Outcome.WARN,
-    Outcome.OK, Outcome.NOT_RUN,
+    Outcome.FAIL,
+    Outcome.FLAKY,
+    Outcome.UNKNOWN,
+    Outcome.BROKEN,
+    Outcome.LOST,
+    Outcome.WARN,
+    Outcome.OK,
+    Outcome.NOT_RUN,
 )
 
 

@@ -22,8 +22,18 @@ Names = tuple[str, ...]
 """Of a subject: one node, or the two of a pair in fleet order."""
 
 _NO_FACTS = Facts(
-    wire=WIRE, nonce="", host="", time_s=0, boot_s=0, seconds=0, user="", root=False, kernel="",
-    python=Python("", ""), driver=Driver("absent"), problems=("it gave no facts",),
+    wire=WIRE,
+    nonce="",
+    host="",
+    time_s=0,
+    boot_s=0,
+    seconds=0,
+    user="",
+    root=False,
+    kernel="",
+    python=Python("", ""),
+    driver=Driver("absent"),
+    problems=("it gave no facts",),
 )
 """What a `reach.*` check sees of a node that never answered: every section is missing."""
 

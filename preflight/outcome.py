@@ -59,8 +59,10 @@ class Outputs:
         try:
             write_atomically(self.folder() / name, content)
         except OSError as error:
-            self.trouble = f"cannot write {self.path / name}: {error.strerror}; " \
-                           "give another folder: --preflight-report DIR"
+            self.trouble = (
+                f"cannot write {self.path / name}: {error.strerror}; "
+                "give another folder: --preflight-report DIR"
+            )
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,9 @@ def conclude(
         started=datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds"),
         seconds=round(run.seconds, 3),
         tier=run.settings.tier,
-        exit=exit_code(entries, ready, strict=strict, need=need, interrupted=interrupted,
-                       broke=broke),
+        exit=exit_code(
+            entries, ready, strict=strict, need=need, interrupted=interrupted, broke=broke
+        ),
         interrupted=interrupted,
         fleet=_fleet(run, names, ready),
         expected=len(entries),
@@ -149,7 +152,7 @@ def _verdict(entry: Entry) -> VerdictRow:
     return VerdictRow(
         check=entry.check,
         subject=entry.subject,
-        outcome=str(verdict.outcome),
+        outcome=verdict.outcome,
         sentence=verdict.sentence,
         advice=verdict.advice,
         evidence=verdict.evidence,

@@ -14,41 +14,88 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Offer the options; all of them start with --preflight."""
     group = parser.getgroup("preflight", "prove a GPU fleet fit before the job starts")
     add = group.addoption
-    add("--preflight", action="store_true", default=False,
-        help="Judge a fleet instead of running your tests; without more, judges this machine")
+    add(
+        "--preflight",
+        action="store_true",
+        default=False,
+        help="Judge a fleet instead of running your tests; without more, judges this machine",
+    )
     add("--preflight-nodes", metavar="LIST", help="Nodes, as in 'gpu[001-064]' or 'a,b,c'")
-    add("--preflight-inventory", metavar="FILE",
-        help="TOML or YAML file: nodes, how to reach them, what they were promised to have")
+    add(
+        "--preflight-inventory",
+        metavar="FILE",
+        help="TOML or YAML file: nodes, how to reach them, what they were promised to have",
+    )
     add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
-    add("--preflight-checks", metavar="IDS",
-        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight checks)")
-    add("--preflight-tier", choices=TIERS, default=None,
+    add(
+        "--preflight-checks",
+        metavar="IDS",
+        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight checks)",
+    )
+    add(
+        "--preflight-tier",
+        choices=TIERS,
+        default=None,
         help="How deep to look: prolog (passive, seconds), quick (default, a minute), "
-             "standard, deep")
-    add("--preflight-fail-fast", choices=("stage", "first", "never"), default=None,
+        "standard, deep",
+    )
+    add(
+        "--preflight-fail-fast",
+        choices=("stage", "first", "never"),
+        default=None,
         help="Stop after the first stage with a finding (default), after the first finding, "
-             "or never")
-    add("--preflight-report", metavar="DIR",
-        help="Where report.json and ready.hosts go (default: preflight-runs/TIME)")
-    add("--preflight-budget", metavar="SECONDS", type=float,
-        help="Wall time for the whole run (default by tier: 8, 60, 300, 3600)")
-    add("--preflight-need", metavar="N", type=int,
-        help="Ready when at least N nodes are; they are written to ready.hosts")
-    add("--preflight-strict", action="store_true", default=False,
-        help="Count warnings, and what could not be read for lack of privilege, as failures")
-    add("--preflight-python", metavar="CMD",
-        help="The job's Python on the nodes, as in /opt/venv/bin/python (default: python3)")
-    add("--preflight-env-file", metavar="FILE",
-        help="The job's environment, KEY=VALUE lines; {node} in the path is the node's name")
-    add("--preflight-launch", metavar="LINE",
+        "or never",
+    )
+    add(
+        "--preflight-report",
+        metavar="DIR",
+        help="Where report.json and ready.hosts go (default: preflight-runs/TIME)",
+    )
+    add(
+        "--preflight-budget",
+        metavar="SECONDS",
+        type=float,
+        help="Wall time for the whole run (default by tier: 8, 60, 300, 3600)",
+    )
+    add(
+        "--preflight-need",
+        metavar="N",
+        type=int,
+        help="Ready when at least N nodes are; they are written to ready.hosts",
+    )
+    add(
+        "--preflight-strict",
+        action="store_true",
+        default=False,
+        help="Count warnings, and what could not be read for lack of privilege, as failures",
+    )
+    add(
+        "--preflight-python",
+        metavar="CMD",
+        help="The job's Python on the nodes, as in /opt/venv/bin/python (default: python3)",
+    )
+    add(
+        "--preflight-env-file",
+        metavar="FILE",
+        help="The job's environment, KEY=VALUE lines; {node} in the path is the node's name",
+    )
+    add(
+        "--preflight-launch",
+        metavar="LINE",
         help="The job's launch line, as in 'CUDA_VISIBLE_DEVICES=0,1 torchrun "
-             "--nproc-per-node=2 train.py'; it is read, never run")
-    add("--preflight-items", choices=("node", "group"), default=None,
-        help="One pytest item per node and pair, or one per check (default: by fleet size)")
+        "--nproc-per-node=2 train.py'; it is read, never run",
+    )
+    add(
+        "--preflight-items",
+        choices=("node", "group"),
+        default=None,
+        help="One pytest item per node and pair, or one per check (default: by fleet size)",
+    )
     parser.addini("preflight_nodes", "Nodes, as --preflight-nodes", default="")
     parser.addini("preflight_inventory", "Inventory file, as --preflight-inventory", default="")
-    parser.addini("preflight_checks", "Folders with the site's own checks", type="paths",
-                  default=[])
+    parser.addini(
+        "preflight_checks", "Folders with the site's own checks", type="paths", default=[]
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -122,10 +122,7 @@ class Run:
             return  # `facts` came with `reach`; `local` has no checks until burn-in is there
         left_s = self._ends - time.monotonic()
         if left_s < 1:
-            self._set(skipped=self._skipped(stage, unknown(
-                f"the budget of {self.settings.wall_s:g} s was spent before the {stage} stage",
-                advice="give more time: --preflight-budget SECONDS",
-            )))
+            self._skip(stage, _out_of_time(stage, self.settings.wall_s))
         elif stage == "reach":
             self._probe(left_s)
         elif stage == "net":
@@ -135,7 +132,10 @@ class Run:
 
     def _probe(self, left_s: float) -> None:
         reached = probe_fleet(
-            self.fleet.hosts, self.nonce, deadline_s=left_s, at_most=self.settings.at_most,
+            self.fleet.hosts,
+            self.nonce,
+            deadline_s=left_s,
+            at_most=self.settings.at_most,
             progress=lambda *at: self.progress.step("probing", *at),
         )
         self._connections = {n: r.connection for n, r in reached.items() if r.connection}
@@ -164,10 +164,18 @@ class Run:
     def _sweep(self, deadline_s: float) -> None:
         hosts = self._able("fabric")
         able = {host.name for host in hosts}
-        out = {host.name: self.judgement.may_take_part(host.name, "fabric") or "no connection"
-               for host in self.fleet.hosts if host.name not in able}
+        out = {
+            host.name: self.judgement.may_take_part(host.name, "fabric") or "no connection"
+            for host in self.fleet.hosts
+            if host.name not in able
+        }
         sweep = sweep_fleet(
-            hosts, self._connections, self.rounds, out, self.nonce, deadline_s,
+            hosts,
+            self._connections,
+            self.rounds,
+            out,
+            self.nonce,
+            deadline_s,
             interface=self.fleet.interface,
             progress=lambda *at: self.progress.step("pairs", *at),
         )
@@ -175,12 +183,15 @@ class Run:
 
     def _able(self, stage: Stage) -> list[Host]:
         """Ask the judges of a stage's prerequisites who can take part in it."""
-        return [host for host in self.fleet.hosts
-                if host.name in self._connections
-                and not self.judgement.may_take_part(host.name, stage)]
+        return [
+            host
+            for host in self.fleet.hosts
+            if host.name in self._connections and not self.judgement.may_take_part(host.name, stage)
+        ]
 
-    def _judge_stage(self, stage: Stage, selected: Sequence[Key],
-                     found: Callable[[Key, Verdict], None]) -> bool:
+    def _judge_stage(
+        self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
+    ) -> bool:
         """Judge the stage's selected subjects; say whether the run must stop here."""
         fail_fast = self.settings.fail_fast
         for key in selected:
@@ -202,14 +213,26 @@ class Run:
 
     def _skip_after(self, stage: Stage) -> None:
         skipped = dict(self.judgement.measured.skipped)
-        for later in STAGES[STAGES.index(stage) + 1:]:
-            skipped.setdefault(later, not_run(
-                f"stopped after the {stage} stage (fail-fast); to go on: "
-                "--preflight-fail-fast=never", stopped=True))
+        for later in STAGES[STAGES.index(stage) + 1 :]:
+            skipped.setdefault(
+                later,
+                not_run(
+                    f"stopped after the {stage} stage (fail-fast); to go on: "
+                    "--preflight-fail-fast=never",
+                    stopped=True,
+                ),
+            )
         self._set(skipped=skipped)
 
-    def _skipped(self, stage: Stage, verdict: Verdict) -> dict[Stage, Verdict]:
-        return {**self.judgement.measured.skipped, stage: verdict}
+    def _skip(self, stage: Stage, verdict: Verdict) -> None:
+        self._set(skipped={**self.judgement.measured.skipped, stage: verdict})
 
     def _set(self, **parts: object) -> None:
         self.judgement.advance(msgspec.structs.replace(self.judgement.measured, **parts))
+
+
+def _out_of_time(stage: Stage, wall_s: float) -> Verdict:
+    return unknown(
+        f"the budget of {wall_s:g} s was spent before the {stage} stage",
+        advice="give more time: --preflight-budget SECONDS",
+    )

@@ -23,7 +23,7 @@ from preflight.report.terminal import finding_line
 from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
-from preflight.verdict import Outcome, Verdict
+from preflight.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,8 +102,9 @@ class Session:
         )
         self.run = Run(resolve(_wish(config)), self._registry, settings, Silent())
         self._grouped = self._are_grouped()
-        self.outputs = Outputs.beside(config.invocation_params.dir,
-                                      config.getoption("preflight_report"), self._began_s)
+        self.outputs = Outputs.beside(
+            config.invocation_params.dir, config.getoption("preflight_report"), self._began_s
+        )
 
     def _wanted_checks(self) -> set[str] | None:
         text = self._config.getoption("preflight_checks")
@@ -149,8 +150,11 @@ class Session:
         """Keep the checks that were asked for."""
         if self._wanted is None:
             return
-        keep = [item for item in items
-                if not isinstance(item, CheckItem) or item.keys[0][0] in self._wanted]
+        keep = [
+            item
+            for item in items
+            if not isinstance(item, CheckItem) or item.keys[0][0] in self._wanted
+        ]
         dropped = [item for item in items if item not in set(keep)]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
@@ -189,8 +193,9 @@ class Session:
             return
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
             return
-        self._measure([key for item in session.items if isinstance(item, CheckItem)
-                       for key in item.keys])
+        self._measure(
+            [key for item in session.items if isinstance(item, CheckItem) for key in item.keys]
+        )
 
     def _measure(self, keys: Sequence[Key]) -> None:
         self._ledger.expect(keys)

@@ -191,7 +191,8 @@ def _refuse_unknown_keys(content: Any) -> None:
     if not isinstance(content, dict):
         raise UsageError('holds no tables: write [group.NAME] with nodes = "gpu[001-064]"')
     _refuse_others(content, _File, "the file")
-    for table, kind in (("defaults", _Settings), ("job", JobTable)):
+    tables: tuple[tuple[str, type[Struct]], ...] = (("defaults", _Settings), ("job", JobTable))
+    for table, kind in tables:
         if isinstance(content.get(table), dict):
             _refuse_others(content[table], kind, f"[{table}]")
     for table, kind in (("group", _Group), ("node", _Node)):

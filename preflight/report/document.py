@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from preflight.check import Tier
+from preflight.verdict import Outcome
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
@@ -32,7 +35,7 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
 
     check: str
     subject: str
-    outcome: str
+    outcome: Outcome
     sentence: str
     advice: str
     evidence: dict[str, Any]
@@ -68,7 +71,7 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     kind: str
     component: str
     sentence: str
-    confidence: float
+    confidence: Annotated[float, Meta(ge=0, le=1)]
     advice: str
     pairs: tuple[str, ...]
 
@@ -81,12 +84,12 @@ class Report(Struct, frozen=True, kw_only=True):
     run: str
     started: str
     seconds: float
-    tier: str
-    exit: int
+    tier: Tier
+    exit: Annotated[int, Meta(ge=0, le=5)]
     interrupted: bool
     fleet: FleetRow
     expected: int
-    lost: int
+    lost: Annotated[int, Meta(ge=0)]
     counts: dict[str, int]
     verdicts: tuple[VerdictRow, ...]
     pairs: tuple[PairRow, ...]
@@ -116,3 +119,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 def encode(report: Report) -> bytes:
     """Encode as indented JSON that ends in a newline."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """Describe the document as JSON Schema; `docs/report.schema.json` holds a copy of this."""
+    (root,), definitions = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"preflight report.json, schema {SCHEMA}",
+        **root,
+        "$defs": definitions,
+    }

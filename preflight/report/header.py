@@ -32,18 +32,20 @@ def header(
     gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
     promised = f", {gpus} GPUs promised" if gpus else ", nothing promised"
     sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
-    promises = f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
+    promises = (
+        f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
+    )
     fabric = f", {rounds} round{'s' if rounds != 1 else ''} of pairs" if rounds else ""
+    who = fold(host.name for host in fleet.hosts)
+    port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
+    environ = fleet.job.environ_origin or "not known"
     return [
         f"preflight {version}",
-        f"fleet    {fold(host.name for host in fleet.hosts)}  {nodes}{promised}"
-        f"  (from {fleet.origin}{promises})",
+        f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
         f"reach    {_ways(fleet)}, {at_most} at a time",
-        f"job      master {fleet.master.name} port {fleet.job.master_port}"
-        f" ({fleet.job.master_port_origin}); environment: "
-        f"{fleet.job.environ_origin or 'not known'}",
-        f"checks   {tier}: {per_node} per node{fabric}, {expected} verdicts expected;"
-        f" budget {budget_s:g} s, fail-fast {fail_fast}",
+        f"job      master {fleet.master.name} port {port}; environment: {environ}",
+        f"checks   {tier}: {per_node} per node{fabric}, {expected} verdicts expected",
+        f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         f"report   {where}",
     ]
 

@@ -82,8 +82,9 @@ def _finding(finding: Finding, width: int) -> list[str]:
     lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
     if finding.advice:
-        lines += wrapped(finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ",
-                         width=width)
+        lines += wrapped(
+            finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ", width=width
+        )
     return lines
 
 
@@ -100,17 +101,28 @@ def _nodes(report: Report, width: int) -> list[str]:
     total = len(fleet.nodes)
     lines = []
     if fleet.ready:
-        lines += wrapped(f"{fold(fleet.ready)}  {len(fleet.ready)} of {total}",
-                         first="ready      ", indent=" " * 11, width=width)
+        lines += wrapped(
+            f"{fold(fleet.ready)}  {len(fleet.ready)} of {total}",
+            first="ready      ",
+            indent=" " * 11,
+            width=width,
+        )
     if fleet.not_ready:
-        lines += wrapped(f"{fleet.exclude}  --exclude={fleet.exclude}",
-                         first="not ready  ", indent=" " * 11, width=width)
+        lines += wrapped(
+            f"{fleet.exclude}  --exclude={fleet.exclude}",
+            first="not ready  ",
+            indent=" " * 11,
+            width=width,
+        )
     for a, b in fleet.apart:
         lines.append(f"apart      {a} and {b} must not be in one job")
     return lines
 
 
 def _counts(counts: Mapping[str, int], report: Report) -> str:
-    parts = [f"{counts.get(outcome, 0)} {word}" for outcome, word in _COUNTED
-             if counts.get(outcome, 0) or outcome in _ALWAYS]
+    parts = [
+        f"{counts.get(outcome, 0)} {word}"
+        for outcome, word in _COUNTED
+        if counts.get(outcome, 0) or outcome in _ALWAYS
+    ]
     return f"{', '.join(parts)}    {report.seconds:.1f} s, exit {report.exit}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 
 LONGEST = 600
 """A sentence is for a person; what is longer is in report.json."""
@@ -15,9 +14,8 @@ def printable(text: str) -> str:
     Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
     """
     kept = "".join(
-        " " if char in "\n\r\t" else char
+        char if char.isprintable() else " " if char.isspace() else ""
         for char in text[: LONGEST * 4]
-        if char in "\n\r\t" or not unicodedata.category(char).startswith("C")
     )
     return kept if len(kept) <= LONGEST else kept[: LONGEST - 3] + "..."
 

@@ -71,12 +71,18 @@ def _probe(host: Host, nonce: str, deadline_s: float) -> Reached:
         left_s = max(1.0, deadline_s - (time.monotonic() - began))
         facts = _ask(connection, host, nonce, min(PROBE_S, left_s))
     except ReachError as error:
-        reach = Reach(host.transport, error.step, error.sentence, error.advice,
-                      time.monotonic() - began)
+        reach = Reach(
+            host.transport, error.step, error.sentence, error.advice, time.monotonic() - began
+        )
     except (WireError, TimeoutError) as error:
-        reach = Reach(host.transport, "answer", str(error) or "no answer in time",
-                      f"log in to {host.name} and run its Python by hand: "
-                      f"{' '.join(host.python)} -c 'print(1)'", time.monotonic() - began)
+        reach = Reach(
+            host.transport,
+            "answer",
+            str(error) or "no answer in time",
+            f"log in to {host.name} and run its Python by hand: "
+            f"{' '.join(host.python)} -c 'print(1)'",
+            time.monotonic() - began,
+        )
     else:
         reach = Reach(host.transport, seconds=time.monotonic() - began)
         return Reached(reach, facts, connection)
@@ -105,5 +111,13 @@ def _reached(host: Host, answer: Reached | Exception) -> Reached:
     if isinstance(answer, Reached):
         return answer
     sentence = str(answer) or type(answer).__name__
-    return Reached(Reach(host.transport, "answer", sentence[:300],
-                         f"look at {host.name}: it neither answered nor refused"), None, None)
+    return Reached(
+        Reach(
+            host.transport,
+            "answer",
+            sentence[:300],
+            f"look at {host.name}: it neither answered nor refused",
+        ),
+        None,
+        None,
+    )

@@ -70,7 +70,7 @@ def test_an_empty_list_is_refused_and_names_its_source() -> None:
 
 
 def test_the_launch_line_tells_port_ranks_and_environment() -> None:
-    """torchrun's own spellings are understood, and variables in front of it."""
+    """The spellings that torchrun takes are understood, and variables in front of it."""
     line = "env CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --rdzv-endpoint=b:777 t.py"
     fleet = resolve(Wish(nodes="a,b", launch=line))
     assert fleet.job.master_port == 777

@@ -1,0 +1,61 @@
+"""The report is a promise to other programs: its schema, its atomic writing, its clean text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.report.document import json_schema, write_atomically
+from preflight.report.text import LONGEST, printable, wrapped
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_schema_file_is_the_one_we_write() -> None:
+    """docs/report.schema.json describes the document as the code has it."""
+    assert json.loads((DOCS / "report.schema.json").read_text()) == json_schema()
+
+
+def test_every_field_of_the_report_is_explained() -> None:
+    """docs/report.md mentions each top-level field."""
+    page = (DOCS / "report.md").read_text()
+    for field in json_schema()["$defs"]["Report"]["properties"]:
+        assert f"`{field}" in page
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    """A reader sees the old report or the new one, and no temporary file is left."""
+    target = tmp_path / "report.json"
+    target.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomically(target, b"new")
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_written_file_is_whole_and_private(tmp_path: Path) -> None:
+    """The new content replaces the old, readable by owner and group only."""
+    target = tmp_path / "report.json"
+    write_atomically(target, b"old")
+    write_atomically(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+@given(st.text())
+def test_nothing_a_node_says_can_drive_the_terminal(text: str) -> None:
+    """Escape sequences, control and bidirectional characters are gone, and it ends."""
+    shown = printable(text)
+    assert len(shown) <= LONGEST
+    assert all(char.isprintable() or char == " " for char in shown)
+
+
+@given(st.text(alphabet="ab c-,[]", max_size=300), st.integers(40, 100))
+def test_wrapping_keeps_to_the_width(text: str, width: int) -> None:
+    """Lines of ordinary words fit the terminal."""
+    words = [word[:20] for word in text.split()]
+    for line in wrapped(" ".join(words), first="    do: ", indent="        ", width=width):
+        assert len(line) <= width
