@@ -1,0 +1,71 @@
+"""GPUs, NVLinks and rails are joined as promised, and as on the other nodes of the group."""
+
+from __future__ import annotations
+
+from preflight.check import Check
+from preflight.facts import Facts, Group, Node
+from preflight.facts.odd_gpus import (
+    Oddity,
+    far_rails,
+    lopsided_links,
+    refused_peers,
+    strange_codes,
+    strange_numa,
+    torn_links,
+)
+from preflight.facts.smi_agrees import disagreements, read_matrix
+from preflight.facts.wiring import gpu_codes, up_links
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
+
+CHECK = Check(
+    "gpu.topology",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung", "gpu.count"),
+    drains=True,
+)
+
+
+def judge(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Hold the matrix against the promise, the group and itself, the surest witness first."""
+    if not facts.gpus:
+        if promised.gpus or promised.nvlinks_per_gpu:
+            return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
+        return not_run("no GPUs promised, none here")
+    printed, note = read_matrix(facts)
+    odd = oddities(promised, facts, group)
+    if printed is not None and not odd:
+        odd = list(disagreements(facts, printed))
+    if not odd:
+        return _sound(promised, facts, note)
+    odd.sort(key=lambda oddity: not oddity.grave)
+    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+    conclude = fail if odd[0].grave else warn
+    findings = [oddity.sentence for oddity in odd]
+    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings, note=note)
+
+
+def oddities(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
+    """Everything unlike its peers. Lost links explain strange codes, so these come only without."""
+    links = [
+        *torn_links(facts, promised.nvlinks_per_gpu, group),
+        *lopsided_links(facts.gpus or ()),
+    ]
+    codes = [] if links else [*refused_peers(facts), *strange_codes(facts, group)]
+    return [*links, *codes, *far_rails(facts, group), *strange_numa(facts, group)]
+
+
+def _sound(promised: Promise, facts: Facts, note: str) -> Verdict:
+    gpus = facts.gpus or ()
+    if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
+        return unknown("NVML would not tell the state of the NVLinks", advice="update the driver")
+    matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in gpu_codes(facts) or ()]
+    kinds = sorted({line.split()[-1] for line in matrix})
+    joined = f" joined by {', '.join(kinds)}" if kinds else ""
+    return ok(f"{len(gpus)} GPUs{joined}, {len(facts.nics or ())} NICs", matrix=matrix, note=note)
+
+
+def test_gpu_topology(node: Node, conclude: Conclude) -> None:
+    """Joins a node, its group and the judgement; the frame does the rest."""
+    conclude(judge(node.promised, node.facts, node.group))

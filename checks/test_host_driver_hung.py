@@ -1,0 +1,55 @@
+"""The NVIDIA driver answers: a hanging one takes every job down, and only a reboot helps."""
+
+from __future__ import annotations
+
+from preflight.check import Check
+from preflight.facts import Driver, Node
+from preflight.facts.words import count, process
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
+
+CHECK = Check(
+    "host.driver_hung", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+)
+NOT_LOADED = ("driver not loaded", "no devices", "could not find")
+GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"
+
+
+def judge(promised: int | None, driver: Driver) -> Verdict:
+    """Tell an answer from silence, and both from a refusal."""
+    wanted = f"{count(promised, 'GPU')} promised" if promised else ""
+    if driver.state == "answered":
+        return ok(f"NVML answered in {driver.seconds:.1f} s, driver {driver.version}")
+    if driver.state == "hung":
+        return _hung(driver)
+    if driver.state == "error":
+        return _refused(wanted, driver.error)
+    if not wanted:
+        return not_run("no GPUs promised, no NVIDIA driver here")
+    advice = "install the driver, or mount it into the container, then recheck"
+    return unknown(f"no NVIDIA driver library here, {wanted}", advice=advice)
+
+
+def _refused(wanted: str, error: str) -> Verdict:
+    said = f"NVML refuses: {error}"
+    if "permission" in error.lower():
+        return unknown(said, advice=f"{GRANT}, then recheck", grant=GRANT)
+    if wanted:
+        advice = "look for NVRM in dmesg; reload the driver or reboot"
+        return fail(f"{said}; {wanted}", advice=advice)
+    if any(words in error.lower() for words in NOT_LOADED):
+        return not_run(f"no GPUs promised; {said}")
+    return unknown(said, advice="reload the driver or reboot, then recheck")
+
+
+def _hung(driver: Driver) -> Verdict:
+    sentence = f"the driver gave NVML no answer within {driver.seconds:.0f} s"
+    if driver.survivor is not None:
+        where = f" in {driver.survivor.wchan}" if driver.survivor.wchan else ""
+        sentence += f"; our {process(driver.survivor)} even outlived SIGKILL{where}"
+    advice = "look for Xid in dmesg; drain and reboot, no signal ends what waits in it"
+    return fail(sentence, advice=advice, survivor=getattr(driver.survivor, "pid", None))
+
+
+def test_host_driver_hung(node: Node, conclude: Conclude) -> None:
+    """Joins a node and the judgement; the frame does the rest."""
+    conclude(judge(node.promised.gpus, node.facts.driver))

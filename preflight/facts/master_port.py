@@ -1,0 +1,60 @@
+"""Whether the rendezvous gets its port, and if not, who has it: "in use" alone helps nobody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.facts.words import count, kill_command, process
+from preflight.verdict import Verdict, fail, ok, warn
+
+if TYPE_CHECKING:
+    from preflight.facts.ports import MasterPort, Ports
+
+
+def taken(master: MasterPort, origin: str) -> Verdict:
+    """Explain a port that could not be bound by its owner."""
+    port = f"port {master.port} ({origin})"
+    holder = master.holder
+    if holder is not None and holder.ours:
+        return ok(f"{port} is held by this run's own store, {process(holder)}")
+    if holder is not None:
+        end = "ask root to find it: ss -ltnp"
+        if holder.pid:
+            end = f"end it: {kill_command([holder.pid])}"
+        return fail(
+            f"{port} is taken by {process(holder)}",
+            advice=f"{end}; or choose another --master-port",
+            cause=f"pid {holder.pid}" if holder.pid else "",
+            blocks=False,
+            pid=holder.pid,
+        )
+    if master.lingering:
+        left = count(master.lingering, "connection")
+        return warn(
+            f"{port} still has {left} of an ended job closing; the kernel keeps them a minute",
+            advice="wait a minute, or choose another --master-port",
+        )
+    return fail(
+        f"{port} cannot be bound: {master.error}",
+        advice="choose another --master-port",
+        blocks=False,
+    )
+
+
+def unfit(master: MasterPort, own: Ports, origin: str) -> Verdict | None:
+    """What is wrong with a port that was free: not given back, or in the kernel's own range."""
+    port = f"port {master.port} ({origin})"
+    if master.free_again is False:
+        return fail(
+            f"{port} was free, but not again after our listener had left",
+            advice="look who took it: ss -tanp; or choose another --master-port",
+            blocks=False,
+        )
+    low, high = own.ephemeral_low, own.ephemeral_high
+    if low <= master.port <= high:
+        return warn(
+            f"{port} is free now, but inside the ephemeral range {low}-{high}: "
+            "any outgoing connection may take it before the job does",
+            advice=f"choose a --master-port below {low}, such as 29500",
+        )
+    return None

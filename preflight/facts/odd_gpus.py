@@ -1,0 +1,169 @@
+"""Which GPU, link or rail of a node is not like its peers, or not as promised.
+
+Who the peers are: a promise decides first, then the majority of the node's group, and only where
+neither speaks the other GPUs of the same node. A machine whose whole group is built unevenly is
+as it should be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from preflight.facts.pci_distance import DISTANCES
+from preflight.facts.wiring import (
+    gpu_codes,
+    link_counts,
+    links_to,
+    nearest_nics,
+    nic_distances,
+    numa_nodes,
+    up_links,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from preflight.facts.model import Facts, Gpu
+    from preflight.facts.node import Group, Majority
+
+T = TypeVar("T")
+
+_ENOUGH_PEERS: Final = 3
+"""Two against one is how a bridged pair and a single card are sold; three alike are peers."""
+
+RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU, recheck"
+COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with a healthy node"
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """One thing that is unlike its peers. `grave`: the node is unfit for it."""
+
+    sentence: str
+    advice: str
+    grave: bool = True
+
+
+def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Oddity]:
+    """GPUs with fewer live NVLinks than promised, than the group's, or than most of their peers."""
+    gpus = facts.gpus or ()
+    vote = _deciding(group.majority(link_counts))
+    common = _most([up_links(gpu) for gpu in gpus])
+    for at, gpu in enumerate(gpus):
+        up = up_links(gpu)
+        if up is None or gpu.mig_enabled:
+            continue
+        expected, origin = promised, "promised"
+        if promised is None and vote is not None:
+            expected = vote.value[at] if at < len(vote.value) else None
+            origin = f"up on {vote.votes} of {vote.of} nodes of group {group.name}"
+        elif promised is None:
+            expected, origin = common, "up on its peers"
+        if expected is not None and up < expected:
+            unbridged = promised is None and vote is None and up == 0 and not _has_switch(gpus)
+            yield Oddity(
+                f"GPU{gpu.index} ({gpu.bus_id}): {up} NVLinks up, {expected} {origin}{_down(gpu)}",
+                "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
+                grave=not unbridged,
+            )
+
+
+def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
+    """Pairs whose NVLinks do not look the same from both ends."""
+    for a in gpus:
+        for b in gpus:
+            there, back = links_to(a, b), links_to(b, a)
+            known = a.links is not None and b.links is not None
+            if a.index < b.index and known and there != back:
+                sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
+                yield Oddity(sentence, RESEAT)
+
+
+def refused_peers(facts: Facts) -> Iterator[Oddity]:
+    """Pairs that may not reach each other's memory while pairs joined the same way may."""
+    joined = {(a, b): code for a, b, code in gpu_codes(facts) or ()}
+    for code in sorted(set(joined.values())):
+        pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
+        if _most([pair.p2p_read for pair in pairs]) == "ok":
+            for pair in pairs:
+                if pair.p2p_read not in ("ok", "unknown"):
+                    sentence = f"GPU{pair.a}-GPU{pair.b} ({code}): no peer access, {pair.p2p_read}"
+                    yield Oddity(f"{sentence}; its peers have it", COMPARE_BUILD)
+
+
+def strange_codes(facts: Facts, group: Group) -> Iterator[Oddity]:
+    """Pairs joined otherwise than on most nodes of the group."""
+    vote, codes = _deciding(group.majority(gpu_codes)), gpu_codes(facts)
+    if vote is None or codes is None or codes == vote.value:
+        return
+    usual = {(a, b): code for a, b, code in vote.value}
+    whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+    if len(codes) != len(vote.value):
+        here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
+        yield Oddity(f"{here} GPUs here, {there} {whom}", "look for Xid 79; power-cycle, recheck")
+        return
+    for a, b, code in codes:
+        if usual.get((a, b), code) != code:
+            advice = RESEAT if usual[a, b].startswith("NV") else COMPARE_BUILD
+            yield Oddity(f"GPU{a}-GPU{b} is joined by {code} here, by {usual[a, b]} {whom}", advice)
+
+
+def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
+    """GPUs whose nearest NIC is farther than the group's, or than every other GPU's here."""
+    mine = nic_distances(facts)
+    if mine is None:
+        return
+    vote = _deciding(group.majority(nic_distances))
+    usual, whom = _all_but_one(mine), "for every other GPU here"
+    if vote is not None:
+        usual = vote.value if len(vote.value) == len(mine) else mine
+        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+    for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
+        if DISTANCES.index(here) > DISTANCES.index(there):
+            names = ", ".join(nearest_nics(gpu, facts.nics or ())[1])
+            sentence = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names}) is at {here}"
+            yield Oddity(f"{sentence}, at {there} {whom}", COMPARE_BUILD)
+
+
+def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
+    """GPUs that hang on another NUMA node than on most nodes of the group."""
+    vote, mine = _deciding(group.majority(numa_nodes)), numa_nodes(facts)
+    if vote is None or mine is None or len(mine) != len(vote.value):
+        return
+    for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
+        if here != there:
+            whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+            sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
+            yield Oddity(sentence, COMPARE_BUILD, grave=False)
+
+
+def _deciding(vote: Majority[T] | None) -> Majority[T] | None:
+    return vote if vote is not None and vote.decides else None
+
+
+def _most(values: Iterable[T | None]) -> T | None:
+    """What more than half, and at least three, share."""
+    counts = Counter(value for value in values if value is not None)
+    value, votes = counts.most_common(1)[0] if counts else (None, 0)
+    return value if votes >= _ENOUGH_PEERS and 2 * votes > counts.total() else None
+
+
+def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
+    """What each would be if the single odd one out were like the others."""
+    usual = _most(values)
+    return (
+        values
+        if usual is None or values.count(usual) != len(values) - 1
+        else (usual,) * len(values)
+    )
+
+
+def _has_switch(gpus: Iterable[Gpu]) -> bool:
+    return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+
+
+def _down(gpu: Gpu) -> str:
+    down = [str(link.link) for link in gpu.links or () if not link.up]
+    return f" (down: link {', '.join(down)})" if down else ""

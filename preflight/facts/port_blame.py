@@ -1,0 +1,134 @@
+"""Whose fault a failed connection is: the node's, its target's, or only the path between them.
+
+A healthy node must never be condemned for its neighbour's firewall, so every conclusion rests on
+other connections: most nodes failing at one target blames the target; one node failing where the
+others succeed blames that node; two nodes alone cannot tell, and the pair is blamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.wiring import natural
+from preflight.facts.words import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from preflight.facts.node import Net
+    from preflight.facts.ports import Attempt
+
+WORDS: Final[Mapping[str, str]] = {
+    "refused": "refused: a firewall rejects it, or the address leads to another host",
+    "timeout": "timed out: a firewall drops it, or there is no way back",
+    "unreachable": "no route, or a firewall rejects it",
+    "reset": "cut off by something on the way",
+    "wrong_answer": "answered by something that is not this run",
+    "error": "failed",
+}
+"""What a failed connection to a listener that was surely there means."""
+
+OPEN_PORTS: Final = (
+    "let the nodes reach each other on all TCP ports: look at nftables, security groups"
+)
+_SEVERAL: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failed connection explained. `blame` is a node, or "pair a-b"."""
+
+    blame: str
+    sentence: str
+    advice: str = OPEN_PORTS
+
+    @property
+    def cause(self) -> str:
+        """The same for everyone who suffers from the same culprit: one finding."""
+        return f"ports of {self.blame}"
+
+
+def master_fault(name: str, net: Net) -> Fault | None:
+    """Why this node cannot reach the master port, or, on the master, why others cannot."""
+    tried = net.others_to_master
+    failed = [(source, attempt) for source, attempt in tried if attempt.result != "ok"]
+    if not failed:
+        return None
+    port, how = failed[0][1].port, _how(attempt for _, attempt in failed)
+    strangers = any(attempt.result == "wrong_answer" for _, attempt in failed)
+    most = len(failed) >= _SEVERAL and 2 * len(failed) > len(tried)
+    if strangers or most:
+        who = f"{len(failed)} of {count(len(tried), 'other node')}"
+        sentence = f"{who} cannot reach {net.master}:{port} ({how})"
+        return Fault(net.master, sentence, OPEN_PORTS)
+    if len(tried) == 1:
+        return _between(failed[0][0], net.master, port, how)
+    mine = [attempt for source, attempt in failed if source == name]
+    if not mine:
+        return None
+    others = f"{len(tried) - len(failed)} of {len(tried)} other nodes can"
+    sentence = f"cannot reach {net.master}:{port} ({_how(mine)}); {others}"
+    return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
+
+
+def data_fault(name: str, net: Net) -> Fault | None:
+    """Why this node and its partners of the sweep cannot connect to each other's data ports."""
+    into = _by_peer((source, one) for source, one in net.to_me if one.kind == "data")
+    own = net.own.attempts if net.own is not None else ()
+    out = _by_peer((one.target, one) for one in own if one.kind == "data")
+    for direction, verb in ((into, "cannot connect to it"), (out, "cannot be reached from it")):
+        if len(direction) >= _SEVERAL and all(direction.values()):
+            how = _how(one for failed in direction.values() for one in failed)
+            peers = ", ".join(sorted(direction, key=natural))
+            sentence = f"{peers} {verb} on random ports ({how})"
+            return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
+    for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
+        if failed and _is_its_own(peer, net, out, into):
+            sentence = f"{peer} cannot be reached on random ports ({_how(failed)})"
+            return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")
+        if failed:
+            return _between(name, peer, failed[0].port, _how(failed))
+    return None
+
+
+def _is_its_own(
+    peer: str, net: Net, out: Mapping[str, list[Attempt]], into: Mapping[str, list[Attempt]]
+) -> bool:
+    """Whether a peer that is not reached is to blame.
+
+    It is when the master is out of its reach too, or when we reach others and it reaches us, so
+    that only its own gate is left.
+    """
+    at_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
+    cut_off = at_master.get(peer) is False and any(at_master.values())
+    we_get_out = any(not failed for other, failed in out.items() if other != peer)
+    it_gets_here = peer in into and not into[peer]
+    return cut_off or (we_get_out and it_gets_here)
+
+
+def _between(source: str, target: str, port: int, how: str) -> Fault:
+    first, second = sorted((source, target), key=natural)
+    sentence = f"{source} cannot reach {target}:{port} ({how}); either end may be at fault"
+    advice = f"on {first} and {second}: {OPEN_PORTS}"
+    return Fault(f"pair {first}-{second}", sentence, advice)
+
+
+def _by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]:
+    """Failed attempts by peer; an empty list for a peer with none."""
+    peers: dict[str, list[Attempt]] = {}
+    for peer, attempt in attempts:
+        failed = peers.setdefault(peer, [])
+        if attempt.result != "ok":
+            failed.append(attempt)
+    return peers
+
+
+def _how(attempts: Iterable[Attempt]) -> str:
+    """In words, each kind once; the system's own words only where ours say nothing."""
+    said = dict.fromkeys(
+        f"{WORDS[one.result]}: {one.error}" if one.result == "error" else WORDS[one.result]
+        for one in attempts
+        if one.result != "ok"
+    )
+    return "; ".join(said)

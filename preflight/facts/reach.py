@@ -1,0 +1,35 @@
+"""The way to a node in steps: each is a check, and the first that fails explains the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from preflight.verdict import Verdict, fail, not_run, ok
+
+if TYPE_CHECKING:
+    from preflight.facts.node import Reach
+    from preflight.transport.protocol import Step
+
+STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
+"""In the order in which they are taken."""
+
+_SSH_STEPS: Final = frozenset({"name", "route", "hostkey", "login"})
+_WORDS: Final[dict[Step, str]] = {
+    "name": "its name resolves",
+    "route": "it accepts connections",
+    "hostkey": "its host key is the known one",
+    "login": "it lets us in",
+    "python": "its Python runs",
+    "answer": "the probe answered",
+}
+
+
+def judge_step(step: Step, reach: Reach) -> Verdict:
+    """Say whether one step of the way succeeded; a step behind the failed one is `not_run`."""
+    if reach.transport == "local" and step in _SSH_STEPS:
+        return not_run("local: no login needed")
+    if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
+        return ok(_WORDS[step], transport=reach.transport)
+    if step == reach.failed:
+        return fail(reach.sentence, advice=reach.advice, transport=reach.transport)
+    return not_run(f"not reached: {reach.failed} failed")

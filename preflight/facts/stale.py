@@ -1,0 +1,162 @@
+"""What earlier jobs left on a node: each takes memory, a port or a GPU from the next one.
+
+Pure rules over the probe's list. `grave` findings make the node unfit; the others are worth a
+look. A process of a live job is never stale, however much it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.kinship import holds_memory, is_daemon, is_orphan
+from preflight.facts.limits import limit
+from preflight.facts.words import age, count, kill_command, memory, process
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from preflight.facts.model import Gpu, Process, Processes
+
+GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
+_DRIVER_WAITS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """One thing left behind, and the command that removes it."""
+
+    sentence: str
+    advice: str
+    culprits: tuple[Process, ...] = ()
+    grave: bool = True
+    grant: str = ""
+
+
+def find_stale(processes: Processes, gpus: Sequence[Gpu]) -> list[Stale]:
+    """Everything that an earlier job left, the grave first; each process is told once."""
+    notable = [one for one in processes.notable if not one.ours]
+    found: list[Stale] = [*_zombies(notable), *_stuck(notable), *_orphans(notable)]
+    told = {one.pid for stale in found for one in stale.culprits}
+    rest = [one for one in notable if one.pid not in told and one.state != "Z"]
+    found += _jobless(rest, processes.scheduler)
+    told |= {one.pid for stale in found for one in stale.culprits}
+    found += _ownerless_memory(processes, gpus, told)
+    return sorted(found, key=lambda stale: not stale.grave)
+
+
+def _zombies(notable: Iterable[Process]) -> Iterator[Stale]:
+    zombies = [one for one in notable if one.state == "Z"]
+    for one in zombies:
+        end = f"end its parent: kill {one.ppid}"
+        if one.threads or one.holds_gpu or holds_memory(one):
+            why = f"has {one.threads} live threads" if one.threads else "still holds a GPU"
+            advice = f"{end}; if it stays, it waits in the driver: drain and reboot"
+            yield Stale(f"zombie {process(one)} {why}", advice, (one,))
+        elif one.ppid > 1 and one.age_s > limit("zombie_age_s"):
+            sentence = f"zombie {process(one)}: its parent {one.ppid} never reaped it"
+            yield Stale(
+                sentence, f"harmless but untidy; to be rid of it {end}", (one,), grave=False
+            )
+    unreaped = tuple(one for one in zombies if one.ppid == 1)
+    if len(unreaped) >= limit("unreaped_zombies"):
+        oldest = age(max(one.age_s for one in unreaped))
+        sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest since {oldest}"
+        advice = "start the container with an init (docker run --init), or restart it"
+        yield Stale(sentence, advice, unreaped, grave=False)
+
+
+def _stuck(notable: Sequence[Process]) -> Iterator[Stale]:
+    for one in notable:
+        if one.state == "D" and (one.stuck_s or 0) >= limit("stuck_s"):
+            where = f" in {one.wchan}" if one.wchan else ""
+            in_driver = one.wchan.startswith(_DRIVER_WAITS)
+            holds = one.holds_gpu or holds_memory(one)
+            grave = in_driver or (holds and is_orphan(one, notable))
+            advice = "no signal ends it: look for Xid in dmesg, drain and reboot"
+            if not grave:
+                advice = "look at its disk or network file system (cat /proc/PID/stack as root)"
+            sentence = f"{process(one)} is in D state{where}"
+            yield Stale(sentence, advice.replace("PID", str(one.pid)), (one,), grave=grave)
+
+
+def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
+    runs: dict[tuple[str, str], list[Process]] = {}
+    for one in notable:
+        if (
+            one.rank
+            and one.rank.elastic_run_id
+            and one.state not in "DZ"
+            and is_orphan(one, notable)
+        ):
+            runs.setdefault((one.rank.elastic_run_id, one.rank.master_port), []).append(one)
+    for (run_id, _), ranks in runs.items():
+        if len(ranks) == 1:
+            who = f"{process(ranks[0])} is a rank whose torchrun is gone"
+        else:
+            pids = ", ".join(str(one.pid) for one in ranks)
+            since = age(max(one.age_s for one in ranks))
+            who = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
+            who += f" (pids {pids}, user {ranks[0].user}, since {since})"
+        yield Stale(who + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks))
+
+
+def _jobless(rest: Iterable[Process], scheduler: str) -> Iterator[Stale]:
+    """Who has GPU memory without a running job. Without a scheduler nobody can say: a warning."""
+    for one in rest:
+        if is_daemon(one) or not (one.holds_gpu or holds_memory(one)):
+            continue
+        if scheduler == "slurm" and one.job_alive is not True:
+            ended = f"of job {one.job}, which has ended" if one.job else "outside any job"
+            if one.job and one.job_alive is None:
+                continue
+            sentence = f"{process(one)} {ended}{_holdings([one]) or ', has a GPU open'}"
+            yield Stale(sentence, kill_command([one.pid]), (one,), grave=holds_memory(one))
+        elif scheduler != "slurm" and holds_memory(one) and one.rank is None:
+            sentence = f"{process(one)} uses a GPU{_holdings([one])}"
+            advice = f"if nobody needs it: {kill_command([one.pid])}"
+            yield Stale(sentence, advice, (one,), grave=False)
+
+
+def _ownerless_memory(
+    processes: Processes, gpus: Sequence[Gpu], told: Collection[int]
+) -> Iterator[Stale]:
+    """GPU memory that no process NVML lists accounts for: another namespace, or a dead context.
+
+    Where NVML hides charges, whoever has a GPU open may be the owner: a live job is, or one told.
+    """
+    unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu))}
+    openers = [one for one in processes.notable if one.holds_gpu and one.gpu_mib is None]
+    busy = (one.ours or one.pid in told or one.rank or one.job_alive for one in openers)
+    if not unowned or any(busy):
+        return
+    listed = ", ".join(f"GPU{index} {memory(amount)}" for index, amount in unowned.items())
+    suspects = [one for one in openers if not is_daemon(one)]
+    if suspects:
+        named = ", ".join(process(one) for one in suspects)
+        advice = f"ask its owner, then: {kill_command(one.pid for one in suspects)}"
+        yield Stale(f"{listed} in use; open by {named}", advice, tuple(suspects))
+        return
+    advice = "on the host: fuser -v /dev/nvidia*; end what it shows, or reset the idle GPU"
+    hidden = count(processes.unreadable, "process", "processes")
+    note = f" ({hidden} not readable)" if processes.unreadable else ""
+    grant = GRANT if processes.unreadable else ""
+    yield Stale(f"{listed} in use by nobody visible{note}", advice, grant=grant)
+
+
+def _unowned_mib(gpu: Gpu) -> int:
+    """MiB in use that nobody is charged for; 0 below the limit or where a charge is hidden."""
+    charges = [charge.used_mib for charge in gpu.processes or ()]
+    if gpu.memory_used_mib is None or gpu.processes is None or gpu.mig_enabled or None in charges:
+        return 0
+    unowned = gpu.memory_used_mib - sum(charge or 0 for charge in charges)
+    return unowned if unowned > limit("unowned_gpu_memory_mib") else 0
+
+
+def _holdings(ranks: Sequence[Process]) -> str:
+    """What they keep from the next job: ", holds 38.5 GiB of GPU memory and port 29500"."""
+    mib = sum(one.gpu_mib or 0 for one in ranks)
+    ports = sorted({port for one in ranks for port in one.listens})
+    held = [f"{memory(mib)} of GPU memory"] if mib else []
+    held += [f"port {', '.join(str(port) for port in ports)}"] if ports else []
+    return f", {'holds' if len(ranks) == 1 else 'hold'} {' and '.join(held)}" if held else ""

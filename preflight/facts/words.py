@@ -1,0 +1,54 @@
+"""Processes, ages and sizes as an operator says them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from preflight.facts.model import Process
+
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86400
+_GIB: Final = 1024
+_COMMAND_CHARS: Final = 60
+
+
+def age(seconds: float) -> str:
+    """45 s, 12 min, 2 h 14 min, 3 d 4 h."""
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE:.0f} min"
+    if seconds < _DAY:
+        return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+    return f"{seconds // _DAY:.0f} d {seconds % _DAY // _HOUR:.0f} h"
+
+
+def memory(mib: float) -> str:
+    """512 MiB, 38.5 GiB."""
+    return f"{mib:.0f} MiB" if mib < _GIB else f"{mib / _GIB:.1f} GiB"
+
+
+def process(one: Process) -> str:
+    """Who it is: pid 4242 (python train.py, user alice, since 2 h 14 min)."""
+    command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
+    known = [command, f"user {one.user}" if one.user else ""]
+    if one.pid:
+        since = f"since {age(one.age_s)}"
+        return f"pid {one.pid} ({', '.join(filter(None, [*known, since]))})"
+    hidden = "a process that this login may not see"
+    return f"{hidden} (user {one.user})" if one.user else hidden
+
+
+def kill_command(pids: Iterable[int]) -> str:
+    """What a person types to end processes: politely first."""
+    listed = " ".join(str(pid) for pid in sorted(pids))
+    return f"kill {listed}; if still there after 10 s: kill -9 {listed}"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
