@@ -76,7 +76,9 @@ def test_a_secret_without_a_name_is_known_by_its_shape(shape: str) -> None:
     assert shape not in cut("bash", "-c", f"run {shape} --and more")
 
 
-@given(st.lists(WORDS, max_size=4), st.binary(min_size=30, max_size=64), st.lists(WORDS, max_size=4))
+@given(
+    st.lists(WORDS, max_size=4), st.binary(min_size=30, max_size=64), st.lists(WORDS, max_size=4)
+)
 def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: list[str]) -> None:
     """A random key behind a telling option is gone, in hex and in base64, among any words."""
     for secret in (key.hex(), base64.b64encode(key).decode()):
