@@ -95,8 +95,8 @@ class CheckItem(pytest.Item):
         return str(super().repr_failure(excinfo))
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Name the item by its check and subject."""
-        return self.path, None, self.name
+        """Name the item in words; pytest's listing would turn the id's dots into colons."""
+        return self.path, None, self.name.replace("[", " on ").rstrip("]")
 
 
 def _words(verdict: Verdict) -> str:

@@ -99,8 +99,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the session proper when it was asked for."""
+    """Register the markers, and the session proper when it was asked for."""
     config.addinivalue_line("markers", "preflight: an item that preflight made")
+    for stage in ("reach", "facts", "net", "local", "fabric"):
+        line = f"preflight_{stage}: an item of the stage {stage}, for -m"
+        config.addinivalue_line("markers", line)
     if config.getoption("preflight"):
         from preflight.session import start
 

@@ -168,6 +168,7 @@ class Session:
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and not self._is_worker:
             terminal.showfspath = terminal.verbosity > 0
+            terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
         if self._is_worker:
             path = Path(session.config.workerinput["preflight_measured"])

@@ -1,0 +1,83 @@
+"""User stories run the installed plugin in a real subprocess, from an empty folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LONGEST_S = 300
+"""Only so that a hang ends the test; nothing is asserted about time."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the operator saw: the exit code, the screen, and the report if there is one."""
+
+    exit: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The decoded report.json."""
+        content: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return content
+
+    def outcomes(self, *wanted: str) -> set[tuple[str, str, str]]:
+        """(check, subject, outcome) of every verdict, or of those with a wanted outcome."""
+        return {
+            (v["check"], v["subject"], v["outcome"])
+            for v in self.report["verdicts"]
+            if not wanted or v["outcome"] in wanted
+        }
+
+    def found(self) -> set[tuple[str, str]]:
+        """(check, subject) of every verdict that a person has to look at."""
+        bad = ("fail", "flaky", "unknown", "broken", "lost", "warn")
+        return {(check, subject) for check, subject, _ in self.outcomes(*bad)}
+
+
+Preflight = "Callable[..., Told]"
+
+
+@pytest.fixture
+def preflight(tmp_path: Path) -> Callable[..., Told]:
+    """Run `pytest --preflight ...` as a person would."""
+
+    def run(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
+        folder = tmp_path / "report"
+        working = tmp_path / "empty"
+        working.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
+                "--preflight", f"--preflight-report={folder}", *arguments,
+            ],
+            cwd=working,
+            env={**_clean_environment(), **(env or {})},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LONGEST_S,
+            check=False,
+        )
+        return Told(done.returncode, done.stdout, done.stderr, folder)
+
+    return run
+
+
+def _clean_environment() -> dict[str, str]:
+    """Drop what would make this machine look like an allocation or a running job."""
+    foreign = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH")
+    return {k: v for k, v in os.environ.items() if not k.startswith(foreign)} | {"COLUMNS": "80"}

@@ -1,0 +1,78 @@
+"""A wrong option is one line that says what to type, exit 4, and nothing is contacted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preflight-nodes", ""], "type for example 'gpu[001-064]'"),
+        (["--preflight-nodes", "node[1-100000000]"], "more than 65536 nodes"),
+        (["--preflight-nodes", "a b;reboot"], "not a host name"),
+        (["--preflight-inventory", "/nonexistent.toml"], "cannot read the inventory"),
+        (["--preflight-checks", "gpu.cuont"], "did you mean 'gpu.count'"),
+        (["--preflight-checks", ""], "see: preflight checks"),
+        (["--preflight-tier", "quik"], "invalid choice: 'quik'"),
+        (["--preflight-budget", "0"], "give seconds"),
+        (["--preflight-need", "0"], "number of nodes the job needs"),
+        (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
+        (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),
+        (["--preflight-launch", "torchrun --nproc-per-node=none t.py"], "number of ranks"),
+    ],
+)
+def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said: str) -> None:
+    """Each mistake ends with exit 4, a sentence with the remedy, and no traceback."""
+    told = preflight(*arguments)
+    assert told.exit == 4
+    assert said in told.err
+    assert "Traceback" not in told.out + told.err
+    assert not told.folder.exists()
+
+
+def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
+    """A misspelled promise is refused with the nearest known word."""
+    path = tmp_path / "fleet.toml"
+    path.write_text('[group.train]\nnodes = "h1"\ngpu = 8\n')
+    told = preflight("--preflight-inventory", str(path))
+    assert told.exit == 4
+    assert f"{path}: unknown key 'gpu' in [group.train]; did you mean 'gpus'?" in told.err
+
+
+def test_collecting_measures_nothing(preflight: Callable[..., Told]) -> None:
+    """--co lists ids by check and subject, contacts nobody and leaves no files."""
+    told = preflight("--co", "-q", "--preflight-nodes", "nosuch[1-3].invalid")
+    assert told.exit == 0
+    assert "fabric.allreduce[nosuch1.invalid-nosuch2.invalid]" in told.out
+    assert "gpu.count[nosuch3.invalid]" in told.out
+    assert not told.folder.exists()
+
+
+def test_selecting_nothing_is_not_a_pass(preflight: Callable[..., Told]) -> None:
+    """A -k that matches nothing is exit 5: nothing to check."""
+    assert preflight("-k", "nosuchnode").exit == 5
+
+
+def test_the_environment_names_nodes(preflight: Callable[..., Told]) -> None:
+    """PREFLIGHT_NODES is used when no option says otherwise, and the header says so."""
+    told = preflight("--co", env={"PREFLIGHT_NODES": "env[1-2].invalid"})
+    assert "(from PREFLIGHT_NODES)" in told.out
+    told = preflight("--co", env={"SLURM_JOB_NODELIST": "s[1-2].invalid", "SLURM_JOB_ID": "7"})
+    assert "(from SLURM_JOB_NODELIST)" in told.out
+    assert "environment: Slurm job 7" in told.out
+
+
+def test_an_empty_allocation_is_refused(preflight: Callable[..., Told]) -> None:
+    """An empty variable must not fall through to judging this machine instead."""
+    told = preflight(env={"SLURM_JOB_NODELIST": ""})
+    assert told.exit == 4
+    assert "SLURM_JOB_NODELIST" in told.err
