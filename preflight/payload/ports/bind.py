@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 
 BACKLOG = 4096
 """Every node of the fleet may knock at the master in the same instant."""
@@ -22,13 +23,21 @@ def listener(port: int) -> socket.socket:
     return _listening(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 (as the job's store does)
 
 
-def is_free(port: int) -> bool:
-    """Whether the port could be taken once more, and give it back."""
-    try:
-        listener(port).close()
-    except OSError:
-        return False
-    return True
+def is_free(port: int, patience_s: float = 1.0) -> bool:
+    """Whether the port could be taken once more, and give it back.
+
+    The last acknowledgements of connections that ended well may still be on their way.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            listener(port).close()
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def _listening(family: int, address: str, port: int) -> socket.socket:

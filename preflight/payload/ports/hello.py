@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import hmac
 
+_OPENING = b"preflight hello "
+
+OTHER_RUN = b"preflight here " + b"0" * 64 + b"\n"
+"""What another run's node hears, rather than a reset that would look like a firewall's."""
+
 
 def greeting(nonce: str) -> bytes:
     """Return the line a connecting node says first."""
-    return b"preflight hello " + _mark(nonce, "hello")
+    return _OPENING + _mark(nonce, "hello")
 
 
 def reply(nonce: str, node: str) -> bytes:
     """Return the line with which that node's listener answers."""
     return b"preflight here " + _mark(nonce, f"here is {node}")
+
+
+def is_preflight(heard: bytes) -> bool:
+    """Whether a wrong greeting is at least one of some preflight run."""
+    return heard.startswith(_OPENING)
 
 
 def same(heard: bytes, expected: bytes) -> bool:

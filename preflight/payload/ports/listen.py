@@ -71,7 +71,7 @@ class Listeners:
                 return False
             if key.data is None:
                 self._accept(key.fileobj)
-            else:
+            elif key.data.socket.fileno() >= 0:  # not dropped earlier in this turn
                 self._hear(key.data)
         now = time.monotonic()
         for late in [peer for peer in self._peers.values() if peer.until < now]:
@@ -100,9 +100,10 @@ class Listeners:
             if peer.answered or len(peer.said) > wanted:
                 return self._drop(peer)
             if len(peer.said) == wanted:
-                if not hello.same(peer.said, self._greeting):
+                known = hello.same(peer.said, self._greeting)
+                if not known and not hello.is_preflight(peer.said):
                     return self._drop(peer)
-                peer.socket.send(self._reply)
+                peer.socket.send(self._reply if known else hello.OTHER_RUN)
                 peer.answered, peer.until = True, time.monotonic() + HELLO_S
         except BlockingIOError:
             return None

@@ -14,7 +14,7 @@ import pytest
 from probe import processes, procfs
 
 from .native import STUCK, compiled
-from .node import Remote
+from .node import Remote, system_python
 from .test_probe import probe
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def test_another_users_arguments_stay_on_the_node(
 @needs_root
 def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> None:
     """Other users' environments are counted as unreadable, and the answer is still whole."""
-    facts = told(tmp_path, user=NOBODY, python="/usr/bin/python3")
+    facts = told(tmp_path, user=NOBODY, python=system_python())
     assert not facts.root
     assert facts.user == "nobody"
     assert facts.processes is not None
