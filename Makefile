@@ -17,10 +17,10 @@ PYTEST_ARGS ?=
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: $(STAMP) system ## bring up a fleet with planted faults, judge it, name the culprits
+demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culprits
 	$(BIN)/python tests/lab/demo.py
 
-test: $(STAMP) system ## run every test
+test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
@@ -32,21 +32,21 @@ lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
 preflight: $(STAMP) ## judge this machine
 	$(BIN)/python -m pytest --preflight
 
-lab: $(STAMP) system ## bring up four hosts to play with, until Ctrl-C
+lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 	$(BIN)/python tests/lab up
 
-bench: $(STAMP) system ## measure speed as ratios; a table, and bench-results/*.json
+bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/*.json
 	$(BIN)/python tests/bench/run.py
 
 wheel: $(STAMP) ## build the wheel
 	$(BIN)/python -m build --wheel --no-isolation -o dist .
 
-setup: $(STAMP) system ## only set up
+setup: $(STAMP) ## only set up
 
 system: ## Debian packages of the lab, when root and when they are missing
 	@sh tests/lab/packages.sh
 
-$(STAMP): pyproject.toml constraints.txt requirements-dev.txt
+$(STAMP): pyproject.toml constraints.txt requirements-dev.txt | system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(INDEX) -c constraints.txt -r requirements-dev.txt
 	$(PIP) install $(INDEX) -c constraints.txt --no-build-isolation --no-deps -e .

@@ -86,6 +86,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nproc-per-node=2 train.py'; it is read, never run",
     )
     add(
+        "--preflight-replay",
+        metavar="FILE",
+        help="Judge the measured.json of an earlier run again, with the nodes and promises "
+        "given now; contacts nobody",
+    )
+    add(
         "--preflight-items",
         choices=("node", "group"),
         default=None,

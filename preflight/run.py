@@ -111,6 +111,15 @@ class Run:
         finally:
             self.close()
 
+    def replay(
+        self, measured: Measured, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
+    ) -> None:
+        """Judge what another run has measured; contacts nobody and never stops early."""
+        self.nonce = measured.nonce
+        self.judgement.advance(measured)
+        for stage in STAGES:
+            self._judge_stage(stage, selected, found)
+
     def close(self) -> None:
         """Leave every node."""
         while self._connections:

@@ -81,6 +81,17 @@ def _wish(config: pytest.Config) -> Wish:
     )
 
 
+def _replayed(path: str | None) -> Measured | None:
+    if path is None:
+        return None
+    try:
+        return Measured.decode(Path(path).expanduser().read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the measurements {path}: {error}; give the measured.json of a run"
+        ) from error
+
+
 class Session:
     """The plugin object of a run with --preflight, in the controller and in xdist's workers."""
 
@@ -102,6 +113,7 @@ class Session:
         )
         self.run = Run(resolve(_wish(config)), self._registry, settings, Silent())
         self._grouped = self._are_grouped()
+        self._replayed = _replayed(config.getoption("preflight_replay"))
         self.outputs = Outputs.beside(
             config.invocation_params.dir, config.getoption("preflight_report"), self._began_s
         )
@@ -171,8 +183,8 @@ class Session:
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
         if self._is_worker:
-            path = Path(session.config.workerinput["preflight_measured"])
-            self.run.judgement.advance(Measured.load(path))
+            path = session.config.workerinput["preflight_measured"]
+            self.run.judgement.advance(_replayed(path) or self.run.judgement.measured)
         elif self._has_workers() and not session.config.option.collectonly:
             self._measure(self.run.expected(self._wanted))
 
@@ -182,10 +194,7 @@ class Session:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell an xdist worker where the measurements are."""
-        path = self.outputs.folder() / "measured.json"
-        if not path.exists():
-            self.run.judgement.measured.save(path)
-        node.workerinput["preflight_measured"] = str(path)
+        node.workerinput["preflight_measured"] = str(self.outputs.path / "measured.json")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -200,8 +209,13 @@ class Session:
 
     def _measure(self, keys: Sequence[Key]) -> None:
         self._ledger.expect(keys)
-        if keys:
-            self.run.measure(keys, self._found)
+        if self._replayed is not None:
+            self.run.replay(self._replayed, keys, self._found)
+        elif keys:
+            try:
+                self.run.measure(keys, self._found)
+            finally:
+                self.outputs.write("measured.json", self.run.judgement.measured.encode())
 
     def _found(self, key: Key, verdict: Verdict) -> None:
         check, nodes = key

@@ -6,19 +6,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from msgspec import Struct
+
+from preflight.transport.protocol import Step
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.facts.model import Facts
     from preflight.facts.ports import Attempt, Ports
     from preflight.fleet.model import Job, Promise
-    from preflight.transport.protocol import Step
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """How far we came on the way to a node: `failed` is the step that stopped us, if any."""
 
     transport: str
@@ -39,7 +41,7 @@ class Majority(Generic[T]):
     @property
     def decides(self) -> bool:
         """More than half, and at least two: else there is no majority to be odd against."""
-        return self.votes >= 2 and self.votes * 2 > self.of
+        return self.votes > 1 and self.votes * 2 > self.of
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ class Group:
         `read` must be a named function: its vote is counted once and remembered.
         """
         if read not in self._votes:
-            votes = Counter(value for facts in self.facts.values()
-                            if (value := read(facts)) is not None)
+            votes = Counter(
+                value for facts in self.facts.values() if (value := read(facts)) is not None
+            )
             ranked = votes.most_common(1)
             self._votes[read] = (
                 Majority(ranked[0][0], ranked[0][1], votes.total()) if ranked else None
@@ -84,7 +87,7 @@ class Net:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node under judgement. The frame sees to it that `facts` is there when a check needs it."""
+    """One node under judgement; the frame sees to it that a check which needs `facts` has them."""
 
     name: str
     promised: Promise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from msgspec import Struct
 
@@ -13,9 +11,6 @@ from preflight.facts.model import Facts
 from preflight.facts.node import Reach
 from preflight.facts.ports import Ports
 from preflight.verdict import Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -31,11 +26,11 @@ class Measured(Struct, frozen=True, kw_only=True):
     skipped: dict[Stage, Verdict] = {}
     """Stages that were not run, and the verdict that everyone gets instead."""
 
-    def save(self, path: Path) -> None:
-        """Write it for another process of the same run."""
-        path.write_bytes(msgspec.json.encode(self))
+    def encode(self) -> bytes:
+        """Write it for another process of the same run, or for judging it again later."""
+        return msgspec.json.encode(self)
 
     @classmethod
-    def load(cls, path: Path) -> Measured:
-        """Read what `save` wrote."""
-        return msgspec.json.decode(path.read_bytes(), type=cls)
+    def decode(cls, content: bytes) -> Measured:
+        """Read what `encode` wrote; msgspec.DecodeError (a ValueError) if it is not that."""
+        return msgspec.json.decode(content, type=cls)

@@ -48,7 +48,6 @@ class Told:
         return {(check, subject) for check, subject, _ in self.outcomes(*bad)}
 
 
-Preflight = "Callable[..., Told]"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Told
+    from tests.stories.conftest import Told
 
 
 @pytest.mark.parametrize(
