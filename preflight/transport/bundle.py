@@ -33,7 +33,8 @@ _LOADER = f"""
 import sys
 v = tuple(sys.version_info[:2])
 if v < {PYTHON_FLOOR}:
-    sys.stderr.write("Python %d.%d is too old, {PYTHON_FLOOR[0]}.{PYTHON_FLOOR[1]} needed\\n" % v)
+    told = "Python %d.%d is too old, %d.%d needed" % (v + {PYTHON_FLOOR})
+    sys.stderr.write(told + chr(10))
     sys.exit({TOO_OLD})
 import os
 left = int(sys.argv[1])
@@ -45,14 +46,14 @@ while left:
     left -= len(part)
     while part:
         part = part[os.write(fd, part):]
-os.write(1, {BOOTED!r} + b"\\n")
+os.write(1, {BOOTED!r} + chr(10).encode())
 sys.path[:] = ["/proc/self/fd/%d" % fd] + [p for p in sys.path if p]
 import start
 start.main(sys.argv[2])
 """
 
 BOOT = f"exec({_LOADER!r})"
-"""The program given to `python -c`: one line, which csh and fish quote as sh does.
+"""The program given to `python -c`: one line, without what csh or fish would read inside quotes.
 
 Its first lines must be readable by the oldest Python that a node may have, to say so.
 """

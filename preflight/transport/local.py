@@ -128,8 +128,8 @@ class LocalRemote(StreamRemote):
 
     def _leave(self) -> int | None:
         if not self._left:
+            told = self._gone()
             self._left = True
-            told = self._exited(0.0)
             if self._process.returncode is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)

@@ -37,7 +37,10 @@ class Answer(Struct, frozen=True):
     """What a finished remote command left: its status and its bounded output."""
 
     status: int | None
-    """Exit status; negative for a signal; None when nobody told: our deadline, or a lost line."""
+    """Exit status; negative for a signal (-1 where SSH does not say which).
+
+    None when nobody told: our deadline passed, or the line was lost.
+    """
     stdout: bytes
     """What no `read_line` has taken, an unfinished last line included."""
     stderr: bytes

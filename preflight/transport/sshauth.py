@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from msgspec import Struct
 
 from preflight.transport.legible import legible
 from preflight.transport.protocol import ReachError
@@ -25,7 +25,8 @@ MOST_KEYS = 5
 """sshd hangs up after six failures (MaxAuthTries), and newer ones then shut our address out."""
 
 
-class _Key(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _Key:
     label: str
     secret: paramiko.PKey
 
@@ -117,14 +118,20 @@ def _too_slow(route: Route) -> ReachError:
 
 def _refused(route: Route, tried: list[str], unusable: list[str]) -> ReachError:
     """Say what was tried, and give the command that shows the same refusal."""
-    keys = "; ".join(tried) or "no usable key"
-    without = f" (not usable: {'; '.join(unusable)})" if unusable else ""
-    by_hand = f"ssh -o BatchMode=yes -p {route.port} {route.user}@{route.hostname} true"
+    without = f"; not usable: {', '.join(unusable)}" if unusable else ""
+    if tried:
+        sentence = f"{_whom(route)} is refused with {', '.join(tried)}{without}"
+        remedy = "add the key's public half to that user's ~/.ssh/authorized_keys on the node"
+    else:
+        sentence = f"there is no key to log in with as {_whom(route)}{without}"
+        remedy = "make a key usable without a prompt (load it into ssh-agent)"
+    identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
+    by_hand = ["ssh", "-o", "BatchMode=yes", "-p", str(route.port), *identity, _whom(route), "true"]
     return ReachError(
         "login",
-        f"{_whom(route)} is refused with {keys}{without}",
-        "add the key's public half to that user's ~/.ssh/authorized_keys on the node, or correct "
-        f"`user` and `identity_file` in the inventory; this must work: `{by_hand}`",
+        sentence,
+        f"{remedy}, or correct `user` and `identity_file` in the inventory; "
+        f"this must work: `{shlex.join(by_hand)}`",
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.transport.legible import last_line, legible
+from preflight.transport.legible import legible
 from preflight.transport.protocol import ReachError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _effective(host: Host, timeout_s: float) -> dict[str, list[str]]:
     except subprocess.TimeoutExpired as error:
         raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
     except subprocess.CalledProcessError as error:
-        raise _unreadable(host, last_line(error.stderr) or f"exit {error.returncode}") from error
+        raise _unreadable(host, legible(error.stderr) or f"exit {error.returncode}") from error
     config: dict[str, list[str]] = {}
     for line in asked.stdout.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition(" ")

@@ -68,24 +68,31 @@ def hang_up(transport: paramiko.Transport) -> None:
 
 
 def _connected(route: Route, ends: float) -> socket.socket:
+    """A TCP connection to the first of its addresses that answers."""
     found = _addresses(route)
-    trouble: tuple[str, OSError] | None = None
+    began = time.monotonic()
+    trouble = ReachError("route", "its name has no address", "give the node an `address`")
     for tried, (family, address) in enumerate(found):
         share_s = (ends - time.monotonic()) / (len(found) - tried)
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(max(0.1, share_s))
             sock.connect(address)
-            # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
+            _tune(sock)
         except OSError as error:
             sock.close()
-            trouble = (str(address[0]), error)
+            where = f"{address[0]!s} port {route.port}"
+            trouble = _no_route(where, error, time.monotonic() - began)
         else:
             return sock
-    raise _no_route(route, *(trouble or (route.hostname, OSError("it has no address"))))
+    raise trouble
+
+
+def _tune(sock: socket.socket) -> None:
+    # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
 
 
 def _addresses(route: Route) -> list[tuple[int, _Address]]:
@@ -101,13 +108,12 @@ def _addresses(route: Route) -> list[tuple[int, _Address]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _no_route(route: Route, address: str, error: OSError) -> ReachError:
-    where = f"{address} port {route.port}"
+def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
     if isinstance(error, ConnectionRefusedError):
         sentence = f"{where} refuses connections"
         advice = "start sshd on the node, or correct its `port` in the inventory"
     elif isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        sentence = f"no answer from {where}"
+        sentence = f"no answer from {where} in {seconds:.0f} s"
         advice = "look whether the node is up, and whether a firewall drops the port"
     else:
         sentence = f"{where} cannot be reached: {error.strerror or error}"

@@ -23,8 +23,11 @@ BOOTED: Final = b"@preflight booted"
 """The boot line writes this when the whole payload has arrived: from here on it is our code."""
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-OUT_OF_TIME = (124, 137, 4)
-"""timeout(1) after SIGTERM and after SIGKILL; the payload's own alarm."""
+OUT_OF_TIME = (124, 4)
+"""timeout(1) after its SIGTERM; the payload's own alarm."""
+
+KILLED = 137
+"""What a shell makes of SIGKILL: timeout's last word to the stubborn, or the kernel's."""
 
 LAST_WORDS_S = 2.0
 """For the exit status and standard error of a payload that has stopped answering."""
@@ -100,46 +103,40 @@ class Talk:
     def _ended(self, answer: Answer) -> ReachError:
         """Name what came instead of an answer."""
         said = last_line(answer.stderr) or last_line(answer.stdout) or legible(self._noise)
-        if answer.status == TOO_OLD and not self._booted:
-            return ReachError(
-                "python", f"{self._python}: {said}", "name a newer one with --preflight-python"
-            )
-        if answer.status in OUT_OF_TIME:
-            return ReachError(
-                "answer",
-                f"it was killed by its deadline of {self._timeout_s:.3g} s" + _quoted(said),
-                "look at the node's load and at processes in D state",
-            )
-        if answer.status is None:
-            return ReachError(
-                "answer",
-                "the connection broke before it answered" + _quoted(said),
-                "look at sshd and the kernel log on the node (out of memory, a restart)",
-            )
-        if answer.status == 0 or self._booted:
-            return self._something_else(answer, said)
-        return self._no_python(answer.status, said)
-
-    def _something_else(self, answer: Answer, said: str) -> ReachError:
-        what = "the payload stopped" if self._booted else "something else answered"
-        return ReachError(
-            "answer",
-            f"{what} with exit {answer.status}" + _quoted(said),
-            "report what it said: this is a fault of preflight"
-            if self._booted
-            else "look for a forced command or a login shell that runs something else",
-        )
+        status = answer.status
+        killed = status is not None and (status < 0 or status == KILLED)
+        if status is None:
+            sentence = "the connection broke before it answered"
+            advice = "look at sshd and the kernel log on the node (out of memory, a restart)"
+        elif status in OUT_OF_TIME or (killed and answer.seconds >= self._timeout_s):
+            sentence = f"it was killed by its deadline of {self._timeout_s:.3g} s"
+            advice = "look at the node's load and at processes in D state"
+        elif killed:
+            sentence = "it was killed by a signal before it answered"
+            advice = "look at the kernel log on the node (out of memory?)"
+        elif self._booted:
+            sentence = f"the payload stopped with exit {status} before it answered"
+            advice = "report what it said: this is a fault of preflight"
+        elif status == 0:
+            sentence = "something else answered"
+            advice = "look for a forced command or a login shell that runs something else"
+        else:
+            return self._no_python(status, said)
+        return ReachError("answer", sentence + _quoted(said), advice)
 
     def _no_python(self, status: int, said: str) -> ReachError:
-        if status == NOT_FOUND:
-            sentence = f"{self._python}: not found"
+        """The node's Python never came as far as our code."""
+        if status == TOO_OLD:
+            sentence = f"{self._python}: {said}"
+        elif status == NOT_FOUND:
+            sentence = f"{self._python}: not found" + _quoted(said)
         elif status == NOT_EXECUTABLE:
-            sentence = f"{self._python}: cannot be executed"
+            sentence = f"{self._python}: cannot be executed" + _quoted(said)
         else:
-            sentence = f"{self._python}: did not start (exit {status})"
+            sentence = f"{self._python}: did not start (exit {status})" + _quoted(said)
         return ReachError(
             "python",
-            sentence + _quoted(said),
+            sentence,
             "install Python 3.8 or newer on the node, or name the job's with --preflight-python",
         )
 

@@ -1,0 +1,258 @@
+"""The payload travels to a node and leaves nothing there."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from preflight.errors import PreflightError
+from preflight.fleet.model import Host
+from preflight.transport.bundle import BOOT, bundle, start_payload
+from preflight.transport.local import LocalConnection
+from preflight.transport.protocol import Connection, ReachError
+from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
+
+START = """
+import json, os, sys
+
+def main(entry):
+    request = json.loads(sys.stdin.readline())
+    mark = "@preflight " + request["nonce"] + " "
+    def emit(document):
+        print(mark + json.dumps(document), flush=True)
+    exec(request.get("do", ""), dict(globals(), **locals()))
+"""
+REQUEST = {"nonce": "n1"}
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Path:
+    """Make a payload that does what its request says."""
+    folder = tmp_path / "payload"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "start.py").write_text(START)
+    (folder / "__init__.py").write_text("raise ImportError('the root is no package')\n")
+    (folder / "deep" / "__init__.py").write_text("WORD = 'deep'\n")
+    return folder
+
+
+def ask(connection: Connection, node: Host, payload: Path, do: str, **options: object) -> bytes:
+    """Start the payload, let it do something, and read one answer."""
+    request = {"nonce": "n1", "do": do}
+    entry, timeout_s = str(options.get("entry", "probe")), float(str(options.get("timeout_s", 20)))
+    limit = int(str(options.get("limit", 8 << 20)))
+    talk = start_payload(connection, node, entry, request, timeout_s, limit=limit, payload=payload)
+    try:
+        return talk.read(float(str(options.get("read_s", PATIENCE_S))))
+    finally:
+        talk.close()
+
+
+def refused(
+    connection: Connection, node: Host, payload: Path, do: str = "", **options: object
+) -> ReachError:
+    """Return why there was no answer."""
+    with pytest.raises(ReachError) as caught:
+        ask(connection, node, payload, do, **options)
+    assert caught.value.advice
+    assert caught.value.sentence.isprintable()
+    return caught.value
+
+
+def here(*python: str) -> Host:
+    """Describe this machine with some Python."""
+    return Host(name="here", address="here", transport="local", python=python or (sys.executable,))
+
+
+def listing() -> set[str]:
+    """Everything in the places where a program might leave something."""
+    folders = {Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm")}
+    return {str(path) for folder in folders for path in folder.iterdir()}
+
+
+def test_the_real_payload_answers(connection: Connection, node: Host) -> None:
+    """What we ship boots on a node: a request for no entry at all is refused by our own code."""
+    with pytest.raises(ReachError, match="no entry") as caught:
+        start_payload(connection, node, "no entry", REQUEST, PATIENCE_S).read(PATIENCE_S)
+    assert caught.value.step == "answer"
+
+
+def test_an_answer_comes_back_and_nothing_stays(
+    connection: Connection, node: Host, payload: Path
+) -> None:
+    """The payload runs from memory: no file of it appears on the node, and no process stays."""
+    before = listing()
+    do = "import deep, pynvml\nemit({'word': deep.WORD, 'from': pynvml.__file__, 'path': sys.path})"
+    document = ask(connection, node, payload, do)
+    assert b'"word": "deep", "from": "/proc/self/fd/' in document
+    assert b'""' not in document
+    assert listing() - before == set()
+    wait_until(lambda: not processes_with("preflight booted"), "the node's Python is gone")
+
+
+def test_a_conversation_of_several_steps(connection: Connection, node: Host, payload: Path) -> None:
+    """Messages go to and fro until the input is finished."""
+    do = "for line in sys.stdin: emit({'got': json.loads(line)})\nemit({'end': True})"
+    request = {"nonce": "n1", "do": do}
+    talk = start_payload(connection, node, "ports", request, PATIENCE_S, payload=payload)
+    for number in range(3):
+        talk.send({"number": number})
+        assert talk.read(PATIENCE_S) == b'{"got": {"number": %d}}' % number
+    talk.finish()
+    assert talk.read(PATIENCE_S) == b'{"end": true}'
+    talk.close()
+
+
+def test_noise_is_passed_over(payload: Path) -> None:
+    """What a login shell prints, or another run, is not taken for the answer."""
+    noisy = here("sh", "-c", "echo Welcome; printf 'to node '; exec \"$@\"", "sh", sys.executable)
+    do = "print('@preflight other {\"a\": 1}')\nprint('x' * 100_000)\nemit({'a': 2})"
+    assert ask(LocalConnection(), noisy, payload, do) == b'{"a": 2}'
+
+
+def test_only_the_probe_carries_the_driver_library(payload: Path) -> None:
+    """Each zip holds the payload at its root with compiled twins; pynvml goes with the probe."""
+    names = zipfile.ZipFile(io.BytesIO(bundle("ports", payload))).namelist()
+    files = ["deep/__init__.py", "deep/__init__.pyc", "start.py", "start.pyc"]
+    assert sorted(names) == files
+    probe = zipfile.ZipFile(io.BytesIO(bundle("probe", payload))).namelist()
+    assert sorted(probe) == sorted([*files, "pynvml.py", "pynvml.pyc"])
+
+
+def test_nothing_is_compiled_on_a_node_like_ours(payload: Path) -> None:
+    """Python takes the compiled twin: a source that cannot be compiled proves it."""
+    packed = io.BytesIO()
+    made = zipfile.ZipFile(io.BytesIO(bundle("ports", payload)))
+    with zipfile.ZipFile(packed, "w") as spoilt:
+        for name in made.namelist():
+            spoilt.writestr(name, made.read(name) if name.endswith("c") else b"not python")
+    archive = payload.parent / "spoilt.zip"
+    archive.write_bytes(packed.getvalue())
+    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import deep; print(deep.WORD)"
+    told = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
+    assert told.stdout == b"deep\n", told.stderr
+
+
+def test_our_paths_do_not_travel(payload: Path) -> None:
+    """The compiled files do not say where they were compiled."""
+    with zipfile.ZipFile(io.BytesIO(bundle("probe", payload))) as packed:
+        for name in packed.namelist():
+            assert os.fsencode(payload) not in packed.read(name)
+            assert os.fsencode(sys.prefix) not in packed.read(name)
+
+
+def test_the_boot_line_survives_every_shell() -> None:
+    """One line without what csh, fish or sh would read inside single quotes."""
+    assert "\n" not in BOOT
+    assert "!" not in BOOT
+    assert "\\\\" not in BOOT
+
+
+def pythons(version: str) -> list[str]:
+    """Pythons of that version that this machine happens to have."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [str(path) for path in root.glob(f"{version}.*/bin/python")]
+    if on_path := shutil.which(f"python{version}"):
+        found.append(on_path)
+    works = "import sys; sys.stdout.write('%d.%d' % tuple(sys.version_info[:2]))"
+    return [
+        python
+        for python in found
+        if subprocess.run([python, "-c", works], capture_output=True, check=False).stdout
+        == version.encode()
+    ]
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.4", "3.5", "3.6", "3.7"])
+def test_a_python_that_is_too_old_says_so(payload: Path, version: str) -> None:
+    """A Python that could not run the payload can still read the line that tells."""
+    if not (found := pythons(version)):
+        pytest.skip(f"no Python {version} on this machine")
+    error = refused(LocalConnection(), here(found[0]), payload, entry="sweep")
+    assert error.step == "python"
+    assert error.sentence == f"{found[0]}: Python {version} is too old, 3.8 needed"
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.12"])
+def test_other_pythons_compile_for_themselves(payload: Path, version: str) -> None:
+    """A node with another Python than ours runs the sources."""
+    if not (found := pythons(version)):
+        pytest.skip(f"no Python {version} on this machine")
+    do = "import deep, pynvml\nemit({'version': '%d.%d' % sys.version_info[:2]})"
+    answer = ask(LocalConnection(), here(found[0]), payload, do)
+    assert answer.decode() == f'{{"version": "{version}"}}'
+
+
+def test_a_node_without_python_says_so(connection: Connection, node: Host, payload: Path) -> None:
+    """A Python that is not there is step `python`, by its name."""
+    bare = Host(name="h", address="h", python=("no-such-python3",))
+    error = refused(connection, bare, payload)
+    assert error.step == "python"
+    assert "no-such-python3: not found" in error.sentence
+    del node
+
+
+@pytest.mark.parametrize(
+    ("python", "word"),
+    [
+        (("/etc/passwd",), "cannot be executed"),
+        (("sh", "-c", "echo FATAL: no image >&2; exit 255"), "FATAL: no image"),
+    ],
+)
+def test_a_python_that_does_not_start_says_so(
+    payload: Path, python: tuple[str, ...], word: str
+) -> None:
+    """A container prefix that fails, or a file that is no program, is step `python` too."""
+    error = refused(LocalConnection(), here(*python), payload)
+    assert error.step == "python"
+    assert word in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("do", "options", "word"),
+    [
+        (
+            "os.write(2, b'\\x1b[31mred\\x07\\n'); os._exit(3)",
+            {},
+            "exit 3 before it answered; it said: red",
+        ),
+        ("import time; time.sleep(60)", {"timeout_s": 1}, "its deadline of 1 s"),
+        ("import time; time.sleep(60)", {"read_s": 0.3}, "no answer in 0.3 s"),
+        ("print('z' * (2 << 20))", {"limit": 1 << 20}, "more than 1 MiB"),
+        ("os.kill(os.getpid(), 9)", {}, "killed by a signal"),
+    ],
+)
+def test_what_came_instead_of_an_answer_is_said(
+    connection: Connection,
+    node: Host,
+    payload: Path,
+    *,
+    do: str,
+    options: dict[str, float],
+    word: str,
+) -> None:
+    """A payload that dies, hangs or floods is step `answer`, each with its own sentence."""
+    error = refused(connection, node, payload, do, **options)
+    assert error.step == "answer"
+    assert word in error.sentence
+
+
+def test_a_shell_that_runs_something_else_is_found_out(payload: Path) -> None:
+    """A forced command that says nothing of ours and exits 0 is no answer."""
+    error = refused(LocalConnection(), here("echo", "This account is\x1b[5m closed"), payload)
+    assert error.step == "answer"
+    assert "something else answered; it said: This account is closed" in error.sentence
+
+
+def test_a_request_without_a_nonce_is_our_own_mistake(payload: Path) -> None:
+    """An answer could not be told from another run's."""
+    with pytest.raises((PreflightError, ValueError)):
+        start_payload(LocalConnection(), here(), "probe", {"name": "h"}, 5, payload=payload)

@@ -1,0 +1,130 @@
+"""known_hosts is read as OpenSSH reads it; ssh-keygen itself is the measure."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.transport.hostkey_check import kinds_known, verify
+from preflight.transport.hostkeys import read_known_hosts
+from preflight.transport.protocol import ReachError
+from tests.unit.transport.sshd import new_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINES = (
+    "gpu017 {key}",
+    "gpu017,10.0.0.17 {key}",
+    "GPU017 {key}",
+    "gpu0* {key}",
+    "gpu01? {key} a comment with words",
+    "*,!gpu017 {key}",
+    "!gpu017,* {key}",
+    "[gpu017]:2222 {key}",
+    "[gpu*]:2222 {key}",
+    "[gpu017]:22 {key}",
+    "gpu017x {key}",
+    "# gpu017 {key}",
+    "gpu017",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Make a host key: its type and its base64."""
+    path = new_key(tmp_path_factory.mktemp("key") / "host")
+    kind, blob = path.with_suffix(".pub").read_text().split()[:2]
+    return kind, blob
+
+
+@pytest.mark.parametrize("name", ["gpu017", "[gpu017]:2222", "10.0.0.17", "gpu17"])
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_names_match_as_openssh_matches_them(
+    tmp_path: Path, key: tuple[str, str], line: str, name: str, *, hashed: bool
+) -> None:
+    """For plain, hashed and wildcard names we find a line exactly when ssh-keygen -F does."""
+    file = tmp_path / "known_hosts"
+    file.write_text(line.format(key=" ".join(key)) + "\n")
+    if hashed:
+        subprocess.run(["ssh-keygen", "-H", "-f", str(file)], capture_output=True, check=False)
+    argv = ["ssh-keygen", "-F", name, "-f", str(file)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert bool(read_known_hosts([str(file)], [name])) == (told.returncode == 0), told
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_case_does_not_matter(tmp_path: Path, key: tuple[str, str], *, hashed: bool) -> None:
+    """`ssh GPU017` looks for gpu017."""
+    file = tmp_path / "known_hosts"
+    file.write_text(f"gpu017 {' '.join(key)}\n")
+    if hashed:
+        subprocess.run(["ssh-keygen", "-H", "-f", str(file)], capture_output=True, check=True)
+    assert read_known_hosts([str(file)], ["GPU017"])
+
+
+def test_a_broken_line_vouches_for_nobody(tmp_path: Path) -> None:
+    """What is no key opens no door, and does not stop the reading either."""
+    file = tmp_path / "known_hosts"
+    file.write_text("h ssh-ed25519 not-base64!\nh ssh-ed25519\n\xff\n")
+    assert read_known_hosts([str(file)], ["h"]) == ()
+
+
+def test_any_of_several_keys_will_do(tmp_path: Path, key: tuple[str, str]) -> None:
+    """A host may have two keys of one type, as while one replaces the other."""
+    other = new_key(tmp_path / "other").with_suffix(".pub").read_text().split()[:2]
+    file = tmp_path / "known_hosts"
+    file.write_text(f"h {' '.join(other)}\nh {' '.join(key)}\n")
+    known = read_known_hosts([str(file)], ["h"])
+    assert kinds_known(known) == ("ssh-ed25519",)
+    for kind, blob in ((line.kind, line.blob) for line in known):
+        verify(known, kind, blob, names=["h"], files=[str(file)])
+
+
+def test_a_key_without_a_port_vouches_only_where_the_port_has_none(
+    tmp_path: Path, key: tuple[str, str]
+) -> None:
+    """As in OpenSSH: the bare name is asked only when the name with the port is not there."""
+    other = new_key(tmp_path / "other").with_suffix(".pub").read_text().split()[:2]
+    file, names = tmp_path / "known_hosts", ["[h]:2222", "h"]
+    file.write_text(f"h {' '.join(key)}\n")
+    known = read_known_hosts([str(file)], names)
+    verify(known, known[0].kind, known[0].blob, names=names, files=[])
+    file.write_text(f"h {' '.join(key)}\n[h]:2222 {' '.join(other)}\n")
+    known = read_known_hosts([str(file)], names)
+    with pytest.raises(ReachError, match="changed"):
+        verify(known, known[0].kind, known[0].blob, names=names, files=[])
+
+
+def test_another_key_under_the_bare_name_is_unknown_not_changed(
+    tmp_path: Path, key: tuple[str, str]
+) -> None:
+    """The sshd on port 22 of the same machine says nothing about ours."""
+    file, names = tmp_path / "known_hosts", ["[h]:2222", "h"]
+    file.write_text(f"h {' '.join(key)}\n")
+    known = read_known_hosts([str(file)], names)
+    with pytest.raises(ReachError, match="unknown"):
+        verify(known, "ssh-ed25519", b"another", names=names, files=[str(file)])
+
+
+@pytest.mark.parametrize("line", ["@revoked * ssh-ed25519 broken!", "@vouched * {key}", "@revoked"])
+def test_a_marker_that_cannot_be_read_stops_everything(
+    tmp_path: Path, key: tuple[str, str], line: str
+) -> None:
+    """A line that may forbid a key is never passed over."""
+    file = tmp_path / "known_hosts"
+    file.write_text(line.format(key=" ".join(key)) + "\n")
+    with pytest.raises(ReachError, match="line 1") as caught:
+        read_known_hosts([str(file)], ["h"])
+    assert caught.value.step == "hostkey"
+
+
+def test_a_folder_is_no_known_hosts(tmp_path: Path) -> None:
+    """A file that cannot be read is said so; one that is not there holds nothing."""
+    assert read_known_hosts([str(tmp_path / "none")], ["h"]) == ()
+    with pytest.raises(ReachError, match="cannot be read"):
+        read_known_hosts([str(tmp_path)], ["h"])

@@ -1,0 +1,37 @@
+"""A run that needs no SSH does not pay for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from preflight.errors import UsageError
+from preflight.transport import TRANSPORTS, transport_for
+
+
+def test_paramiko_is_loaded_only_to_connect() -> None:
+    """Naming a transport, even paramiko's, loads no SSH library."""
+    program = (
+        "import sys\nfrom preflight.transport import transport_for\n"
+        "import preflight.transport.bundle, preflight.transport.fanout\n"
+        "transport_for('local'), transport_for('paramiko')\n"
+        "print(sorted({'paramiko', 'cryptography', 'pynvml'} & set(sys.modules)))"
+    )
+    argv = [sys.executable, "-c", program]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_transports_know_their_names(name: str) -> None:
+    """Each name leads to the transport of that name."""
+    assert transport_for(name).name == name
+
+
+@pytest.mark.parametrize(("name", "advice"), [("parmiko", "paramiko"), ("x", "local, paramiko")])
+def test_an_unknown_transport_says_what_to_write(name: str, advice: str) -> None:
+    """A slip of the pen is met with the nearest name, anything else with all of them."""
+    with pytest.raises(UsageError, match=advice):
+        transport_for(name)

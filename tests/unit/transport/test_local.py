@@ -1,0 +1,26 @@
+"""Commands on this machine end as a group."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+from preflight.fleet.model import Host
+from preflight.transport.local import LocalTransport
+from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
+
+
+def test_killing_ends_the_children_too() -> None:
+    """Nothing that a command started in its group outlives our interest in it."""
+    token = uuid.uuid4().hex
+    program = (
+        "import subprocess, sys, time\n"
+        "child = [sys.executable, '-c', 'import time; time.sleep(600)', sys.argv[1]]\n"
+        "subprocess.Popen(child)\nprint('begun', flush=True)\ntime.sleep(600)"
+    )
+    connection = LocalTransport().connect(Host(name="here", address="here"), PATIENCE_S)
+    remote = connection.start([sys.executable, "-c", program, token], timeout_s=PATIENCE_S)
+    assert remote.read_line(PATIENCE_S) == b"begun"
+    wait_until(lambda: len(processes_with(token)) == 3, "timeout, the command and its child run")
+    remote.kill()
+    wait_until(lambda: not processes_with(token), "the whole group is gone")
