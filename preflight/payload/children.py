@@ -8,16 +8,17 @@ import signal
 
 
 def end(pid: int) -> None:
-    """Kill one process that we started; one that is gone already is fine."""
+    """Kill a process that we started and what it started; those already gone are fine."""
     if os.environ.get("PREFLIGHT_TEST_UNKILLABLE") == "1":
         return  # test seam: stands for a process in D state, which SIGKILL does not reach
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+    for each in (pid, *below(pid)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
 
 
 def end_all() -> None:
     """Kill every descendant of this process, without waiting for any of them."""
-    for pid in below(os.getpid()):
+    for pid in _children(os.getpid()):
         end(pid)
 
 

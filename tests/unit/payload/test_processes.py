@@ -85,6 +85,16 @@ def test_a_zombie_is_told_with_its_parent(
     assert zombie.parent_age_s is not None
 
 
+def test_a_zombie_that_is_reaped_in_a_moment_is_harmless(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """A parent whose children are zombies for a tenth of a second has none that lasts."""
+    parent = start("bash", "-c", "while :; do /bin/true & sleep 0.1; wait; done")
+    facts = told(tmp_path)
+    assert facts.processes is not None
+    assert parent.pid not in [one.ppid for one in facts.processes.notable]
+
+
 def test_an_idle_process_is_not_worth_telling(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -164,12 +174,25 @@ def test_an_orphaned_rank_is_told_with_its_place_and_port(tmp_path: Path) -> Non
     assert not rank.ours
 
 
-def test_the_probe_and_what_is_above_it_are_ours(tmp_path: Path) -> None:
-    """With the job's own environment around the probe, the run is not taken for a stale one."""
-    facts = told(tmp_path, env=RANK)
+def test_a_probe_that_is_a_rank_knows_its_launch(tmp_path: Path) -> None:
+    """Under `torchrun -m pytest` the other ranks of that agent are the run's own, not stale."""
+    launch = {**RANK, "TORCHELASTIC_RUN_ID": "this launch"}
+    agent = (
+        "import os, subprocess, sys\n"
+        f"env = {{**os.environ, **{launch}}}\n"
+        "with subprocess.Popen(['sleep', '60'], env=env, stdout=subprocess.DEVNULL) as other:\n"
+        "    status = subprocess.call(sys.argv[1:], env=env)\n"
+        "    other.kill()\n"
+        "sys.exit(status)\n"
+    )
+    facts = told(tmp_path, before=(sys.executable, "-c", agent))
     assert facts.processes is not None
-    ranks = [one for one in facts.processes.notable if one.rank]
-    assert ranks
+    ranks = [
+        one
+        for one in facts.processes.notable
+        if one.rank and one.rank.elastic_run_id == "this launch"
+    ]
+    assert "sleep 60" in [one.command for one in ranks]
     assert all(one.ours for one in ranks)
 
 
