@@ -1,0 +1,40 @@
+"""What every shipped check owes: a stable id, one page in the manual, few lines, known words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preflight.registry import Registered, load_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+CHECKS = load_folder(ROOT / "checks")
+HEADINGS = ("## What", "## Why", "## Cost", "## Fix")
+
+
+def test_the_checks_of_this_room_are_there() -> None:
+    """Ids are a promise to whoever drains, alerts or silences by them."""
+    ids = {registered.check.id for registered in CHECKS}
+    steps = ("name", "route", "hostkey", "login", "python", "answer")
+    assert {f"reach.{step}" for step in steps} <= ids
+    assert {"host.driver_hung", "host.stale_processes", "net.ports"} <= ids
+    assert {"gpu.count", "gpu.topology", "env.cuda_visible_devices"} <= ids
+
+
+@pytest.mark.parametrize("registered", CHECKS, ids=lambda registered: registered.check.id)
+def test_a_check_keeps_the_house_rules(registered: Registered) -> None:
+    """Under 80 lines, a file named after the id, and a page that says what it costs."""
+    check = registered.check
+    assert registered.path.name == f"test_{check.id.replace('.', '_')}.py"
+    assert len(registered.path.read_text().splitlines()) < 80
+    page = (ROOT / "docs" / "checks" / f"{check.id}.md").read_text()
+    assert page.startswith(f"# {check.id}\n")
+    assert [line for line in page.splitlines() if line.startswith("## ")] == list(HEADINGS)
+
+
+def test_only_sure_signs_of_a_bad_machine_drain_it() -> None:
+    """A drain costs a node: leftovers and settings are fixed without one."""
+    passive = [registered.check for registered in CHECKS if not registered.check.disturbs]
+    drains = {check.id for check in passive if check.drains and check.stage != "fabric"}
+    assert drains == {"gpu.count", "gpu.topology", "host.driver_hung"}

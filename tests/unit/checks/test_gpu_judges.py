@@ -1,0 +1,74 @@
+"""`gpu.count`, `host.driver_hung`: missing is no pass, never promised is no fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from checks.test_gpu_count import judge as judge_count
+from checks.test_host_driver_hung import judge as judge_driver
+from preflight.facts.model import Driver
+from preflight.verdict import Outcome
+from tests.unit.facts.builders import gpus, process
+
+
+@pytest.mark.parametrize(
+    ("promised", "answered", "outcome", "words"),
+    [
+        (8, 8, "ok", "8 GPUs"),
+        (None, 8, "ok", "8 GPUs"),
+        (8, 7, "fail", "7 of 8 GPUs answer"),
+        (8, 0, "fail", "0 of 8 GPUs answer"),
+        (4, 8, "warn", "8 GPUs, 4 promised"),
+        (8, None, "unknown", "NVML did not answer"),
+        (None, None, "not_run", "no GPUs promised, none here"),
+        (None, 0, "not_run", "no GPUs promised, none here"),
+        (0, None, "not_run", "no GPUs promised, none here"),
+    ],
+)
+def test_gpu_count(promised: int | None, answered: int | None, outcome: str, words: str) -> None:
+    """Fewer than promised fails, more is an inventory to correct, nothing read is unknown."""
+    verdict = judge_count(promised, None if answered is None else gpus(answered))
+    assert (verdict.outcome, verdict.sentence) == (outcome, words)
+    assert verdict.advice or not verdict.condemns
+
+
+@pytest.mark.parametrize(
+    ("promised", "driver", "outcome", "words"),
+    [
+        (8, Driver("answered", "570.86.15", seconds=0.31), "ok", "0.3 s, driver 570.86.15"),
+        (8, Driver("hung", seconds=5), "fail", "no answer within 5 s"),
+        (None, Driver("hung", seconds=5), "fail", "no answer within 5 s"),
+        (8, Driver("absent"), "unknown", "no NVIDIA driver library here, 8 GPUs promised"),
+        (None, Driver("absent"), "not_run", "no GPUs promised, no NVIDIA driver here"),
+        (8, Driver("error", error="Driver Not Loaded"), "fail", "Driver Not Loaded; 8 GPUs"),
+        (None, Driver("error", error="Driver Not Loaded"), "not_run", "no GPUs promised"),
+        (
+            None,
+            Driver("error", error="Driver/library version mismatch"),
+            "unknown",
+            "NVML refuses: Driver/library version mismatch",
+        ),
+    ],
+)
+def test_driver(promised: int | None, driver: Driver, outcome: str, words: str) -> None:
+    """Silence always fails; a refusal in NVML's own words fails where GPUs are promised."""
+    verdict = judge_driver(promised, driver)
+    assert verdict.outcome == outcome
+    assert words in verdict.sentence
+
+
+def test_a_child_that_outlives_sigkill_is_named() -> None:
+    """The survivor's pid and the kernel function it hangs in are in the sentence."""
+    survivor = process(977, command="nvml", state="D", wchan="os_acquire_rwlock", user="root")
+    verdict = judge_driver(8, Driver("hung", seconds=5, survivor=survivor))
+    assert "pid 977 (nvml, user root" in verdict.sentence
+    assert verdict.sentence.endswith("outlived SIGKILL in os_acquire_rwlock")
+    assert "reboot" in verdict.advice
+
+
+def test_missing_privilege_is_told_with_what_to_grant() -> None:
+    """A login that may not open the GPUs is no fault of the node."""
+    verdict = judge_driver(8, Driver("error", error="Insufficient Permissions"))
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "/dev/nvidia*" in verdict.grant
+    assert not verdict.condemns

@@ -1,0 +1,202 @@
+"""`net.ports`: the holder is explained, and a healthy node is never blamed for its neighbour."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
+
+from checks.test_net_ports import judge
+from preflight.facts.node import Net
+from preflight.facts.ports import MasterPort
+from preflight.verdict import Outcome, Verdict
+from tests.unit.facts.builders import attempt, free_port, nets, ports, process
+
+TWO = "h1 h2"
+FOUR = "h1 h2 h3 h4"
+
+
+def verdicts(results: dict[tuple[str, str], str], names: str = FOUR) -> dict[str, Verdict]:
+    """Every node's verdict."""
+    return {name: judge(name, net) for name, net in nets(results, names).items()}
+
+
+def blamed(results: dict[tuple[str, str], str], names: str = FOUR) -> set[str]:
+    """Whoever is condemned by anybody."""
+    found = verdicts(results, names).items()
+    return {verdict.blame or name for name, verdict in found if verdict.condemns}
+
+
+def master(port: MasterPort, *, ephemeral: tuple[int, int] = (32768, 60999)) -> Verdict:
+    """The verdict on a lone master with this port."""
+    own = ports(master=port)
+    own = replaced(own, ephemeral_low=ephemeral[0], ephemeral_high=ephemeral[1])
+    return judge("h1", Net(own, "", "h1", True, "--master-port", (), ()))  # noqa: FBT003
+
+
+def into(name: str, how: str = "timeout") -> dict[tuple[str, str], str]:
+    """Nobody gets into a node."""
+    return {(other, name): how for other in FOUR.split() if other != name}
+
+
+def out_of(name: str, how: str = "unreachable") -> dict[tuple[str, str], str]:
+    """A node gets out to nobody."""
+    return {(name, other): how for other in FOUR.split() if other != name}
+
+
+def test_all_reach_all() -> None:
+    """A sound fleet says what was tried."""
+    found = verdicts({})
+    assert {verdict.outcome for verdict in found.values()} == {Outcome.OK}
+    assert found["h1"].sentence == (
+        "port 29500 (torchrun's default) is free, reached by 3 other nodes; "
+        "random ports of h2, h3, h4 too"
+    )
+    assert found["h3"].sentence == "reaches h1:29500; random ports of h1, h2, h4 too"
+
+
+def test_a_lone_node_needs_only_its_own_port() -> None:
+    """One machine has nobody to be reached by."""
+    assert master(free_port()).sentence == "port 29500 (--master-port) is free"
+
+
+def test_the_holder_of_the_port_is_named() -> None:
+    """Pid, command, owner and age; the cause joins it with `host.stale_processes`."""
+    holder = process(4242, listens=(29500,))
+    verdict = master(MasterPort(29500, bound=False, error="in use", holder=holder))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence == (
+        "port 29500 (--master-port) is taken by "
+        "pid 4242 (python train.py, user alice, since 2 h 0 min)"
+    )
+    assert verdict.advice.startswith("end it: kill 4242; if still there after 10 s: kill -9 4242;")
+    assert verdict.cause == "pid 4242"
+
+
+def test_other_reasons_for_a_port_that_cannot_be_bound() -> None:
+    """A hidden owner, our own store, closing connections, or no privilege for the port."""
+    hidden = master(MasterPort(29500, bound=False, holder=process(0, user="bob", command="")))
+    assert "a process that this login may not see (user bob)" in hidden.sentence
+    assert "ss -ltnp" in hidden.advice
+    ours = master(MasterPort(29500, bound=False, holder=process(77, ours=True)))
+    assert ours.outcome is Outcome.OK
+    assert "this run's own store" in ours.sentence
+    lingering = master(MasterPort(29500, bound=False, lingering=3))
+    assert lingering.outcome is Outcome.WARN
+    assert "3 connections of an ended job" in lingering.sentence
+    low = master(MasterPort(80, bound=False, error="Permission denied"))
+    assert low.sentence == "port 80 (--master-port) cannot be bound: Permission denied"
+
+
+def test_a_port_that_is_not_given_back_or_not_safe() -> None:
+    """Taken again at once fails; inside the ephemeral range is a warning with a better choice."""
+    assert master(free_port(free_again=False)).outcome is Outcome.FAIL
+    risky = master(free_port(port=54147))
+    assert risky.outcome is Outcome.WARN
+    assert "inside the ephemeral range 32768-60999" in risky.sentence
+    assert "below 32768" in risky.advice
+    assert master(free_port(port=54147), ephemeral=(0, 0)).outcome is Outcome.OK
+
+
+def test_a_master_whose_port_is_taken_is_not_blamed_on_the_others() -> None:
+    """The others had nothing to connect to: only the master has a finding."""
+    net = nets({}, TWO)["h2"]
+    own = ports(attempt("h1"))
+    verdict = judge("h2", Net(own, "", "h1", False, "", net.to_me, ()))  # noqa: FBT003
+    assert verdict.outcome is Outcome.OK
+    assert verdict.sentence == "the port of h1 was not open to try; random ports of h1 too"
+
+
+def test_a_node_without_an_answer_is_unknown() -> None:
+    """A port stage that came to nothing is no pass."""
+    verdict = judge("h2", Net(None, "timed out", "h1", False, "", (), ()))  # noqa: FBT003
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "timed out" in verdict.sentence
+    assert judge("h1", Net(ports(), "", "h1", True, "", (), ())).outcome is Outcome.UNKNOWN  # noqa: FBT003
+
+
+def test_a_master_that_most_cannot_reach_is_blamed() -> None:
+    """A firewall on the master's port: one finding, on the master, in everyone's words."""
+    results = {(other, "master"): "timeout" for other in ("h2", "h3", "h4")}
+    found = verdicts(results)
+    assert blamed(results) == {"h1"}
+    assert {verdict.cause for verdict in found.values()} == {"ports of h1"}
+    assert found["h2"].sentence == (
+        "3 of 3 other nodes cannot reach h1:29500 "
+        "(timed out: a firewall drops it, or there is no way back)"
+    )
+    assert not found["h2"].blocks
+
+
+def test_a_stranger_on_the_master_port_is_the_masters_fault() -> None:
+    """Somebody else answering is no firewall, and one witness is enough."""
+    assert blamed({("h2", "master"): "wrong_answer"}, TWO) == {"h1"}
+
+
+def test_one_node_that_fails_where_others_succeed_is_blamed() -> None:
+    """The master answers two of three: the third is at fault, and only it is condemned."""
+    results = {("h3", "master"): "refused"}
+    found = verdicts(results)
+    assert blamed(results) == {"h3"}
+    assert found["h3"].sentence.startswith("cannot reach h1:29500 (refused")
+    assert found["h3"].sentence.endswith("2 of 3 other nodes can")
+    assert found["h1"].outcome is Outcome.OK
+
+
+def test_two_nodes_alone_cannot_tell_who_is_at_fault() -> None:
+    """Between two nodes the pair is blamed, once, with the same words from both."""
+    found = verdicts({("h2", "master"): "timeout"}, TWO)
+    assert {verdict.blame for verdict in found.values()} == {"pair h1-h2"}
+    assert len({(verdict.sentence, verdict.cause) for verdict in found.values()}) == 1
+    assert "either end may be at fault" in found["h1"].sentence
+    assert blamed({("h2", "h1"): "ok", ("h1", "h2"): "timeout"}, TWO) == {"pair h1-h2"}
+
+
+@pytest.mark.parametrize("node", ["h1", "h3"])
+def test_a_node_that_lets_nobody_in_is_blamed_by_all(node: str) -> None:
+    """Its neighbours reach each other, and it reaches them: only its own gate is left."""
+    assert blamed(into(node)) == {node}
+
+
+def test_a_node_that_gets_out_to_nobody_is_blamed() -> None:
+    """The others reach it and each other."""
+    assert blamed(out_of("h3")) == {"h3"}
+
+
+def test_a_node_without_a_network_is_blamed() -> None:
+    """Nothing in, nothing out, while the master answers the rest."""
+    assert blamed({**into("h4"), **out_of("h4")}) == {"h4"}
+
+
+def test_one_broken_path_blames_the_pair() -> None:
+    """Two nodes that reach all but each other are each fine."""
+    results = {("h2", "h3"): "timeout", ("h3", "h2"): "timeout"}
+    assert blamed(results) == {"pair h2-h3"}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("reset", "cut off"), ("unreachable", "no route"), ("error", "failed: weird")],
+)
+def test_how_it_failed_is_said_in_words(how: str, words: str) -> None:
+    """A drop, a reject and a missing route have different remedies."""
+    net = nets({("h3", "master"): how})["h3"]
+    odd = tuple((n, replaced(one, error="weird")) for n, one in net.others_to_master)
+    told = judge("h3", Net(net.own, "", "h1", False, "", net.to_me, odd))  # noqa: FBT003
+    assert words in told.sentence
+
+
+@given(
+    gate=st.sampled_from(FOUR.split()),
+    shut_in=st.booleans(),
+    shut_out=st.booleans(),
+    how=st.sampled_from(["refused", "timeout", "unreachable", "reset"]),
+)
+def test_one_bad_node_never_costs_another(
+    *, gate: str, shut_in: bool, shut_out: bool, how: str
+) -> None:
+    """Whichever single node of four is shut, in either or both directions, only it is condemned."""
+    results = (into(gate, how) if shut_in else {}) | (out_of(gate, how) if shut_out else {})
+    assert blamed(results) <= {gate}
+    assert bool(blamed(results)) == (shut_in or shut_out)

@@ -1,0 +1,40 @@
+"""`reach.*`: the step that failed is the finding; those behind it were not run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.facts.node import Reach
+from preflight.facts.reach import STEPS, judge_step
+
+if TYPE_CHECKING:
+    from preflight.transport.protocol import Step
+
+
+@pytest.mark.parametrize("failed", STEPS)
+def test_a_failed_step_divides_the_way(failed: Step) -> None:
+    """Its own words and advice are the transport's."""
+    reach = Reach("paramiko", failed, "the host key changed", "ask who reinstalled it")
+    outcomes = [judge_step(step, reach).outcome.value for step in STEPS]
+    at = STEPS.index(failed)
+    assert outcomes == ["ok"] * at + ["fail"] + ["not_run"] * (len(STEPS) - at - 1)
+    verdict = judge_step(failed, reach)
+    assert (verdict.sentence, verdict.advice) == ("the host key changed", "ask who reinstalled it")
+    for step in STEPS[at + 1 :]:
+        assert judge_step(step, reach).sentence == f"not reached: {failed} failed"
+
+
+def test_a_whole_way_is_ok() -> None:
+    """A node that answered passed every step."""
+    assert {judge_step(step, Reach("paramiko")).outcome.value for step in STEPS} == {"ok"}
+
+
+def test_this_machine_needs_no_login() -> None:
+    """Locally the SSH steps do not exist, the Python and the probe's answer do."""
+    outcomes = {step: judge_step(step, Reach("local")).outcome.value for step in STEPS}
+    assert [step for step in STEPS if outcomes[step] == "not_run"] == list(STEPS[:4])
+    assert judge_step("name", Reach("local")).sentence == "local: no login needed"
+    broken = Reach("local", "python", "no python3", "install it")
+    assert judge_step("python", broken).outcome.value == "fail"

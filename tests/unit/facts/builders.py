@@ -1,0 +1,212 @@
+"""Facts of made-up nodes, so that a test states only what matters to it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from preflight.facts.model import (
+    WIRE,
+    Driver,
+    Facts,
+    Gpu,
+    GpuPair,
+    GpuProcess,
+    Mig,
+    Nic,
+    NvLink,
+    Process,
+    Processes,
+    Python,
+    Rank,
+)
+from preflight.facts.node import Group, Net
+from preflight.facts.ports import Attempt, MasterPort, Ports
+
+ALICE = "alice"
+
+
+def links(up: int, down: int = 0) -> tuple[NvLink, ...]:
+    """NVLinks into a switch: the live ones first."""
+    return tuple(
+        NvLink(link=number, up=number < up, remote_kind="switch") for number in range(up + down)
+    )
+
+
+def gpu(index: int = 0, **changes: object) -> Gpu:
+    """One H100 of eight: four per socket, its own PCIe switch, 18 NVLinks into the NVSwitches."""
+    socket = index // 4
+    one = Gpu(
+        index=index,
+        uuid=f"GPU-{index}a7c0000-0000-4000-8000-00000000000{index}",
+        name="NVIDIA H100 80GB HBM3",
+        bus_id=f"00000000:{index + 1}B:00.0",
+        memory_total_mib=81559,
+        memory_used_mib=4,
+        mig_enabled=False,
+        links=links(18),
+        processes=(),
+        pci_path=(
+            f"pci0000:{socket}{index}",
+            f"0000:{index}0:01.0",
+            f"0000:{index}1:00.0",
+            f"0000:{index}2:00.0",
+            f"0000:{index + 1}b:00.0",
+        ),
+        numa=socket,
+    )
+    return replace(one, **changes)
+
+
+def gpus(number: int = 8) -> tuple[Gpu, ...]:
+    """The GPUs of a healthy node."""
+    return tuple(gpu(index) for index in range(number))
+
+
+def nic(index: int, **changes: object) -> Nic:
+    """The NIC of rail `index`: behind the same PCIe switch as that GPU."""
+    one = Nic(
+        name=f"mlx5_{index}",
+        pci_path=(*(gpu(index).pci_path or ())[:3], f"0000:{index}2:01.0", f"0000:{index}c:00.0"),
+        numa=index // 4,
+    )
+    return replace(one, **changes)
+
+
+def pairs(number: int = 8) -> tuple[GpuPair, ...]:
+    """What NVML says of every two GPUs of a healthy node."""
+    return tuple(
+        GpuPair(a, b, "NODE" if a // 4 == b // 4 else "SYS", "ok", "ok", "ok")
+        for a in range(number)
+        for b in range(a + 1, number)
+    )
+
+
+def facts(host: str = "h1", **changes: object) -> Facts:
+    """The answer of a healthy, idle node: 8 x H100 with NVLink and a NIC per rail."""
+    one = Facts(
+        wire=WIRE,
+        nonce="n",
+        host=host,
+        time_s=0,
+        boot_s=0,
+        seconds=0.1,
+        user="root",
+        root=True,
+        kernel="6.1",
+        python=Python("3.11.2", "/usr/bin/python3"),
+        driver=Driver("answered", version="570.86.15"),
+        gpus=gpus(),
+        gpu_pairs=pairs(),
+        nics=tuple(nic(index) for index in range(8)),
+        processes=Processes(seen=100, unreadable=0, notable=()),
+    )
+    return replace(one, **changes)
+
+
+def with_gpu(index: int, base: Facts | None = None, **changes: object) -> Facts:
+    """A healthy node but for one GPU."""
+    healthy = base or facts()
+    changed = tuple(
+        replace(one, **changes) if one.index == index else one for one in healthy.gpus or ()
+    )
+    return replace(healthy, gpus=changed)
+
+
+def group(*members: Facts) -> Group:
+    """The nodes h1, h2, ... of group "train"."""
+    return Group("train", {f"h{number}": one for number, one in enumerate(members, 1)})
+
+
+def process(pid: int = 4242, **changes: object) -> Process:
+    """A harmless process of alice whose parent is her shell."""
+    one = Process(
+        pid=pid,
+        ppid=4000,
+        state="S",
+        user=ALICE,
+        command="python train.py",
+        age_s=7200,
+        parent_command="-bash",
+        parent_age_s=9000,
+    )
+    return replace(one, **changes)
+
+
+def rank(pid: int = 4242, *, orphan: bool = False, **changes: object) -> Process:
+    """A rank that torchrun started; an orphan's torchrun is gone and init has it."""
+    parent = "/sbin/init" if orphan else "/usr/bin/python3 /usr/local/bin/torchrun train.py"
+    one = process(
+        pid,
+        ppid=1 if orphan else 4000,
+        parent_command=parent,
+        rank=Rank(rank="0", local_rank="0", master_port="29500", elastic_run_id="none"),
+    )
+    return replace(one, **changes)
+
+
+def holder(pid: int, mib: int, **changes: object) -> Process:
+    """A process with GPU memory."""
+    return process(pid, **{"gpu_mib": mib, "holds_gpu": True, **changes})
+
+
+def seen(*notable: Process, scheduler: str = "none", unreadable: int = 0) -> Processes:
+    """What the probe saw."""
+    return replace(Processes(100, unreadable, notable), scheduler=scheduler)
+
+
+def charged(index: int, used_mib: int, *charges: GpuProcess) -> Gpu:
+    """A GPU with memory in use, and to whom NVML charges it."""
+    return gpu(index, memory_used_mib=used_mib, processes=charges)
+
+
+def mig_gpu(index: int, instances: int) -> Gpu:
+    """A GPU in MIG mode."""
+    uuids = (
+        f"MIG-{index}{number}c0ffee-0000-4000-8000-000000000000" for number in range(instances)
+    )
+    return gpu(index, mig_enabled=True, mig=tuple(Mig(uuid) for uuid in uuids), links=links(0, 18))
+
+
+def attempt(target: str, result: str = "ok", *, kind: str = "data", port: int = 40001) -> Attempt:
+    """One connection."""
+    return replace(Attempt(target, port, "data", "ok"), kind=kind, result=result)
+
+
+def ports(*attempts: Attempt, master: MasterPort | None = None) -> Ports:
+    """One node's report of the port stage, with the kernel's default ephemeral range."""
+    return Ports(WIRE, "n", "h", 0.1, 32768, 60999, (40001,), master, attempts)
+
+
+def nets(results: dict[tuple[str, str], str], names: str = "h1 h2 h3 h4") -> dict[str, Net]:
+    """Every node's view of a port stage in which all partner with all; h1 is the master.
+
+    `results` holds what did not succeed, by (from, to); the key (from, "master") is for the
+    master port alone.
+    """
+    nodes = names.split()
+    master, tried = nodes[0], {}
+    for node in nodes:
+        others = [other for other in nodes if other != node]
+        both = {other: results.get((node, other), "ok") for other in others}
+        tried[node] = [attempt(other, result) for other, result in both.items()]
+        if node != master:
+            said = results.get((node, "master"), both[master])
+            tried[node].append(attempt(master, said, kind="master", port=29500))
+    at_master = tuple((n, one) for n in nodes for one in tried[n] if one.kind == "master")
+    return {
+        node: Net(
+            own=ports(*tried[node], master=free_port() if node == master else None),
+            trouble="",
+            master=master,
+            is_master=node == master,
+            master_port_origin="torchrun's default",
+            to_me=tuple((n, one) for n in nodes for one in tried[n] if one.target == node),
+            others_to_master=at_master,
+        )
+        for node in nodes
+    }
+
+
+def free_port(**changes: object) -> MasterPort:
+    """A master port that could be bound and was free again afterwards."""
+    return replace(MasterPort(29500, bound=True, free_again=True), **changes)
