@@ -217,8 +217,8 @@ def test_another_users_arguments_stay_on_the_node(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     """Even a root probe tells of another user's process only the program, and who it is."""
-    shell = ["/bin/sh", "-c", "sleep 60; : private"]
-    rank = start(*shell, env={**os.environ, **RANK}, user=NOBODY, cwd="/")
+    shell = ["/bin/sh", "-c", "read line; : private"]
+    rank = start(*shell, env={**os.environ, **RANK}, user=NOBODY, cwd="/", stdin=subprocess.PIPE)
     process = of(told(tmp_path), rank.pid)
     assert process is not None
     assert (process.user, process.command) == ("nobody", "/bin/sh")
