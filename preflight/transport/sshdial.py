@@ -1,19 +1,19 @@
-"""From a name to an encrypted line to the right host: each way to fail has its own sentence."""
+"""An encrypted line to the right host: each way to fail has its own sentence."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from preflight.transport.hostkey_check import kinds_known, verify
 from preflight.transport.hostkeys import read_known_hosts
 from preflight.transport.legible import legible
 from preflight.transport.protocol import ReachError
+from preflight.transport.sshtcp import connected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,21 +28,16 @@ WEAK = {
 }
 """What paramiko still offers last and OpenSSH no longer does."""
 
-STALL_MS = 20_000
-"""After which the kernel gives up a connection whose other end takes no bytes."""
-
 POLL_S = 0.5
 """How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""
 
 LOG = "preflight.ssh"
 
-_Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-
 
 def dial(route: Route, ends: float) -> paramiko.Transport:
     """Connect, agree on keys, and prove that the host is the one we know; ReachError if not."""
     known = read_known_hosts(route.known_hosts, route.known_names)
-    transport = _handshake(_connected(route, ends), route, kinds_known(known), ends)
+    transport = _handshake(connected(route, ends), route, kinds_known(known), ends)
     try:
         key = transport.get_remote_server_key()
         verify(
@@ -65,60 +60,6 @@ def hang_up(transport: paramiko.Transport) -> None:
         transport.sock.shutdown(socket.SHUT_RDWR)
     with suppress(OSError, EOFError):
         transport.close()
-
-
-def _connected(route: Route, ends: float) -> socket.socket:
-    """A TCP connection to the first of its addresses that answers."""
-    found = _addresses(route)
-    began = time.monotonic()
-    trouble = ReachError("route", "its name has no address", "give the node an `address`")
-    for tried, (family, address) in enumerate(found):
-        share_s = (ends - time.monotonic()) / (len(found) - tried)
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.settimeout(max(0.1, share_s))
-            sock.connect(address)
-            _tune(sock)
-        except OSError as error:
-            sock.close()
-            where = f"{address[0]!s} port {route.port}"
-            trouble = _no_route(where, error, time.monotonic() - began)
-        else:
-            return sock
-    raise trouble
-
-
-def _tune(sock: socket.socket) -> None:
-    # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
-
-
-def _addresses(route: Route) -> list[tuple[int, _Address]]:
-    try:
-        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a host name"
-        raise ReachError(
-            "name",
-            f"the name {legible(route.hostname, 80)!a} does not resolve: {reason}",
-            "correct the name in the node list, or give the node an `address` in the inventory",
-        ) from error
-    return [(family, address) for family, _, _, _, address in found]
-
-
-def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
-    if isinstance(error, ConnectionRefusedError):
-        sentence = f"{where} refuses connections"
-        advice = "start sshd on the node, or correct its `port` in the inventory"
-    elif isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        sentence = f"no answer from {where} in {seconds:.0f} s"
-        advice = "look whether the node is up, and whether a firewall drops the port"
-    else:
-        sentence = f"{where} cannot be reached: {error.strerror or error}"
-        advice = "look whether the node is up, and at the route to its network"
-    return ReachError("route", sentence, advice)
 
 
 def _handshake(

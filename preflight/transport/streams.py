@@ -11,13 +11,13 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from preflight.transport.protocol import SEND_S, Answer, ReachError
+from preflight.transport.intake import Intake
+from preflight.transport.protocol import SEND_S, ReachError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STDERR_KEPT = 64 << 10
-"""Bytes of standard error that are kept: the last ones, where the reason is."""
+    from preflight.transport.protocol import Answer
 
 KILL_AFTER_S = 2
 """A command that ignores its deadline's SIGTERM for this long gets SIGKILL."""
@@ -35,48 +35,6 @@ TICK_S = 0.1
 def deadlined(argv: Sequence[str], timeout_s: float) -> list[str]:
     """Put a command under a deadline of its own, which holds even when nobody waits for it."""
     return ["timeout", "-k", str(KILL_AFTER_S), str(max(1, math.ceil(timeout_s))), *argv]
-
-
-class Intake:
-    """The output received so far, within bounds."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.ended = False
-        """No more output will come."""
-        self._out = bytearray()
-        self._err = bytearray()
-        self._out_seen = self._err_seen = self._searched = 0
-
-    @property
-    def overflow(self) -> bool:
-        """Whether either output exceeded the limit."""
-        return max(self._out_seen, self._err_seen) > self.limit
-
-    def add_stdout(self, data: bytes) -> None:
-        """Keep what fits under the limit."""
-        self._out += data[: max(0, self.limit - self._out_seen)]
-        self._out_seen += len(data)
-
-    def add_stderr(self, data: bytes) -> None:
-        """Keep the end of it."""
-        self._err = (self._err + data)[-STDERR_KEPT:]
-        self._err_seen += len(data)
-
-    def take_line(self) -> bytes | None:
-        """The next whole line without its newline, if there is one."""
-        at = self._out.find(b"\n", self._searched)
-        if at < 0:
-            self._searched = len(self._out)
-            return None
-        line = bytes(self._out[:at])
-        del self._out[: at + 1]
-        self._searched = 0
-        return line
-
-    def answer(self, status: int | None, seconds: float) -> Answer:
-        """Everything that was not taken as lines."""
-        return Answer(status, bytes(self._out), bytes(self._err), self.overflow, seconds)
 
 
 class StreamRemote(ABC):

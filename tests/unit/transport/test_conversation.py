@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.transport.intake import STDERR_KEPT
 from preflight.transport.protocol import ReachError
-from preflight.transport.streams import STDERR_KEPT
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 if TYPE_CHECKING:

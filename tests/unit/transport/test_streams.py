@@ -1,0 +1,75 @@
+"""Output is cut into lines and kept within bounds however the network cuts it up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.transport.intake import STDERR_KEPT, Intake
+from preflight.transport.legible import WIDTH, last_line, legible
+from preflight.transport.streams import deadlined
+
+CHUNKS = st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=20)
+
+
+def lines_of(intake: Intake) -> list[bytes]:
+    """Take every whole line there is."""
+    found = []
+    while (line := intake.take_line()) is not None:
+        found.append(line)
+    return found
+
+
+@given(CHUNKS)
+def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
+    """Lines taken after every piece are those of the whole; the unfinished rest is left."""
+    intake, lines = Intake(10**6), []
+    for chunk in chunks:
+        intake.add_stdout(chunk)
+        lines += lines_of(intake)
+    *whole, rest = b"".join(chunks).split(b"\n")
+    assert lines == whole
+    assert intake.answer(0, 0.0).stdout == rest
+
+
+@given(CHUNKS, st.integers(0, 30))
+def test_the_limit_holds_over_all_that_was_ever_written(chunks: list[bytes], limit: int) -> None:
+    """No more than the limit is kept, taken lines included, and exceeding it shows."""
+    intake, kept = Intake(limit), 0
+    for chunk in chunks:
+        intake.add_stdout(chunk)
+        kept += sum(len(line) + 1 for line in lines_of(intake))
+    total = sum(map(len, chunks))
+    assert intake.overflow == (total > limit)
+    assert kept + len(intake.answer(0, 0.0).stdout) == min(total, limit)
+
+
+def test_the_end_of_stderr_is_kept() -> None:
+    """A program's reason for giving up is what it says last."""
+    intake = Intake(10**6)
+    for number in range(40):
+        intake.add_stderr(b"%06d" % number * 1000)
+    kept = intake.answer(1, 0.0).stderr
+    assert len(kept) == STDERR_KEPT
+    assert kept.endswith(b"000039")
+
+
+@given(st.one_of(st.text(), st.binary(max_size=4000)))
+def test_what_a_node_wrote_never_reaches_the_terminal_raw(text: str | bytes) -> None:
+    """A quotation is one printable line of bounded length, whatever it was."""
+    words = legible(text)
+    assert len(words) <= WIDTH
+    assert words == "" or words.isprintable()
+
+
+def test_escape_sequences_vanish_whole() -> None:
+    """Colours and titles leave no debris in a sentence."""
+    assert legible(b"\x1b[31mred\x1b[0m \x1b]0;title\x07alert\x07 \xff") == "red alert \ufffd"
+    assert last_line(b"first\n  the reason \x1b[K\n\n \n") == "the reason"
+    assert last_line(b"") == ""
+
+
+def test_every_command_has_a_deadline_of_its_own() -> None:
+    """timeout(1) gets whole seconds, never zero, which would mean none at all."""
+    assert deadlined(["a", "b"], 1.2) == ["timeout", "-k", "2", "2", "a", "b"]
+    assert deadlined(["a"], 0.0)[3] == "1"
