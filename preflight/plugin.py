@@ -86,6 +86,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--nproc-per-node=2 train.py'; it is read, never run",
     )
     add(
+        "--preflight-interface",
+        metavar="NAME",
+        help="Network interface for the sweep, as in eth0 (default: the one on the way to the "
+        "other nodes)",
+    )
+    add(
         "--preflight-replay",
         metavar="FILE",
         help="Judge the measured.json of an earlier run again, with the nodes and promises "

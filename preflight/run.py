@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import STAGES, Stage, Tier
-from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.schedule import circle_rounds, repair
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
@@ -72,6 +72,8 @@ class Run:
         self.progress = progress
         self._connections: dict[str, Connection] = {}
         self._condemned = False
+        self.repairs: list[Key] = []
+        """Pairs made for the partners of nodes that are down: judged beside the expected ones."""
         self._began = time.monotonic()
         self._ends = self._began + settings.wall_s
 
@@ -178,13 +180,24 @@ class Run:
             for host in self.fleet.hosts
             if host.name not in able
         }
+        names = [host.name for host in self.fleet.hosts]
+        repaired = repair(self.rounds, names, out)
+        self.repairs = [
+            (registered.check.id, pair)
+            for registered in self.registry
+            if registered.subject == "pair"
+            for pair in repaired.new
+        ]
         sweep = sweep_fleet(
             hosts,
             self._connections,
-            self.rounds,
-            out,
-            self.nonce,
-            deadline_s,
+            tuple(
+                tuple(dict.fromkeys(planned + mended))
+                for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
+            ),
+            left_out=out,
+            nonce=self.nonce,
+            deadline_s=deadline_s,
             interface=self.fleet.interface,
             progress=lambda *at: self.progress.step("pairs", *at),
         )
@@ -203,7 +216,7 @@ class Run:
     ) -> bool:
         """Judge the stage's selected subjects; say whether the run must stop here."""
         fail_fast = self.settings.fail_fast
-        for key in selected:
+        for key in (*selected, *self.repairs):
             if self.registry[key[0]].check.stage != stage:
                 continue
             verdict = self.judgement.verdict(*key)

@@ -75,6 +75,7 @@ def _wish(config: pytest.Config) -> Wish:
         python=said("python"),
         env_file=said("env_file"),
         launch=said("launch"),
+        interface=said("interface"),
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),
@@ -215,6 +216,7 @@ class Session:
             try:
                 self.run.measure(keys, self._found)
             finally:
+                self._ledger.expect(self.run.repairs)
                 self.outputs.write("measured.json", self.run.judgement.measured.encode())
 
     def _found(self, key: Key, verdict: Verdict) -> None:
@@ -279,6 +281,9 @@ class Session:
 
     def _settled(self, session: pytest.Session, *, interrupted: bool) -> Any:
         known = self.run.judgement.known()
+        for check, nodes in self.run.repairs:
+            if (check, nodes) in known:
+                self._ledger.record(check, nodes, known[check, nodes])
         if interrupted:
             for (check, nodes), verdict in known.items():
                 self._ledger.record(check, nodes, verdict)

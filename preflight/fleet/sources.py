@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from pathlib import Path
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
+"""IFNAMSIZ leaves 15 characters; a dash in front is refused with the rest."""
+
+
 class Wish(Struct, frozen=True, kw_only=True):
     """What the operator asked for, by option, ini file and environment; None = said nothing."""
 
@@ -29,6 +34,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     python: str | None = None
     env_file: str | None = None
     launch: str | None = None
+    interface: str | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
@@ -46,7 +52,15 @@ def resolve(wish: Wish) -> Fleet:
     launch_line = wish.launch or table.launch
     launch = read_launch(launch_line) if launch_line else None
     job = _job(wish, hosts, inventory, launch, here=is_here)
-    return Fleet(hosts=hosts, origin=origin, job=job, interface=table.interface)
+    return Fleet(
+        hosts=hosts, origin=origin, job=job, interface=_interface(wish.interface or table.interface)
+    )
+
+
+def _interface(name: str | None) -> str | None:
+    if name is None or _INTERFACE.fullmatch(name):
+        return name
+    raise UsageError(f"{name[:40]!r} is not a network interface: give a name such as eth0")
 
 
 def _inventory(wish: Wish) -> Inventory | None:

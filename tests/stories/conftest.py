@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
+
+from tests.lab.fixtures import cluster, lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+__all__ = ["cluster", "lab"]
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 
 LONGEST_S = 300
 """Only so that a hang ends the test; nothing is asserted about time."""
@@ -30,8 +37,9 @@ class Told:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The decoded report.json."""
+        """The decoded report.json, held to its schema."""
         content: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        jsonschema.validate(content, SCHEMA)
         return content
 
     def outcomes(self, *wanted: str) -> set[tuple[str, str, str]]:
@@ -48,8 +56,6 @@ class Told:
         return {(check, subject) for check, subject, _ in self.outcomes(*bad)}
 
 
-
-
 @pytest.fixture
 def preflight(tmp_path: Path) -> Callable[..., Told]:
     """Run `pytest --preflight ...` as a person would."""
@@ -60,8 +66,14 @@ def preflight(tmp_path: Path) -> Callable[..., Told]:
         working.mkdir(exist_ok=True)
         done = subprocess.run(
             [
-                sys.executable, "-m", "pytest", "-p", "no:cacheprovider",
-                "--preflight", f"--preflight-report={folder}", *arguments,
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "--preflight",
+                f"--preflight-report={folder}",
+                *arguments,
             ],
             cwd=working,
             env={**_clean_environment(), **(env or {})},

@@ -1,0 +1,45 @@
+"""Stage `fabric`: one launch over the fleet measures every pair of every round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fabric.launch import sweep
+from preflight.fabric.plan import SweepPlan
+from preflight.transport.bundle import start_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preflight.fabric.samples import Sweep
+    from preflight.fabric.schedule import Rounds
+    from preflight.fleet.model import Host
+    from preflight.transport.protocol import Connection
+    from preflight.transport.talk import Talk
+
+
+def sweep_fleet(
+    hosts: Sequence[Host],
+    connections: Mapping[str, Connection],
+    rounds: Rounds,
+    *,
+    left_out: Mapping[str, str],
+    nonce: str,
+    deadline_s: float,
+    interface: str | None,
+    progress: Callable[[int, int, list[str]], None],
+) -> Sweep:
+    """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why."""
+    names = dict.fromkeys([host.name for host in hosts])
+    plan = SweepPlan(
+        nodes=(*names, *left_out),
+        rounds=rounds,
+        left_out=dict(left_out),
+        interface=interface,
+        seed=int(nonce[:8], 16),
+    )
+
+    def start(host: Host, request: Mapping[str, object]) -> Talk:
+        return start_payload(connections[host.name], host, "sweep", request, deadline_s)
+
+    return sweep(plan, hosts, start, nonce=nonce, deadline_s=deadline_s, progress=progress)
