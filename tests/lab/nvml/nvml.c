@@ -1,0 +1,455 @@
+/* An NVML whose answers come from a scenario file. The ABI is NVIDIA's own (nvml.h), so that the
+   real pynvml runs unchanged. A function that is not here is "not found", as with an old driver. */
+#include "scenario.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
+enum { FI_DEV_NVLINK_LINK_COUNT = 91 };
+
+typedef unsigned long long u64;
+typedef struct gpu *device; /* a struct gpu or, for a MIG instance, a struct mig */
+
+struct pci_v2 { char bus[16]; unsigned domain, number, device, id, subsystem, reserved[4]; };
+struct pci_v3 { char legacy[16]; unsigned domain, number, device, id, subsystem; char bus[32]; };
+struct memory { u64 total, free, used; };
+struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
+struct process_v1 { unsigned pid; u64 used; };
+struct process_v2 { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
+struct utilization { unsigned gpu, memory; };
+struct field { unsigned id, scope; long long timestamp, latency_us; unsigned type; int result;
+               union { double d; unsigned u; u64 ull; } value; };
+
+static struct scenario here;
+static unsigned users;
+
+/* ---- library ---- */
+
+static void hang(void)
+{
+    sigset_t all;
+
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, NULL);
+    for (;;)
+        pause();
+}
+
+static void block(void)
+{
+    int file = open(here.blocked_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+    if (file < 0 || write(file, "x", 1) != 1)
+        perror("NVML emulator");
+}
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    struct timespec pause_s;
+
+    (void)flags;
+    if (users) {
+        users++;
+        return OK;
+    }
+    if (scenario_read(&here))
+        return DRIVER_NOT_LOADED;
+    if (here.init == INIT_HANGS)
+        hang();
+    if (here.init == INIT_BLOCKS)
+        block();
+    if (here.init == INIT_FAILS)
+        return here.init_error;
+    pause_s.tv_sec = here.slow_ms / 1000;
+    pause_s.tv_nsec = here.slow_ms % 1000 * 1000000L;
+    nanosleep(&pause_s, NULL);
+    users = 1;
+    return OK;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlInit(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { return users ? (users--, OK) : UNINITIALIZED; }
+
+const char *nvmlErrorString(int result)
+{
+    static const char *const words[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power",
+        "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
+        "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires reset",
+        "The operating system has blocked the request", "RM has detected an NVML/RM version mismatch.",
+        "GPU in use", "Insufficient Memory" };
+
+    return result >= 0 && result <= 20 ? words[result] : "Unknown Error";
+}
+
+static int text(const char *value, char *into, unsigned size)
+{
+    if (strlen(value) + 1 > size)
+        return INSUFFICIENT_SIZE;
+    strcpy(into, value);
+    return OK;
+}
+
+#define NEED_INIT() if (!users) return UNINITIALIZED
+
+int nvmlSystemGetDriverVersion(char *into, unsigned size) { NEED_INIT(); return text(here.driver, into, size); }
+int nvmlSystemGetNVMLVersion(char *into, unsigned size) { return text(here.nvml, into, size); }
+int nvmlSystemGetCudaDriverVersion_v2(int *into) { *into = here.cuda; return OK; }
+int nvmlSystemGetCudaDriverVersion(int *into) { *into = here.cuda; return OK; }
+
+/* ---- handles ---- */
+
+static struct mig *as_mig(device handle)
+{
+    for (unsigned i = 0; i < here.gpus; i++)
+        for (unsigned m = 0; m < here.gpu[i].migs; m++)
+            if ((void *)handle == (void *)&here.gpu[i].mig[m])
+                return &here.gpu[i].mig[m];
+    return NULL;
+}
+
+static int usable(device handle)
+{
+    NEED_INIT();
+    for (unsigned i = 0; i < here.gpus; i++)
+        if (handle == &here.gpu[i])
+            return handle->error;
+    return INVALID_ARGUMENT;
+}
+
+#define NEED(handle) do { int trouble = usable(handle); if (trouble) return trouble; } while (0)
+
+int nvmlDeviceGetCount_v2(unsigned *count) { NEED_INIT(); *count = here.gpus; return OK; }
+int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *handle)
+{
+    NEED_INIT();
+    if (index >= here.gpus)
+        return INVALID_ARGUMENT;
+    *handle = &here.gpu[index];
+    return here.gpu[index].error;
+}
+int nvmlDeviceGetHandleByIndex(unsigned index, device *handle) { return nvmlDeviceGetHandleByIndex_v2(index, handle); }
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, device *handle)
+{
+    NEED_INIT();
+    for (unsigned i = 0; i < here.gpus; i++) {
+        struct gpu *gpu = &here.gpu[i];
+        if (!strcmp(gpu->uuid, uuid))
+            return *handle = gpu, gpu->error;
+        for (unsigned m = 0; m < gpu->migs; m++)
+            if (!strcmp(gpu->mig[m].uuid, uuid))
+                return *handle = (device)&gpu->mig[m], OK;
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, device *handle)
+{
+    NEED_INIT();
+    for (unsigned i = 0; i < here.gpus; i++) /* "0000:1b:00.0" and "00000000:1B:00.0" are one */
+        if (strlen(bus) >= 12 && !strcasecmp(here.gpu[i].bus + 4, bus + strlen(bus) - 12))
+            return *handle = &here.gpu[i], here.gpu[i].error;
+    return NOT_FOUND;
+}
+int nvmlDeviceGetHandleByPciBusId(const char *bus, device *handle) { return nvmlDeviceGetHandleByPciBusId_v2(bus, handle); }
+
+/* ---- identity ---- */
+
+int nvmlDeviceGetName(device d, char *into, unsigned size)
+{
+    if (as_mig(d)) {
+        char name[128];
+        snprintf(name, sizeof name, "%s MIG 1g.10gb", here.name);
+        return text(name, into, size);
+    }
+    NEED(d);
+    return text(here.name, into, size);
+}
+
+int nvmlDeviceGetUUID(device d, char *into, unsigned size)
+{
+    if (as_mig(d))
+        return text(as_mig(d)->uuid, into, size);
+    NEED(d);
+    return text(d->uuid, into, size);
+}
+
+int nvmlDeviceGetSerial(device d, char *into, unsigned size) { NEED(d); return text(d->serial, into, size); }
+int nvmlDeviceGetVbiosVersion(device d, char *into, unsigned size) { NEED(d); return text("96.00.89.00.01", into, size); }
+
+static int pci(const char *bus, struct pci_v3 *into)
+{
+    memset(into, 0, sizeof *into);
+    if (sscanf(bus, "%x:%x:%x.0", &into->domain, &into->number, &into->device) != 3)
+        return NOT_SUPPORTED;
+    into->id = 0x233010DE; /* H100 SXM5 80GB */
+    into->subsystem = 0x16C110DE;
+    snprintf(into->bus, sizeof into->bus, "%s", bus);
+    snprintf(into->legacy, sizeof into->legacy, "%04X:%02X:%02X.0", into->domain & 0xffff,
+             into->number & 0xff, into->device & 0xff);
+    return OK;
+}
+
+static int pci_short(const char *bus, struct pci_v2 *into)
+{
+    struct pci_v3 whole;
+    int trouble = pci(bus, &whole);
+
+    memset(into, 0, sizeof *into);
+    memcpy(into, &whole, offsetof(struct pci_v3, bus));
+    return trouble;
+}
+
+int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { NEED(d); return pci(d->bus, into); }
+int nvmlDeviceGetPciInfo_v2(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
+int nvmlDeviceGetPciInfo(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
+
+/* ---- memory and processes ---- */
+
+static const u64 MIB = 1 << 20;
+
+int nvmlDeviceGetMemoryInfo(device d, struct memory *into)
+{
+    NEED(d); /* the old call counts what the driver keeps for itself as used */
+    into->total = here.memory_mib * MIB;
+    into->used = (d->used_mib + here.reserved_mib) * MIB;
+    into->free = into->total - into->used;
+    return OK;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(device d, struct memory_v2 *into)
+{
+    NEED(d);
+    into->total = here.memory_mib * MIB;
+    into->reserved = here.reserved_mib * MIB;
+    into->used = d->used_mib * MIB;
+    into->free = into->total - into->reserved - into->used;
+    return OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *count, struct process_v2 *into)
+{
+    unsigned room = *count;
+
+    NEED(d);
+    *count = d->processes;
+    if (room < d->processes)
+        return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < d->processes; i++)
+        into[i] = (struct process_v2){ d->process[i].pid, d->process[i].used_mib * MIB, -1U, -1U };
+    return OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(device d, unsigned *count, struct process_v2 *into)
+{
+    return nvmlDeviceGetComputeRunningProcesses_v3(d, count, into);
+}
+int nvmlDeviceGetComputeRunningProcesses(device d, unsigned *count, struct process_v1 *into)
+{
+    unsigned room = *count;
+
+    NEED(d);
+    *count = d->processes;
+    if (room < d->processes)
+        return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < d->processes; i++)
+        into[i] = (struct process_v1){ d->process[i].pid, d->process[i].used_mib * MIB };
+    return OK;
+}
+
+static int nobody(device d, unsigned *count) { NEED(d); *count = 0; return OK; }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(device d, unsigned *count, void *into) { (void)into; return nobody(d, count); }
+int nvmlDeviceGetGraphicsRunningProcesses_v2(device d, unsigned *count, void *into) { (void)into; return nobody(d, count); }
+int nvmlDeviceGetGraphicsRunningProcesses(device d, unsigned *count, void *into) { (void)into; return nobody(d, count); }
+
+/* ---- topology ---- */
+
+static int link_of(device d, unsigned link, struct link **into)
+{
+    NEED(d);
+    if (!d->links)
+        return NOT_SUPPORTED;
+    if (link >= d->links)
+        return INVALID_ARGUMENT;
+    *into = &d->link[link];
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkState(device d, unsigned number, unsigned *up)
+{
+    struct link *link;
+    int trouble = link_of(d, number, &link);
+
+    if (!trouble)
+        *up = link->up;
+    return trouble;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(device d, unsigned number, unsigned *kind)
+{
+    struct link *link;
+    int trouble = link_of(d, number, &link);
+
+    if (!trouble && !link->up)
+        return NOT_SUPPORTED; /* nobody answers at the far end */
+    if (!trouble)
+        *kind = link->kind;
+    return trouble;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device d, unsigned number, struct pci_v3 *into)
+{
+    struct link *link;
+    int trouble = link_of(d, number, &link);
+
+    return trouble ? trouble : link->up ? pci(link->remote, into) : NOT_SUPPORTED;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo(device d, unsigned number, struct pci_v2 *into)
+{
+    struct link *link;
+    int trouble = link_of(d, number, &link);
+
+    return trouble ? trouble : link->up ? pci_short(link->remote, into) : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetNvLinkVersion(device d, unsigned number, unsigned *version)
+{
+    struct link *link;
+    int trouble = link_of(d, number, &link);
+
+    *version = 4;
+    return trouble;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(device a, device b, unsigned *level)
+{
+    NEED(a);
+    NEED(b);
+    *level = a->ancestor[b->index];
+    return OK;
+}
+
+int nvmlDeviceGetP2PStatus(device a, device b, unsigned caps, unsigned *status)
+{
+    NEED(a);
+    NEED(b);
+    if (caps >= P2P_CAPS)
+        return INVALID_ARGUMENT;
+    *status = a->p2p[b->index][caps];
+    return OK;
+}
+
+int nvmlDeviceGetCpuAffinity(device d, unsigned words, unsigned long *set)
+{
+    unsigned width = 8 * sizeof *set, first, last;
+    const char *rest;
+
+    NEED(d);
+    memset(set, 0, words * sizeof *set);
+    for (rest = d->cpus; rest && *rest; rest = strchr(rest, ',') ? strchr(rest, ',') + 1 : NULL) {
+        int found = sscanf(rest, "%u-%u", &first, &last);
+        if (found < 1)
+            return NOT_SUPPORTED;
+        for (unsigned cpu = first; cpu <= (found == 2 ? last : first); cpu++)
+            if (cpu / width < words)
+                set[cpu / width] |= 1UL << cpu % width;
+    }
+    return OK;
+}
+
+int nvmlDeviceGetMemoryAffinity(device d, unsigned words, unsigned long *set, unsigned scope)
+{
+    (void)scope;
+    NEED(d);
+    memset(set, 0, words * sizeof *set);
+    set[0] = 1UL << d->numa;
+    return OK;
+}
+
+int nvmlDeviceGetFieldValues(device d, int count, struct field *values)
+{
+    NEED(d);
+    for (int i = 0; i < count; i++) {
+        values[i].result = NOT_SUPPORTED;
+        if (values[i].id == FI_DEV_NVLINK_LINK_COUNT) {
+            values[i].result = OK;
+            values[i].type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
+            values[i].value.u = d->links;
+        }
+    }
+    return OK;
+}
+
+/* ---- MIG ---- */
+
+int nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *pending)
+{
+    NEED(d);
+    *now = *pending = d->migs > 0;
+    return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(device d, unsigned *count) { NEED(d); *count = MAX_MIG; return OK; }
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned index, device *handle)
+{
+    NEED(d);
+    if (index >= MAX_MIG)
+        return INVALID_ARGUMENT;
+    if (index >= d->migs)
+        return NOT_FOUND;
+    *handle = (device)&d->mig[index];
+    return OK;
+}
+
+int nvmlDeviceIsMigDeviceHandle(device d, unsigned *is) { NEED_INIT(); *is = as_mig(d) != NULL; return OK; }
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device d, device *handle)
+{
+    NEED_INIT();
+    return as_mig(d) ? (*handle = as_mig(d)->parent, OK) : INVALID_ARGUMENT;
+}
+
+/* ---- the rest of a healthy H100 at rest ---- */
+
+#define NUMBER(function, value) \
+    int function(device d, unsigned *into) { NEED(d); *into = value; return OK; }
+
+NUMBER(nvmlDeviceGetIndex, d->index)
+NUMBER(nvmlDeviceGetMinorNumber, d->minor)
+NUMBER(nvmlDeviceGetPersistenceMode, 1)
+NUMBER(nvmlDeviceGetComputeMode, 0)
+NUMBER(nvmlDeviceGetArchitecture, 9)
+NUMBER(nvmlDeviceGetPowerUsage, 70000)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, 700000)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, 5)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, 5)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, 16)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, 16)
+
+int nvmlDeviceGetNumaNodeId(device d, unsigned *node) { (void)node; NEED(d); return NOT_SUPPORTED; } /* Grace only */
+int nvmlDeviceGetTemperature(device d, unsigned sensor, unsigned *celsius) { (void)sensor; NEED(d); *celsius = 31; return OK; }
+int nvmlDeviceGetEccMode(device d, unsigned *now, unsigned *pending) { NEED(d); *now = *pending = 1; return OK; }
+int nvmlDeviceGetTotalEccErrors(device d, unsigned kind, unsigned span, u64 *count)
+{
+    (void)kind, (void)span;
+    NEED(d);
+    *count = 0;
+    return OK;
+}
+int nvmlDeviceGetUtilizationRates(device d, struct utilization *into) { NEED(d); into->gpu = into->memory = 0; return OK; }
+int nvmlDeviceGetCurrentClocksEventReasons(device d, u64 *reasons) { NEED(d); *reasons = 1; return OK; }
+int nvmlDeviceGetCudaComputeCapability(device d, int *major, int *minor) { NEED(d); *major = 9; *minor = 0; return OK; }

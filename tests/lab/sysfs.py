@@ -1,0 +1,73 @@
+"""The part of /sys that tells where GPUs and NICs sit, written as plain files per host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.lab.nvml.machine import Gpu, Nic
+    from tests.lab.nvml.scenario import Scenario
+
+FROM_KERNEL = ("class/net", "devices/system", "devices/virtual", "fs", "kernel", "module", "power")
+"""Bound over the tree from a real sysfs of the host's own network namespace."""
+
+_BRIDGE = "0x060400"
+_OURS = ("bus/pci/devices", "class/infiniband", "devices")
+
+
+def write(root: Path, scenario: Scenario) -> None:
+    """Make a host's tree say what the scenario says; the mount points in it stay."""
+    for name in (*FROM_KERNEL, *_OURS):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    _clear(root)
+    for gpu in scenario.gpus:
+        _write_device(root, gpu, pci_class="0x030200", vendor="0x10de", device="0x2330")
+    for nic in scenario.nics:
+        folder = _write_device(root, nic, pci_class="0x020700", vendor="0x15b3", device="0x1021")
+        _write_nic(root, folder, nic)
+
+
+def _clear(root: Path) -> None:
+    for link in (*(root / "bus/pci/devices").iterdir(), *(root / "class/infiniband").iterdir()):
+        link.unlink()
+    for bridge in (root / "devices").glob("pci*"):
+        shutil.rmtree(bridge)
+
+
+def _write_device(root: Path, part: Gpu | Nic, **words: str) -> Path:
+    """Write the device's folder and link every device on its path from bus/pci/devices."""
+    folder = root / "devices"
+    for step in part.path:
+        folder /= step
+        folder.mkdir(exist_ok=True)
+        if not step.startswith("pci"):
+            (folder / "numa_node").write_text(f"{part.numa}\n")
+            (folder / "class").write_text(f"{_BRIDGE}\n")
+            _link(root / "bus/pci/devices" / step, folder)
+    words = {"class": words.pop("pci_class"), **words, "local_cpulist": part.cpus}
+    words |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    words |= {"current_link_width": "16", "max_link_width": "16"}
+    for name, word in words.items():
+        (folder / name).write_text(f"{word}\n")
+    return folder
+
+
+def _write_nic(root: Path, folder: Path, nic: Nic) -> None:
+    rdma = folder / "infiniband" / nic.name
+    port = rdma / "ports" / "1"
+    port.mkdir(parents=True)
+    for name in ("state", "phys_state", "rate", "link_layer"):
+        (port / name).write_text(f"{getattr(nic, name)}\n")
+    (rdma / "node_type").write_text("1: CA\n")
+    (rdma / "fw_ver").write_text("28.39.1002\n")
+    _link(rdma / "device", folder)
+    _link(root / "class/infiniband" / nic.name, rdma)
+
+
+def _link(link: Path, target: Path) -> None:
+    if not link.is_symlink():
+        link.symlink_to(os.path.relpath(target, link.parent))
