@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 CHUNK = 1 << 16
+ASK_S = 0.5
+"""What a command that we end gets between SIGTERM and SIGKILL."""
+
 REAP_S = 1.0
 """How long a killed process may take to vanish; one in D state stays, and is a finding."""
 
@@ -129,10 +132,13 @@ class LocalRemote(StreamRemote):
     def _leave(self) -> int | None:
         if not self._left:
             told = self._gone()
+            if not told:
+                # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
+                # zombie to an init that may not reap: in a container often none does.
+                self._signal(signal.SIGTERM)
+                self._exited(ASK_S)
+            self._signal(signal.SIGKILL)
             self._left = True
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAP_S)
             self._selector.close()
@@ -142,6 +148,11 @@ class LocalRemote(StreamRemote):
             self._status = self._process.returncode if told else None
             self._intake.ended = True
         return self._status
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:

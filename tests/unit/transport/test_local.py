@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import uuid
 
@@ -24,3 +25,19 @@ def test_killing_ends_the_children_too() -> None:
     wait_until(lambda: len(processes_with(token)) == 3, "timeout, the command and its child run")
     remote.kill()
     wait_until(lambda: not processes_with(token), "the whole group is gone")
+
+
+def test_an_ended_command_leaves_no_zombie() -> None:
+    """Even where nobody reaps orphans, as in many a container, killing leaves nothing behind."""
+    program = (
+        "import ctypes, os, sys\nfrom pathlib import Path\n"
+        "ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, unreaped\n"
+        "from preflight.fleet.model import Host\n"
+        "from preflight.transport.local import LocalConnection\n"
+        "remote = LocalConnection().start(['sh', '-c', 'echo up; exec sleep 60'], timeout_s=60)\n"
+        "remote.read_line(20)\nremote.kill()\n"
+        "print(Path(f'/proc/self/task/{os.getpid()}/children').read_text().split())"
+    )
+    argv = [sys.executable, "-c", program]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
