@@ -35,6 +35,8 @@ class TerminalProgress:
         with self._lock:
             began = self._began.setdefault(phase, now)
             text = f"{phase:<9}{done}/{total}  {now - began:.1f} s"
+            if done == total:
+                waiting = ()
             if waiting and len(waiting) <= _NAMED:
                 text += f"  waiting for {fold(waiting)}"
             elif waiting:

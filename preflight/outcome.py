@@ -49,6 +49,14 @@ class Outputs:
         stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
         return cls(working / "preflight-runs" / stamp)
 
+    @property
+    def shown(self) -> str:
+        """The folder as a person would type it."""
+        try:
+            return str(self.path.relative_to(Path.cwd()))
+        except ValueError:
+            return str(self.path)
+
     def folder(self) -> Path:
         """Make the folder; OSError if that cannot be."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -76,7 +84,7 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        where = self.outputs.trouble or str(self.outputs.path / "report.json")
+        where = self.outputs.trouble or f"{self.outputs.shown}/report.json"
         return summary(self.report, self.found, where=where, hint=self.hint, width=width)
 
 

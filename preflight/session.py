@@ -102,6 +102,7 @@ class Session:
         self._began_s = time.time()
         self._ledger = Ledger()
         self._broke = False
+        self._shown: set[tuple[str, str]] = set()
         site = [Path(folder) for folder in config.getini("preflight_checks")]
         self._registry = Registry(
             [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
@@ -208,7 +209,9 @@ class Session:
             [key for item in session.items if isinstance(item, CheckItem) for key in item.keys]
         )
 
-    def _measure(self, keys: Sequence[Key]) -> None:
+    def _measure(self, chosen: Sequence[Key]) -> None:
+        order = {key: place for place, key in enumerate(self.run.expected())}
+        keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
         self._ledger.expect(keys)
         if self._replayed is not None:
             self.run.replay(self._replayed, keys, self._found)
@@ -220,10 +223,13 @@ class Session:
                 self.outputs.write("measured.json", self.run.judgement.measured.encode())
 
     def _found(self, key: Key, verdict: Verdict) -> None:
+        """Show a finding when it is known; one line for all verdicts that share its cause."""
         check, nodes = key
-        self.run.progress.line(
-            finding_line(verdict.outcome, "-".join(nodes), check, verdict.sentence)
-        )
+        subject = verdict.blame or "-".join(nodes)
+        cause = (subject, verdict.cause or check)
+        if cause not in self._shown:
+            self._shown.add(cause)
+            self.run.progress.line(finding_line(verdict.outcome, subject, check, verdict.sentence))
 
     # -- what the items said ----------------------------------------------------------------
 
@@ -308,7 +314,7 @@ class Session:
             per_node=per_node,
             rounds=len(self.run.rounds) if any(len(names) > 1 for _, names in keys) else 0,
             expected=len(keys),
-            where=str(self.outputs.path),
+            where=self.outputs.shown,
         )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
