@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.lab import inventory, net, nvidia_smi
-from tests.lab.host import PATH, Host, keygen
+from tests.lab.host import PATH, Host
 from tests.lab.nvml.build import build
+from tests.lab.sshd import keygen
 
 if TYPE_CHECKING:
     from types import TracebackType

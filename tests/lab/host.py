@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab import nvidia_smi, sysfs
+from tests.lab import nvidia_smi, sshd, sysfs
 from tests.lab.inside import Inside, until
 from tests.lab.net import ip
 from tests.lab.nvml.scenario import Scenario, h100
@@ -25,19 +22,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 _DRIVER = {"/etc/ld.so.cache": "ld.so.cache", "/usr/local/sbin": "sbin"}
 """What makes the driver be there: the loader finds the library, PATH finds nvidia-smi."""
-_SSHD = """
-ListenAddress {address}
-HostKey {folder}/host_key
-AuthorizedKeysFile {lab}/controller.pub
-PidFile {folder}/sshd.pid
-StrictModes no
-UsePAM no
-UseDNS no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PrintMotd no
-PrintLastLog no
-"""
 
 
 @dataclass
@@ -66,20 +50,10 @@ class Host:
         """Write its files; nothing runs yet."""
         for name in ("kernel", "disk", "sys", "home"):
             (self.folder / name).mkdir(parents=True)
-        passwd = re.sub(
-            r"^(root:.*):[^:]*:([^:]*)$",
-            rf"\1:{self.folder / 'home'}:\2",
-            Path("/etc/passwd").read_text(),
-            flags=re.MULTILINE,
-        )
-        (self.folder / "passwd").write_text(passwd)
-        keygen(self.folder / "host_key", self.name)
-        (self.folder / "hostname").write_text(f"{self.name}\n")
-        (self.folder / "sshd_config").write_text(
-            _SSHD.format(address=self.address, folder=self.folder, lab=self.lab)
-        )
         # Orphans are told by what they were handed to: a host's process 1 is named init.
         (self.folder / "init").symlink_to(Path(sys.executable).resolve())
+        sshd.prepare(self)
+        (self.folder / "hostname").write_text(f"{self.name}\n")
         self.set_scenario(h100(self.name))
 
     # -- up and down
@@ -113,7 +87,7 @@ class Host:
             self._died()
         # What this machine learned while the host was down must not outlast it.
         ip("neighbour", "flush", "to", self.address, "dev", self.bridge)
-        until(self._answers, f"sshd of {self.name}")
+        until(lambda: sshd.answers(self), f"sshd of {self.name}")
 
     def stop(self) -> None:
         """Take it down as a power failure would; its address answers nothing from now on."""
@@ -214,22 +188,8 @@ class Host:
     @contextmanager
     def changed_key(self) -> Iterator[None]:
         """Its sshd shows another host key, as after a reinstallation (or a man in the middle)."""
-        key, old = self.folder / "host_key", self.folder / "host_key.old"
-        key.rename(old)
-        keygen(key, self.name)
-        self._reload_sshd()
-        try:
+        with sshd.changed_key(self):
             yield
-        finally:
-            old.rename(key)
-            self._reload_sshd()
-
-    def _reload_sshd(self) -> None:
-        pid_file = self.folder / "sshd.pid"
-        pid = pid_file.read_text().strip()
-        pid_file.unlink()
-        self.run(["sh", "-c", f"kill -HUP {pid}"])
-        until(pid_file.exists, f"sshd of {self.name}")
 
     def _plan(self) -> dict[str, object]:
         shared = {
@@ -248,18 +208,8 @@ class Host:
             "disk": str(self.folder / "disk"),
             "gpus": len(self.scenario.gpus),
             "binds": [(str(source), target) for target, source in shared.items()],
-            "sshd": [_sshd(), "-D", *self._sshd_files()],
+            "sshd": sshd.argv(self, PATH),
         }
-
-    def _sshd_files(self) -> list[str]:
-        return ["-f", str(self.folder / "sshd_config"), "-E", str(self.folder / "sshd.log")]
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection((self.address, 22), timeout=5) as door:
-                return bool(door.recv(1))
-        except OSError:
-            return False
 
     def _running(self) -> subprocess.Popen[str]:
         if self._init is None:
@@ -269,18 +219,6 @@ class Host:
     def _died(self) -> str:
         log = (self.folder / "init.log").read_text()
         raise RuntimeError(f"{self.name} did not come up: {log.strip().splitlines()[-1:]}")
-
-
-def keygen(key: Path, comment: str) -> None:
-    """Make an ed25519 key pair beside each other."""
-    key.with_name(f"{key.name}.pub").unlink(missing_ok=True)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", key], check=True
-    )
-
-
-def _sshd() -> str:
-    return shutil.which("sshd", path=PATH) or "/usr/sbin/sshd"
 
 
 def _replace(path: Path, text: str) -> None:
