@@ -18,7 +18,7 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culprits
-	$(BIN)/python tests/lab/demo.py
+	$(BIN)/python -m tests.lab.demo
 
 test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -33,7 +33,7 @@ preflight: $(STAMP) ## judge this machine
 	$(BIN)/python -m pytest --preflight
 
 lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
-	$(BIN)/python tests/lab up
+	$(BIN)/python -m tests.lab up
 
 bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/*.json
 	$(BIN)/python tests/bench/run.py
