@@ -96,7 +96,13 @@ def flaky(k: int, n: int, sentence: str, *, advice: str, **evidence: Any) -> Ver
 
 
 def unknown(
-    sentence: str, *, advice: str, grant: str = "", cause: str = "", **evidence: Any
+    sentence: str,
+    *,
+    advice: str,
+    grant: str = "",
+    cause: str = "",
+    blame: str = "",
+    **evidence: Any,
 ) -> Verdict:
     """Could not judge: a missing reading is never a pass."""
     return Verdict(
@@ -106,6 +112,7 @@ def unknown(
         evidence=evidence,
         grant=grant,
         cause=cause,
+        blame=blame,
     )
 
 

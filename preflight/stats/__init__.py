@@ -1,0 +1,1 @@
+"""Robust statistics that everything shares which compares a machine with its peers."""

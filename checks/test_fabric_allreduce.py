@@ -1,0 +1,63 @@
+"""Every pair of nodes all-reduces as fast as its peers, with the right sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from preflight.check import Check
+from preflight.fabric.pair import Pair
+from preflight.fabric.words import gbs, size, time_us
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
+
+CHECK = Check(
+    "fabric.allreduce",
+    stage="fabric",
+    tier="quick",
+    requires=("reach.answer", "host.driver_hung", "net.ports"),
+    disturbs=True,
+)
+
+
+def judge(pair: Pair) -> Verdict:
+    """Condemn whoever the whole sweep blames for this pair, not simply its two ends."""
+    if pair.trouble:
+        # No other check has seen it, and a missing measurement is not a pass.
+        return unknown(
+            pair.error,
+            advice=f"name the job's Python with --preflight-python, or exclude {pair.blamed}",
+            blame=pair.blamed,
+            cause="sweep",
+        )
+    if pair.state == "not_run":
+        return not_run(pair.error or "not measured")
+    evidence: dict[str, Any] = {
+        "state": pair.state,
+        "backend": pair.backend,
+        "rail": pair.rail,
+        "size_bytes": pair.at_bytes,
+        "busbw_gbs": pair.busbw_gbs,
+        "peers_gbs": pair.peers_gbs,
+        "limit_gbs": pair.limit_gbs,
+        "limit_origin": pair.limit_origin,
+        "latency_us": pair.latency_us,
+        "latency_limit_us": pair.latency_limit_us,
+        "error": pair.error,
+    }
+    if pair.bad:
+        return fail(pair.why, advice=pair.advice, blame=pair.blamed, **evidence)
+    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None:
+        return unknown(
+            "no peers, no promise and no floor to compare with",
+            advice="promise allreduce_min_gbs in the inventory",
+            **evidence,
+        )
+    return ok(
+        f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
+        f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}",
+        **evidence,
+    )
+
+
+def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
+    """Joins a pair and the judgement; the frame does the rest."""
+    conclude(judge(pair))

@@ -1,0 +1,136 @@
+"""One conversation per node, read side by side: a node that is stuck or lies harms no other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from preflight.errors import WireError
+from preflight.fabric.events import Done, Event, Ready, decode_event
+from preflight.transport.protocol import ReachError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from preflight.fleet.model import Host
+
+_LEAVING_S = 1.5
+_CLOSING_S = 3.0
+_EVENTS_BESIDE_PAIRS = 64
+
+
+class Talk(Protocol):
+    """A running agent: its events as JSON, one at a time, and a way to tell it something."""
+
+    def read(self, deadline_s: float) -> bytes:
+        """Return the next event; TimeoutError, WireError or ReachError if none comes."""
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send one JSON object."""
+
+    def close(self) -> None:
+        """End the agent, whatever it is doing. Never raises."""
+
+
+class Gone(Struct, frozen=True):
+    """A node will say nothing more, and why."""
+
+    reason: str
+
+
+class Agents:
+    """All conversations of one sweep. One thread each both listens and speaks."""
+
+    def __init__(self, most_pairs: int, deadline_s: float) -> None:
+        self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS
+        self._ends = time.monotonic() + deadline_s
+        self._said: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
+        self._talks: dict[str, Talk] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
+        self._idle: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self, hosts: Iterable[Host], begin: Callable[[Host], Talk]) -> None:
+        """Begin a conversation with each host, in a thread of its own."""
+        for host in hosts:
+            self._orders[host.name] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._serve, args=(host, begin), daemon=True)
+            self._threads[host.name] = thread
+            thread.start()
+
+    def next(self, within_s: float) -> tuple[str, Event | Gone] | None:
+        """Return who said what next; None if nobody did in time."""
+        try:
+            return self._said.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            return None
+
+    def send(self, name: str, order: Mapping[str, object]) -> None:
+        """Tell an agent what to do next; if it is gone, `next` says so."""
+        self._orders[name].put(order)
+
+    def dismiss(self, name: str) -> None:
+        """End one agent."""
+        with self._lock:
+            talk = self._talks.pop(name, None)
+        if talk is not None:
+            talk.close()
+
+    def close(self) -> None:
+        """Let those leave that wait for orders, end the others; keeps nobody waiting."""
+        with self._lock:
+            self._closed = True
+            left = list(self._talks)
+        busy = [name for name in left if name not in self._idle]
+        for name in set(left) - set(busy):
+            self.send(name, {"finish": True})
+        self._dismiss_all(busy)
+        self._join([self._threads[name] for name in left], _LEAVING_S)
+        self._dismiss_all(left)
+
+    def _dismiss_all(self, names: Iterable[str]) -> None:
+        closing = [threading.Thread(target=self.dismiss, args=(n,), daemon=True) for n in names]
+        for thread in closing:
+            thread.start()
+        self._join(closing, _CLOSING_S)
+
+    @staticmethod
+    def _join(threads: Iterable[threading.Thread], within_s: float) -> None:
+        ends = time.monotonic() + within_s
+        for thread in threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+
+    def _serve(self, host: Host, begin: Callable[[Host], Talk]) -> None:
+        try:
+            talk = begin(host)
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._talks[host.name] = talk
+            if closed:
+                talk.close()
+                return
+            self._listen(host.name, talk)
+        except (ReachError, WireError, TimeoutError, OSError) as error:
+            self._said.put((host.name, Gone(str(error) or "it gave no answer in time")))
+        self.dismiss(host.name)
+
+    def _listen(self, name: str, talk: Talk) -> None:
+        """Agents wait for an order after `ready` and after `done`; else they talk and we listen."""
+        for _ in range(self._most_events):
+            event = decode_event(talk.read(self._ends - time.monotonic()))
+            asks = isinstance(event, Ready | Done)
+            if asks:
+                self._idle.add(name)
+            self._said.put((name, event))
+            if asks:
+                order = self._orders[name].get()
+                self._idle.discard(name)
+                talk.send(order)
+        raise WireError("its sweep said more than there was to say")

@@ -1,0 +1,172 @@
+"""The component that a sweep's samples condemn, in words an operator can act on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from preflight.fabric.compare import compare
+from preflight.fabric.decode import decode
+from preflight.fabric.words import either, gbs, size, time_us
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.fabric.compare import Seen
+    from preflight.fabric.decode import Culprit
+    from preflight.fabric.samples import PairState, Sweep
+    from preflight.fleet.model import Host
+
+SYSTEMIC_SHARE = 0.25
+SYSTEMIC_NODES = 3
+"""Over a quarter of the nodes and at least three: one cause is likelier than that many faults."""
+
+_CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
+_TWO = 2
+
+_WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
+_STATE_WORDS: dict[PairState, str] = {
+    "corrupt": "sums came out wrong",
+    "hung": "all-reduces hung",
+    "no_connect": "no connection came about",
+    "absent": "it did not come to the measurement",
+    "error": "all-reduces broke off",
+}
+_ADVICE: dict[PairState, str] = {
+    "corrupt": "take {0} out of service now and run its memory and link diagnostics",
+    "hung": "look at {0} for stopped or D-state processes and at its link; exclude it, run again",
+    "no_connect": "check firewall, route and interface (--preflight-interface) of {0}",
+    "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
+    "error": "read what {0} said in report.json; look at its kernel log and link",
+}
+_SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of {0}; exclude it"
+
+
+class Blame(Struct, frozen=True, kw_only=True):
+    """One component, or the set among which it lies, with the pairs that point at it."""
+
+    kind: Literal["node", "path", "unresolved", "systemic"]
+    component: str
+    """"h3", "pair h1-h2", "h1 or h2", "fleet"."""
+    sentence: str
+    confidence: float
+    """0 to 1: how far the samples at hand exclude other explanations."""
+    advice: str
+    pairs: tuple[str, ...]
+
+
+def blame(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
+    """Name who is to blame for the sweep's bad pairs; nobody if all are fine."""
+    return blames(compare(sweep, hosts), sweep.troubles)
+
+
+def blames(seen: Sequence[Seen], troubles: Mapping[str, str]) -> tuple[Blame, ...]:
+    """As above, from pairs already compared with their peers."""
+    bad = [one for one in seen if one.bad]
+    found = [_worded(culprit, bad, troubles) for culprit in decode(seen, troubles)]
+    nodes = {name for one in seen for name in (one.a, one.b)}
+    return (*_systemic(found, bad, len(nodes)), *found)
+
+
+def _worded(culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str]) -> Blame:
+    mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
+    worst = _worst(mine)
+    if culprit.kind == "node":
+        name = culprit.among[0]
+        sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
+        certain = culprit.cleared_partners >= _TWO
+        component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
+    elif culprit.kind == "path":
+        a, b = culprit.among
+        component, confidence = f"pair {a}-{b}", _PATH
+        sentence = f"{_what(worst, '', troubles)}; {a} and {b} are both fine with others"
+    else:
+        component, confidence = either(culprit.among), _UNRESOLVED
+        sentence = (
+            f"{_what(worst, '', troubles)}; too few pairs to tell a node from the path between"
+        )
+    where = component.removeprefix("pair ").replace("-", " and ", culprit.kind == "path")
+    advice = (_SLOW_ADVICE if worst.slow else _ADVICE[worst.state]).format(where)
+    if culprit.kind == "path":
+        advice += " from each other: ready.hosts holds one of the two" if worst.slow else ""
+    return Blame(
+        kind=culprit.kind,
+        component=component,
+        sentence=sentence,
+        confidence=confidence,
+        advice=advice,
+        pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
+    )
+
+
+def _worst(bad: Sequence[Seen]) -> Seen:
+    """Wrong data before hangs before slowness; among the slow, the slowest."""
+    return min(
+        bad,
+        key=lambda one: (
+            _WORST.index(one.state) if one.state in _WORST else len(_WORST),
+            one.busbw_gbs or 0.0,
+        ),
+    )
+
+
+def _what(worst: Seen, name: str, troubles: Mapping[str, str]) -> str:
+    """The number seen and the number expected, or what happened instead."""
+    other = {worst.a: worst.b, worst.b: worst.a}.get(name)
+    between = f"with {other}" if other else f"between {worst.a} and {worst.b}"
+    if worst.slow == "latency" and worst.latency_us is not None:
+        return f"{time_us(worst.latency_us)} at {size(_least(worst))} {between}; {_latency(worst)}"
+    if worst.slow and worst.busbw_gbs is not None:
+        return f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)} {between}; {_bandwidth(worst)}"
+    said = troubles.get(name) or worst.summary.error
+    return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({said})" if said else "")
+
+
+def _least(one: Seen) -> int:
+    return one.summary.sizes[0].size_bytes
+
+
+def _bandwidth(one: Seen) -> str:
+    bound = one.bound
+    peers = f"peers' median {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
+    return f"{peers}limit {gbs(bound.gbs or 0.0)} ({bound.origin})"
+
+
+def _latency(one: Seen) -> str:
+    return (
+        f"peers' median {time_us(one.peers_latency_us or 0.0)}, "
+        f"limit {time_us(one.latency_limit_us or 0.0)}"
+    )
+
+
+def _each(worst: Seen, name: str, mine: Sequence[Seen]) -> str:
+    partners = {one.a if one.b == name else one.b for one in mine}
+    how = "slow" if worst.slow else "bad"
+    rails = sorted({one.rail for one in mine if one.bad})
+    only = f" on rail {', '.join(map(str, rails))}" if rails != [0] else ""
+    return f"{name} is {how} with each of its {len(partners)} partners{only}"
+
+
+def _systemic(found: Sequence[Blame], bad: Sequence[Seen], nodes: int) -> list[Blame]:
+    """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
+    suspects = [one.component for one in found if one.kind == "node"]
+    everyone = (
+        bool(found) and nodes >= SYSTEMIC_NODES and {n for one in bad for n in (one.a, one.b)}
+    )
+    if len(suspects) >= SYSTEMIC_NODES and len(suspects) > SYSTEMIC_SHARE * nodes:
+        sentence = f"{len(suspects)} of {nodes} nodes are blamed at once"
+    elif everyone and not suspects and len(everyone) == nodes:
+        sentence = f"all {nodes} nodes are in bad pairs and no pair clears any of them"
+    else:
+        return []
+    return [
+        Blame(
+            kind="systemic",
+            component="fleet",
+            sentence=f"{sentence}: one shared cause is likelier than that many faults",
+            confidence=_SYSTEMIC,
+            advice="check what they share (switch, configuration, image); drain none for this",
+            pairs=tuple(dict.fromkeys(one.name for one in bad)),
+        )
+    ]

@@ -1,0 +1,208 @@
+"""Each pair against its peers, and against what was promised: which pairs are bad, and by what.
+
+Peers of a pair touch neither of its nodes, so that one slow node cannot drag its own yardstick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import Struct
+
+from preflight.fabric.limits import limit
+from preflight.fabric.measure import Summary, summarise
+from preflight.fabric.samples import PairState
+from preflight.stats.leave_out import LeaveOut
+from preflight.stats.quantiles import median
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.fabric.measure import SizeSummary
+    from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fleet.model import Host, Promise
+
+WIRE_BOUND = 64 << 10
+ABSOLUTE_FROM = 1 << 20
+_FEW_RAILS = 2
+
+Slow = Literal["", "bandwidth", "latency"]
+
+
+class Bound(Struct, frozen=True):
+    """The strictest limit on a pair's bandwidth and who set it; `peers_gbs` where there are any."""
+
+    gbs: float | None = None
+    origin: str = ""
+    peers_gbs: float | None = None
+    peers: int = 0
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One pair on one rail, judged by itself: not yet whose fault it is."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    state: PairState
+    summary: Summary
+    at_bytes: int = 0
+    """The largest size that was measured; bandwidth is judged there."""
+    busbw_gbs: float | None = None
+    bound: Bound = Bound()
+    latency_us: float | None = None
+    peers_latency_us: float | None = None
+    latency_limit_us: float | None = None
+    slow: Slow = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether somebody must be blamed for it."""
+        return bool(self.slow) or self.state not in ("measured", "not_run")
+
+    @property
+    def good(self) -> bool:
+        """Whether it clears both of its ends."""
+        return self.state == "measured" and not self.slow
+
+    @property
+    def name(self) -> str:
+        """The pair as reports write it."""
+        return f"{self.a}-{self.b}"
+
+
+def compare(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Seen, ...]:
+    """Judge every pair of the sweep by itself, in the sweep's order."""
+    summaries = [(pair, summarise(pair)) for pair in sweep.pairs]
+    measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
+    yardstick = _Yardstick(
+        _Peers(measured),
+        {host.name: host.promised for host in hosts},
+        max((rung.size_bytes for rung in sweep.ladder), default=0),
+    )
+    return tuple(_seen(pair, summary, yardstick) for pair, summary in summaries)
+
+
+class _Yardstick(NamedTuple):
+    """What pairs are held against."""
+
+    peers: _Peers
+    promised: Mapping[str, Promise]
+    top_bytes: int
+    """The ladder's largest size."""
+
+
+def _seen(pair: PairSamples, summary: Summary, yardstick: _Yardstick) -> Seen:
+    if summary.state != "measured" or not summary.sizes:
+        return _plain(pair, summary)
+    least, most = summary.sizes[0], summary.sizes[-1]
+    bound = _bound(pair, most, yardstick)
+    peers_us = yardstick.peers.latency(pair, least.size_bytes)
+    latency_limit_us = _latency_limit(pair.backend, peers_us)
+    slow: Slow = ""
+    if bound.gbs is not None and most.busbw_gbs < bound.gbs:
+        slow = "bandwidth"
+    elif latency_limit_us is not None and least.p50_us > latency_limit_us:
+        slow = "latency"
+    return Seen(
+        a=pair.a,
+        b=pair.b,
+        rail=pair.rail,
+        round=pair.round,
+        state=summary.state,
+        summary=summary,
+        at_bytes=most.size_bytes,
+        busbw_gbs=most.busbw_gbs,
+        bound=bound,
+        latency_us=least.p50_us,
+        peers_latency_us=peers_us,
+        latency_limit_us=latency_limit_us,
+        slow=slow,
+    )
+
+
+def _plain(pair: PairSamples, summary: Summary) -> Seen:
+    return Seen(
+        a=pair.a,
+        b=pair.b,
+        rail=pair.rail,
+        round=pair.round,
+        state=summary.state,
+        summary=summary,
+    )
+
+
+def _bound(pair: PairSamples, at: SizeSummary, yardstick: _Yardstick) -> Bound:
+    """The strictest of: a share of the peers' median, the promise, and the shipped floor.
+
+    Small sizes are all latency, so bandwidth is judged on none of them; absolute limits are for
+    the largest size, or for whatever a pair reached that was too slow to be asked for it.
+    """
+    if at.size_bytes < WIRE_BOUND:
+        return Bound()
+    bounds: list[tuple[float, str]] = []
+    peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
+    ratio = limit(pair.backend, "peers_ratio")
+    if peers_gbs is not None and ratio is not None:
+        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median"))
+    if at.size_bytes >= ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
+        bounds += _absolute(pair, yardstick.promised)
+    gbs, origin = max(bounds) if bounds else (None, "")
+    return Bound(gbs, origin, peers_gbs, count)
+
+
+def _absolute(pair: PairSamples, promised: Mapping[str, Promise]) -> list[tuple[float, str]]:
+    bounds: list[tuple[float, str]] = []
+    for name in (pair.a, pair.b):
+        promise = promised.get(name)
+        if promise and promise.allreduce_min_gbs is not None:
+            origin = promise.origin or "the inventory"
+            bounds.append((promise.allreduce_min_gbs, f"promised in {origin}"))
+    floor = limit(pair.backend, "floor_gbs")
+    if floor is not None:
+        bounds.append((floor, f"shipped floor for {pair.backend}"))
+    return bounds
+
+
+def _latency_limit(backend: str, peers_us: float | None) -> float | None:
+    ratio, effect_us = limit(backend, "latency_ratio"), limit(backend, "latency_effect_us")
+    if peers_us is None or ratio is None or effect_us is None:
+        return None
+    return max(peers_us * ratio, peers_us + effect_us)
+
+
+class _Peers:
+    """Medians over the pairs that share no node with the one in question."""
+
+    def __init__(self, measured: Sequence[tuple[PairSamples, Summary]]) -> None:
+        self._measured = measured
+        speeds: dict[int, list[tuple[float, tuple[str, str]]]] = {}
+        times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
+        for pair, summary in measured:
+            for size in summary.sizes:
+                owners = (pair.a, pair.b)
+                speeds.setdefault(size.size_bytes, []).append((size.busbw_gbs, owners))
+                times.setdefault(size.size_bytes, []).append((size.p50_us, owners))
+        self._speeds = {size: LeaveOut(values) for size, values in speeds.items()}
+        self._times = {size: LeaveOut(values) for size, values in times.items()}
+
+    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, int, str]:
+        """Median GB/s, of how many, and in words of whom; other rails where no pair is left."""
+        others = self._speeds[size_bytes]
+        gbs = others.median((pair.a, pair.b))
+        if gbs is not None:
+            return gbs, others.count((pair.a, pair.b)), "peers"
+        rails = [
+            size.busbw_gbs
+            for other, summary in self._measured
+            if (other.a, other.b) == (pair.a, pair.b) and other.rail != pair.rail
+            if (size := summary.size(size_bytes)) is not None
+        ]
+        if len(rails) < _FEW_RAILS:
+            return None, 0, ""
+        return median(rails), len(rails), "other rails"
+
+    def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
+        """Median of the peers' median times, us."""
+        return self._times[size_bytes].median((pair.a, pair.b))

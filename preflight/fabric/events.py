@@ -1,0 +1,74 @@
+"""What an agent may say during a sweep: small, typed, bounded; anything else ends its part."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from preflight.errors import WireError
+from preflight.fabric.samples import Timing
+
+_Error = Annotated[str, Meta(max_length=512)]
+_Name = Annotated[str, Meta(max_length=255)]
+_Small = Annotated[int, Meta(ge=0, le=2**16)]
+
+
+class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
+    """Its Python has torch."""
+
+    torch: Annotated[str, Meta(max_length=64)]
+    cuda: bool
+    gpus: _Small
+
+
+class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):
+    """Its Python has none, or one that cannot be loaded."""
+
+    error: _Error
+
+
+class Store(Struct, frozen=True, tag_field="event", tag="store"):
+    """It hosts the store, on this port."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
+    """One end's account of one pair on one rail in one round."""
+
+    round: _Small
+    rail: _Small
+    a: _Name
+    b: _Name
+    backend: Literal["gloo", "nccl"]
+    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
+    error: _Error
+    started_s: Annotated[float, Meta(ge=0, le=1e12)]
+    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
+    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
+
+
+class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
+    """It could not go on."""
+
+    error: _Error
+
+
+class Done(Struct, frozen=True, tag_field="event", tag="done"):
+    """All its rails are through."""
+
+
+Event = Ready | NoTorch | Store | PairSeen | Trouble | Done
+
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def decode_event(document: bytes) -> Event:
+    """Decode one event; WireError if it is none."""
+    try:
+        return _DECODER.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error).encode("ascii", "replace").decode()[:200]
+        raise WireError(f"its sweep said something else than it should: {reason}") from error

@@ -1,0 +1,209 @@
+"""Runs one sweep from the controller: gathers the agents, starts them together, keeps their words.
+
+Everything has a deadline, nothing a node does or fails to do stops the others, and what was
+measured before something broke is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from preflight.fabric.agents import Agents, Gone, Talk
+from preflight.fabric.collect import Collected
+from preflight.fabric.events import Done, Event, NoTorch, PairSeen, Ready, Store, Trouble
+from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
+from preflight.fabric.samples import Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preflight.fabric.plan import SweepPlan
+    from preflight.fleet.model import Host
+
+    Start = Callable[[Host, Mapping[str, object]], Talk]
+    Progress = Callable[[int, int, list[str]], None]
+
+_STORE_S = 15.0
+_STRAGGLER_S = 10.0
+_MARGIN_S = 5.0
+_TWO = 2
+
+
+def sweep(
+    plan: SweepPlan,
+    hosts: Sequence[Host],
+    start: Start,
+    *,
+    nonce: str,
+    deadline_s: float,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Measure the plan's pairs among `hosts` (those cleared to take part) and return everything.
+
+    `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
+    `deadline_s`. Returns by the deadline at the latest, whatever the nodes do.
+    """
+    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
+    try:
+        return stage.run(start)
+    finally:
+        stage.agents.close()
+
+
+def _silent(done: int, total: int, waiting: list[str]) -> None:
+    del done, total, waiting
+
+
+class _Stage:
+    """One sweep under way."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        hosts: Sequence[Host],
+        nonce: str,
+        deadline_s: float,
+        progress: Progress,
+    ) -> None:
+        self._plan = plan
+        self._hosts = {host.name: host for host in hosts}
+        self._nonce = nonce
+        self._began = time.monotonic()
+        self._ends = self._began + deadline_s
+        self._deadline_s = deadline_s
+        self._progress = progress
+        self._ready: dict[str, Ready] = {}
+        self._out: dict[str, str] = {}
+        self._no_torch: set[str] = set()
+        rails = 64  # more GPUs than any node has
+        self.agents = Agents(len(plan.rounds) * rails, deadline_s)
+
+    def run(self, start: Start) -> Sweep:
+        request = {"nonce": self._nonce, "deadline_s": self._deadline_s}
+        self.agents.start(
+            self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
+        )
+        self._gather()
+        who, store = self._open_store()
+        if store is None:
+            return self._result(who, None)
+        collected = Collected(who)
+        for name in who.names[1:]:
+            self._order(who, name, store)
+        self._collect(who, collected)
+        return self._result(who, collected)
+
+    def _gather(self) -> None:
+        """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
+        patience = min(self._ends, self._began + self._plan.ready_s)
+        while waiting := [n for n in self._hosts if n not in self._ready and n not in self._out]:
+            self._progress(len(self._hosts) - len(waiting), len(self._hosts), waiting)
+            said = self.agents.next(patience - time.monotonic())
+            if said is None:
+                break
+            name, event = said
+            if isinstance(event, Ready) and name in waiting:
+                self._ready[name] = event
+            elif name in waiting:
+                self._leave_out(name, event)
+            if len(self._ready) * 2 >= len(self._hosts):
+                now = time.monotonic()
+                patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
+        for name in waiting:
+            self._out[name] = "its Python did not get as far as importing torch in time"
+            self.agents.dismiss(name)
+
+    def _leave_out(self, name: str, event: Event | Gone) -> None:
+        if isinstance(event, NoTorch):
+            self._out[name] = f"no usable torch in its Python: {event.error}"
+            self._no_torch.add(name)
+        elif isinstance(event, Gone):
+            self._out[name] = event.reason
+        else:
+            self._out[name] = "it spoke out of turn"
+        self.agents.dismiss(name)
+
+    def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
+        """Have the first node host the store; if it cannot, leave it out and ask the next."""
+        while True:
+            who = roster(self._plan, self._ready)
+            if len(who.names) < _TWO or self._ends - time.monotonic() < 1:
+                return who, None
+            host = who.names[0]
+            self._order(who, host, None)
+            port = self._await_store(host)
+            if port is not None:
+                return who, (self._hosts[host].address, port)
+            self._out.setdefault(host, "it could not host the sweep's store")
+            self._ready.pop(host, None)
+            self.agents.dismiss(host)
+
+    def _await_store(self, host: str) -> int | None:
+        patience = min(self._ends, time.monotonic() + _STORE_S)
+        while (said := self.agents.next(patience - time.monotonic())) is not None:
+            name, event = said
+            if name == host and isinstance(event, Store):
+                return event.port
+            if name in self._ready:  # nobody else was asked anything, so this is its end
+                self._ready.pop(name)
+                self._leave_out(name, event)
+                if name == host:
+                    return None
+        return None
+
+    def _order(self, who: Roster, name: str, store: tuple[str, int] | None) -> None:
+        order = go_order(self._plan, who, self._hosts, name, nonce=self._nonce, store=store)
+        self.agents.send(name, {"go": order})
+
+    def _collect(self, who: Roster, collected: Collected) -> None:
+        """Take accounts until all are through, or those who are not have had their time."""
+        for name in who.names:
+            if name in self._out:  # it left between being counted in and the start
+                collected.lose(name, self._out.pop(name))
+        limits = budget(self._plan, who)
+        quiet_s = join_s(self._plan, who) + 2 * limits.barrier_s + _MARGIN_S
+        rest_s = limits.pair_s + limits.op_s + limits.meet_s
+        patience = time.monotonic() + quiet_s
+        while waiting := collected.waiting():
+            self._progress(collected.accounts, collected.expected, waiting)
+            said = self.agents.next(min(patience, self._ends) - time.monotonic())
+            if said is None:
+                collected.give_up(waiting)
+                return
+            name, event = said
+            self._take(name, event, collected)
+            if who.names[0] in collected.lost:  # the store went with it: nobody can go on
+                patience = min(patience, time.monotonic() + 1.0)
+            elif collected.done:
+                patience = min(patience, time.monotonic() + rest_s)
+            else:
+                patience = time.monotonic() + quiet_s
+
+    def _take(self, name: str, event: Event | Gone, collected: Collected) -> None:
+        if isinstance(event, PairSeen) and collected.take(name, event):
+            return
+        if isinstance(event, Done):
+            collected.done.add(name)
+        elif isinstance(event, Trouble):
+            collected.troubles.setdefault(name, event.error)
+        elif isinstance(event, Gone):
+            collected.lose(name, event.reason)
+        elif name in collected.names:
+            collected.lose(name, "it spoke of something that it was not asked")
+            self.agents.dismiss(name)
+
+    def _result(self, who: Roster, collected: Collected | None) -> Sweep:
+        nobody = not self._ready and self._no_torch == set(self._hosts)
+        own = {**self._out, **who.unfit}
+        return Sweep(
+            ladder=who.ladder,
+            rounds=who.rounds if collected else (),
+            pairs=collected.pairs() if collected else (),
+            left_out={**self._plan.left_out, **own},
+            troubles={
+                **({} if nobody else own),
+                **(collected.blamable() if collected else {}),
+            },
+            seconds=round(time.monotonic() - self._began, 3),
+        )

@@ -1,0 +1,100 @@
+"""What a pair's samples come to: bus bandwidth as nccl-tests counts it, and latency percentiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.fabric.samples import PairState
+from preflight.stats.quantiles import median, nearest_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fabric.samples import End, PairSamples, Timing
+
+_WORST_FIRST: tuple[PairState, ...] = (
+    "corrupt",
+    "hung",
+    "no_connect",
+    "error",
+    "absent",
+    "not_run",
+    "measured",
+)
+
+
+class SizeSummary(Struct, frozen=True, kw_only=True):
+    """One size of one pair. Times are those of the network: the shorter of both ends'.
+
+    An all-reduce that one end begins late looks long at the other end only.
+    """
+
+    size_bytes: int
+    iterations: int
+    busbw_gbs: float
+    p50_us: float
+    p99_us: float
+    max_us: float
+    ends_p99_us: tuple[float | None, float | None]
+    """p99 as each end saw it, late arrivals of the other included."""
+
+
+class Summary(Struct, frozen=True):
+    """One pair on one rail in one round."""
+
+    state: PairState
+    sizes: tuple[SizeSummary, ...]
+    error: str
+
+    def size(self, size_bytes: int) -> SizeSummary | None:
+        """The summary of that size; None if it was not measured."""
+        return next((one for one in self.sizes if one.size_bytes == size_bytes), None)
+
+
+def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
+    """Bus bandwidth of an all-reduce in GB/s (1e9): S/t * 2(n-1)/n, as nccl-tests defines it.
+
+    Source: NVIDIA/nccl-tests doc/PERFORMANCE.md. For two ranks the factor is 1.
+    """
+    return size_bytes / max(seconds, 1e-9) / 1e9 * 2 * (ranks - 1) / ranks
+
+
+def summarise(pair: PairSamples) -> Summary:
+    """Join both ends' accounts; an end that never reported counts as absent."""
+    ends = [end for end in (pair.first, pair.second) if end is not None]
+    states: list[PairState] = [end.state for end in ends]
+    missing: list[PairState] = ["absent"] * (2 - len(ends))
+    state = min(states + missing, key=_WORST_FIRST.index)
+    errors = [f"{end.node}: {end.error}" for end in ends if end.error]
+    return Summary(state, _sizes(pair.first, pair.second), "; ".join(errors))
+
+
+def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:
+    left = {timing.size_bytes: timing for timing in first.timings} if first else {}
+    right = {timing.size_bytes: timing for timing in second.timings} if second else {}
+    return tuple(
+        _size(size_bytes, left.get(size_bytes), right.get(size_bytes))
+        for size_bytes in sorted(left.keys() | right.keys())
+    )
+
+
+def _size(size_bytes: int, first: Timing | None, second: Timing | None) -> SizeSummary:
+    ends = [timing.times_us for timing in (first, second) if timing is not None]
+    network_us = [min(times) for times in zip(*ends, strict=False)]
+    typical_us = median(network_us)
+    return SizeSummary(
+        size_bytes=size_bytes,
+        iterations=len(network_us),
+        busbw_gbs=round(busbw_gbs(size_bytes, typical_us / 1e6), 6),
+        p50_us=nearest_rank(network_us, 0.5),
+        p99_us=nearest_rank(network_us, 0.99),
+        max_us=max(network_us),
+        ends_p99_us=(_p99(first), _p99(second)),
+    )
+
+
+def _p99(timing: Timing | None) -> float | None:
+    times: Sequence[float] = timing.times_us if timing else ()
+    return nearest_rank(times, 0.99) if times else None

@@ -1,0 +1,48 @@
+"""One pair of nodes as its check sees it: what was measured, what was expected, whose fault."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from preflight.fabric.measure import SizeSummary
+from preflight.fabric.samples import PairState
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """The worst rail of one pair, with its peers and the blame."""
+
+    a: str
+    b: str
+    state: PairState
+    backend: str = ""
+    rail: int = 0
+    rails: int = 1
+    sizes: tuple[SizeSummary, ...] = ()
+    at_bytes: int = 0
+    """The size at which bandwidth is judged: the largest that was measured."""
+    busbw_gbs: float | None = None
+    peers_gbs: float | None = None
+    """Median of the pairs that touch neither node; None where there are none."""
+    peers: int = 0
+    limit_gbs: float | None = None
+    limit_origin: str = ""
+    """"0.25 of the peers' median", "promised in fleet.toml", "shipped floor for gloo"."""
+    latency_us: float | None = None
+    peers_latency_us: float | None = None
+    latency_limit_us: float | None = None
+    slow: str = ""
+    """"bandwidth", "latency", or nothing."""
+    error: str = ""
+    """What the ends said, or why the pair was not measured."""
+    blamed: str = ""
+    """"h3", "pair h1-h2", "h1 or h2"; nothing for a pair that is fine."""
+    why: str = ""
+    """The blame in one sentence."""
+    advice: str = ""
+    trouble: bool = False
+    """Not measured because a node that should have taken part in the sweep could not."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether it was measured, or tried, and is not fine."""
+        return bool(self.slow) or self.state not in ("measured", "not_run")

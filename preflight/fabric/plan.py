@@ -1,0 +1,66 @@
+"""What one sweep is to do and how long each part of it may take."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from preflight.fabric.samples import Ladder
+from preflight.fabric.schedule import Rounds
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """Deadlines of one pair, seconds. A pair that is healthy needs a small part of them."""
+
+    meet_s: float = 5.0
+    """For the two ends to connect: two lost SYNs (1 s and 2 s more) are forgiven."""
+    op_s: float = 4.0
+    """For one all-reduce; after that the pair is hung."""
+    box_s: float = 0.4
+    """For all counted iterations of one size; at least three are made."""
+    pair_s: float = 6.0
+    """No larger size is begun that would not end within this."""
+
+    @property
+    def barrier_s(self) -> float:
+        """For everyone to come to the next round: the slowest pair, a hung one, and a margin."""
+        return self.pair_s + self.op_s + self.meet_s
+
+
+GLOO = (
+    Ladder(8, 20, 200),
+    Ladder(64 * KIB, 3, 50),
+    Ladder(1 * MIB, 2, 20),
+    Ladder(4 * MIB, 2, 10),
+)
+"""CPU: about 0.2 s for a healthy pair on two shared cores."""
+
+NCCL = (
+    Ladder(8, 50, 1000),
+    Ladder(64 * KIB, 10, 50),
+    Ladder(1 * MIB, 5, 20),
+    Ladder(16 * MIB, 5, 20),
+    Ladder(64 * MIB, 2, 20),
+)
+"""GPU: sizes at which a 10 ms spike still shows (1 GiB at 47 GB/s takes 23 ms by itself)."""
+
+
+class SweepPlan(Struct, frozen=True, kw_only=True):
+    """One sweep over a fleet. `rounds` is made over *all* nodes, also those left out."""
+
+    nodes: tuple[str, ...]
+    rounds: Rounds
+    left_out: dict[str, str] = {}
+    """Node name → why it may not take part."""
+    interface: str | None = None
+    seed: int = 1
+    ready_s: float = 45.0
+    """For a node's Python to import torch; from a cold network file system this takes long."""
+    last_call_s: float = 5.0
+    """How long the launch waits for nodes that were ready and then do not come."""
+    gloo: tuple[Ladder, ...] = GLOO
+    nccl: tuple[Ladder, ...] = NCCL
+    gloo_budget: Budget = Budget()
+    nccl_budget: Budget = Budget(meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0)
+    """NCCL connects in its first operation, which takes seconds when cold."""

@@ -1,0 +1,114 @@
+"""Who takes part in a sweep, with what, and in which rounds: decided once all have answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from preflight.fabric.samples import Ladder
+from preflight.fabric.schedule import Rounds, repair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preflight.fabric.events import Ready
+    from preflight.fabric.plan import Budget, SweepPlan
+    from preflight.fleet.model import Host
+
+_SOME = 2
+
+
+class Roster(Struct, frozen=True, kw_only=True):
+    """The nodes of one launch, in fleet order; `unfit` says who was ready but does not fit in."""
+
+    names: tuple[str, ...]
+    backend: Literal["gloo", "nccl"]
+    rails: int
+    rounds: Rounds
+    ladder: tuple[Ladder, ...]
+    unfit: dict[str, str]
+
+
+def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
+    """Choose NCCL when at least half of the nodes that are ready have GPUs, else gloo.
+
+    A node without GPUs cannot be in an NCCL group, so it is left out of one.
+    """
+    seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
+    there = [name for name in plan.nodes if name in ready]
+    nccl = len(seeing) >= _SOME and len(seeing) * 2 >= len(there)
+    names = seeing if nccl else there
+    return Roster(
+        names=tuple(names),
+        backend="nccl" if nccl else "gloo",
+        rails=min(ready[name].gpus for name in names) if nccl else 1,
+        rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
+        ladder=plan.nccl if nccl else plan.gloo,
+        unfit={
+            name: f"its torch sees no GPU, while that of {len(seeing)} nodes does"
+            for name in there
+            if name not in names
+        },
+    )
+
+
+def budget(plan: SweepPlan, who: Roster) -> Budget:
+    """The deadlines that go with the backend."""
+    return plan.nccl_budget if who.backend == "nccl" else plan.gloo_budget
+
+
+def go_order(
+    plan: SweepPlan,
+    who: Roster,
+    hosts: Mapping[str, Host],
+    name: str,
+    *,
+    nonce: str,
+    store: tuple[str, int] | None,
+) -> dict[str, object]:
+    """The order to one agent; without a store it hosts one itself. Holds its own pairs only."""
+    number = {member: place for place, member in enumerate(who.names)}
+    limits = budget(plan, who)
+    other = who.names[1] if name == who.names[0] else who.names[0]
+    last_call_s = plan.last_call_s + len(who.names) / 100
+    return {
+        "run": nonce,
+        "index": number[name],
+        "nodes": len(who.names),
+        "rails": who.rails,
+        "backend": who.backend,
+        "address": hosts[name].address,
+        "towards": hosts[other].address,
+        "interface": plan.interface,
+        "store": store,
+        "ladder": [[rung.size_bytes, rung.warmup, rung.iterations] for rung in who.ladder],
+        "turns": _turns(who.rounds, name, number),
+        "seed": plan.seed,
+        "meet_s": limits.meet_s,
+        "op_s": limits.op_s,
+        "box_s": limits.box_s,
+        "pair_s": limits.pair_s,
+        "barrier_s": limits.barrier_s,
+        "last_call_s": last_call_s,
+        "join_s": join_s(plan, who),
+        "min_nodes": max(_SOME, len(who.names) // 2),
+    }
+
+
+def join_s(plan: SweepPlan, who: Roster) -> float:
+    """For torchrun's rendezvous, which polls once a second and grows with the fleet."""
+    return plan.last_call_s + 15 + len(who.names) / 50
+
+
+def _turns(rounds: Rounds, name: str, number: Mapping[str, int]) -> list[dict[str, object] | None]:
+    turns: list[dict[str, object] | None] = []
+    for place, around in enumerate(rounds):
+        own = next((pair for pair in around if name in pair), None)
+        if own is None:
+            turns.append(None)
+            continue
+        rank = own.index(name)
+        partner = number[own[1 - rank]]
+        turns.append({"round": place, "a": own[0], "b": own[1], "rank": rank, "partner": partner})
+    return turns

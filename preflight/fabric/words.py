@@ -1,0 +1,38 @@
+"""Sizes, speeds and names as operators write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STEP = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB")
+_MS = 1000
+_FEW = 4
+
+
+def size(size_bytes: int) -> str:
+    """4194304 → "4 MiB"."""
+    value, unit = float(size_bytes), 0
+    while value >= _STEP and unit < len(_UNITS) - 1:
+        value, unit = value / _STEP, unit + 1
+    return f"{value:g} {_UNITS[unit]}"
+
+
+def gbs(value: float) -> str:
+    """Two digits that matter: "0.024 GB/s", "46 GB/s"."""
+    return f"{value:.2g} GB/s" if value < 1 else f"{value:.3g} GB/s"
+
+
+def time_us(value_us: float) -> str:
+    """0.2 ms rather than 200 us once it is not RDMA any more."""
+    return f"{value_us:.3g} us" if value_us < _MS / 10 else f"{value_us / _MS:.2g} ms"
+
+
+def either(names: Sequence[str]) -> str:
+    """Write "h1 or h2", "h1, h2 or h3"; many are counted."""
+    if len(names) > _FEW:
+        return f"one of {names[0]}, {names[1]} and {len(names) - 2} more"
+    return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

@@ -1,0 +1,36 @@
+"""What one end of a pair has to say: measured, or why not."""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from . import plan
+
+ERROR_LIMIT = 300
+
+
+def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> dict[str, Any]:
+    """Make the event for one pair; `state` as in the controller's samples."""
+    return {
+        "event": "pair",
+        "round": turn.round,
+        "rail": rail.rail,
+        "a": turn.a,
+        "b": turn.b,
+        "backend": rail.go.backend,
+        "state": state,
+        "error": error,
+        "started_s": round(time.time(), 3),
+        "setup_ms": 0.0,
+        "timings": [],
+    }
+
+
+def short(error: BaseException) -> str:
+    """Keep the first line, as printable ASCII: torch appends stack traces."""
+    first = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return first.encode("ascii", "replace").decode("ascii")[:ERROR_LIMIT]

@@ -1,0 +1,89 @@
+"""A group of exactly two ends, made straight over the store: a bad pair harms no other pair.
+
+`new_group` and `split_group` need every rank of the job to take part, so one hung host would block
+them all; a raw process group over a prefix of the store concerns its two members alone.
+
+Their options have underscores in torch's Python, but no public equivalents.
+"""
+
+# ruff: noqa: SLF001 - see above
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from . import plan
+
+NCCL_ENVIRONMENT = {
+    # A late measuring process is killed, so torch's own watchdog must not interfere.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    # A dead InfiniBand link is noticed after 7 retries of 0.54 s instead of 4.3 s.
+    "NCCL_IB_TIMEOUT": "17",
+    # One rail at a time: nothing may route around the NIC under test.
+    "NCCL_ALGO": "Ring",
+    "NCCL_PXN_DISABLE": "1",
+    "NCCL_CROSS_NIC": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_COLLNET_ENABLE": "0",
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_DEBUG": "WARN",
+}
+
+
+class Group:
+    """Two ends that can all-reduce: `reduce` blocks on gloo, and enqueues on NCCL."""
+
+    def __init__(self, torch: Any, raw: Any, device: Any, op_s: float) -> None:
+        self.device = device
+        self._raw = raw
+        self._dist = torch.distributed
+        self._op_s = op_s
+
+    def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
+        """Sum (or take the smaller of) both ends' tensors into both, in place."""
+        options = self._dist.AllreduceOptions()
+        options.reduceOp = self._dist.ReduceOp.MIN if smallest else self._dist.ReduceOp.SUM
+        options.timeout = timedelta(seconds=self._op_s)
+        self._raw.allreduce([tensor], options).wait()
+
+
+def connect(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
+    """Connect the two ends of a pair; RuntimeError when they do not meet in time."""
+    return (_nccl if rail.go.backend == "nccl" else _gloo)(torch, store, rank, rail)
+
+
+def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
+    """Connect two CPU ends over TCP, on the way by which this node reaches the others."""
+    gloo = torch.distributed.ProcessGroupGloo
+    options = gloo._Options()
+    # Left alone, gloo resolves the host name: 127.0.1.1 on Debian, which no other node can reach.
+    if rail.go.interface:
+        options._devices = [gloo.create_device(interface=rail.go.interface)]
+    else:
+        options._devices = [gloo.create_device(hostname=rail.local)]
+    options._timeout = timedelta(seconds=rail.go.meet_s)
+    return Group(torch, gloo(store, rank, 2, options), torch.device("cpu"), rail.go.op_s)
+
+
+def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
+    """Connect one GPU with the GPU of the same rail on the partner."""
+    os.environ.update(NCCL_ENVIRONMENT)
+    if rail.go.interface:
+        os.environ["NCCL_SOCKET_IFNAME"] = "=" + rail.go.interface
+    nccl = torch.distributed.ProcessGroupNCCL
+    device = torch.device("cuda", rail.rail)
+    torch.cuda.set_device(device)
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=rail.go.op_s)
+    group = Group(torch, nccl(store, rank, 2, options), device, rail.go.op_s)
+    # NCCL connects at the first operation; that belongs to the set-up.
+    group.reduce(torch.zeros(1, dtype=torch.int32, device=device))
+    torch.cuda.synchronize()
+    return group

@@ -1,0 +1,85 @@
+"""Nothing of a sweep outlives its controller: each process dies with the one that started it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import children
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_REAP_S = 1.0
+_STREAMS = 3  # standard input, output and error
+
+
+def die_with_parent(parent: int, name: str) -> None:
+    """Have the kernel SIGKILL this process when `parent` (a pid) ends; at once if it has.
+
+    `name` is what ps shows, at most 15 characters.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, name.encode("ascii"), 0, 0, 0)
+    if os.getppid() != parent:  # it ended between our fork and the lines above
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of measuring processes whose rank has ended, so that we can reap them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave() -> None:
+    """End this process and all below it, and leave no zombie; one in D state keeps nobody."""
+    children.end_all()
+    deadline = time.monotonic() + _REAP_S
+    try:
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+                children.end_all()  # those that were orphaned meanwhile are ours now
+    except ChildProcessError:
+        pass  # all reaped
+    os._exit(0)
+
+
+def let_go_of_the_wire() -> None:
+    """Point standard streams at /dev/null: a held descriptor would keep the login open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(_STREAMS):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close inherited descriptors, except standard streams, `keep` and the payload's own zip."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number < _STREAMS or number in keep:
+            continue
+        try:
+            if not os.readlink("/proc/self/fd/" + name).startswith("/memfd:"):
+                os.close(number)
+        except OSError:
+            continue  # the listing's own descriptor, gone by now
+
+
+def default_signals() -> None:
+    """Forget handlers inherited over fork: the agent's and torchrun's are not for children."""
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGALRM,
+    ):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,126 @@
+"""The agent of one node: says what its torch can do, joins the launch, passes on its rails' words.
+
+It ends with its controller (end of input), when told to, and on its deadline; its ranks and their
+measuring processes end with it, because the kernel kills them then.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from datetime import timedelta
+
+from . import engine, lifeline, lines, plan, supervisor, torch_facts
+from .account import short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Read = Callable[[], "dict[str, Any] | None"]
+    Emit = Callable[["dict[str, Any]"], None]
+
+_STORE_S = 30.0
+_DISCARD = 9  # any port will do: nothing is sent there
+
+
+def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
+    """Serve one sweep. `read_line()` gives the controller's next line; None when it is gone."""
+    orders: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_listen, args=(read_line, orders), daemon=True).start()
+    threading.Thread(target=_end_after, args=(request["deadline_s"],), daemon=True).start()
+    lifeline.adopt_orphans()
+    engine.prepare()
+    first = torch_facts.describe()
+    emit(first)
+    if first["event"] == "no_torch":
+        return
+    go = plan.read(orders.get()["go"])
+    server = None
+    store = go.store
+    if store is None:
+        server = _host_store(go.address)
+        store = (go.address, server.port)
+        emit({"event": "store", "port": server.port})
+    _sweep(go, store, emit)
+    orders.get()  # until the controller lets us go: we may be hosting the store
+    del server
+
+
+def _listen(read_line: Read, orders: queue.Queue[dict[str, Any]]) -> None:
+    """Pass on the controller's lines; without a controller nothing here has a purpose."""
+    while True:
+        line = read_line()
+        if line is None or "finish" in line:
+            break
+        orders.put(line)
+    lifeline.leave()
+
+
+def _end_after(deadline_s: float) -> None:
+    time.sleep(deadline_s)
+    lifeline.leave()
+
+
+def _host_store(address: str) -> Any:
+    """Serve the one store of the sweep from this process, on a port that the kernel picks."""
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        address,
+        0,
+        is_master=True,
+        timeout=timedelta(seconds=_STORE_S),
+        wait_for_workers=False,
+    )
+
+
+def _local_address(other: str) -> str:
+    """Our own address on the way to another node: what the partners can connect back to."""
+    family, kind, protocol, _, there = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)[
+        0
+    ]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(there)  # a datagram socket: finds the route, sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _sweep(go: plan.Go, store: tuple[str, int], emit: Emit) -> None:
+    """Launch the ranks and relay their accounts, each rail through a pipe of its own."""
+    pipes = [os.pipe() for _ in range(go.rails)]
+    threading.Thread(target=_relay_all, args=([out for out, _ in pipes], emit), daemon=True).start()
+    try:
+        local = _local_address(go.towards)
+        writing = [into for _, into in pipes]
+        engine.launch(go, local, store, _rank, go, local, store, writing, os.getpid())
+    except Exception as error:  # noqa: BLE001 - whatever the rendezvous raises is the finding
+        emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
+        emit({"event": "done"})
+
+
+def _rank(go: plan.Go, local: str, store: tuple[str, int], writing: list[int], agent: int) -> None:
+    """Run in the process that torchrun's engine forked for one local rank."""
+    number, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
+    supervisor.supervise(plan.Rail(go, number, local, store, world), writing[number], agent)
+
+
+def _relay_all(pipes: list[int], emit: Emit) -> None:
+    threads = [threading.Thread(target=_relay, args=(pipe, emit), daemon=True) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    emit({"event": "done"})
+
+
+def _relay(pipe: int, emit: Emit) -> None:
+    reader = lines.Reader(pipe)
+    while True:
+        line = reader.next(None)
+        if line is None or line["event"] == "rail_done":
+            return
+        emit(line)

@@ -1,0 +1,71 @@
+"""The disposable measuring process of one rail: meets the others each round, measures its pair.
+
+It may hang in a driver or a collective for ever; its supervisor then kills and replaces it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from . import pair, plan
+from .account import account
+from .meeting import STRIKING_S, Meeting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+STORE_S = 10.0
+"""For the store's host to accept us."""
+
+_MARGIN_S = 5.0
+_LATE_START_S = 5.0  # the first round also waits for ranks that torchrun starts later
+
+
+def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> None:
+    """Go through the rounds from `first_round` on, saying each step and each account."""
+    import torch  # loaded by the agent already; here it only gets its name
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
+    raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
+    store = dist.PrefixStore("preflight/" + rail.go.run, raw)
+    meeting = Meeting(store, rail.member, rail.members)
+    seat = pair.Seat(torch, store, meeting, rail)
+    for number in range(first_round, len(rail.go.turns)):
+        patience_s = _patience_s(rail, number)
+        say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
+        if not meeting.arrive(number, patience_s):
+            _never_mind(rail, number, say)
+            return
+        turn = rail.go.turns[number]
+        if turn is not None:
+            say(account=_take_turn(seat, turn, say))
+
+
+def _patience_s(rail: plan.Rail, number: int) -> float:
+    """For the others to come to a round; nobody waits long for nodes that never joined."""
+    if number:
+        return rail.go.barrier_s
+    return _LATE_START_S + (rail.go.barrier_s if rail.world == rail.members else 0.0)
+
+
+def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:
+    if seat.meeting.struck(seat.rail.partner(turn)):
+        error = f"its partner did not come to round {turn.round + 1}"
+        return account(seat.rail, turn, "absent", error)
+
+    def alive(within_s: float) -> None:
+        say(round=turn.round, phase="pair", within_s=within_s)
+
+    return pair.measure(seat, turn, alive)
+
+
+def _never_mind(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
+    """The others went on without us: our remaining pairs cannot be measured any more."""
+    for turn in rail.go.turns[number:]:
+        if turn is not None:
+            error = f"came too late to round {number + 1}; the others went on without it"
+            say(account=account(rail, turn, "absent", error))

@@ -1,0 +1,51 @@
+"""Wrong data is worse than slow data: every sum is compared with the one that must come out.
+
+int32 with wrap-around addition is exact and independent of order, so the comparison is equality.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+# Odd multipliers from Knuth's golden ratio and from xxHash; any odd constant that mixes would do.
+_INDEX = -1640531535
+_KEY = 2246822519
+_WORD = 2**32
+_HALF = 2**31
+
+
+def key(seed: int, round_index: int, rank: int) -> int:
+    """Mix (seed, round, rank) into one int32, so that no two ends send the same data."""
+    mixed = seed % _WORD
+    for value in (round_index, rank):
+        mixed = ((mixed ^ (value + 1)) * _KEY) % _WORD
+        mixed ^= mixed >> 15
+    return (mixed + _HALF) % _WORD - _HALF
+
+
+def fill(torch: Any, buffer: Any, of_key: int) -> None:
+    """Write the pattern of one end into `buffer` (int32, on any device), in place."""
+    torch.arange(buffer.numel(), dtype=torch.int32, device=buffer.device, out=buffer)
+    buffer.mul_(_INDEX).add_(of_key)
+    buffer.bitwise_xor_(buffer >> 15)
+
+
+def expected(torch: Any, like: Any, keys: Iterable[int]) -> Any:
+    """The sum over both ends' patterns, in a tensor like `like`."""
+    total = torch.zeros_like(like)
+    part = torch.empty_like(like)
+    for of_key in keys:
+        fill(torch, part, of_key)
+        total.add_(part)
+    return total
+
+
+def first_difference(torch: Any, buffer: Any, wanted: Any) -> tuple[int, int, int] | None:
+    """Index of the first wrong element, what it is and what it should be; None if none is."""
+    if torch.equal(buffer, wanted):
+        return None
+    index = int((buffer != wanted).nonzero()[0].item())
+    return index, int(buffer[index].item()) % _WORD, int(wanted[index].item()) % _WORD

@@ -1,0 +1,101 @@
+"""What the controller wants of this node, read once from its JSON and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One size of the ladder."""
+
+    size_bytes: int
+    warmup: int
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The pair of one round: ends a and b, which of them we are, the partner's number."""
+
+    round: int
+    a: str
+    b: str
+    rank: int
+    partner: int
+
+
+@dataclass(frozen=True)
+class Go:
+    """The whole order. Numbers count the nodes of this launch in the controller's order."""
+
+    run: str
+    index: int
+    nodes: int
+    rails: int
+    backend: str
+    address: str
+    towards: str
+    """Address of another node: our own address on the way there is the one to listen on."""
+    interface: str | None
+    store: tuple[str, int] | None
+    """Host and port of the one store; None: this node hosts it."""
+    ladder: tuple[Rung, ...]
+    turns: tuple[Turn | None, ...]
+    seed: int
+    meet_s: float
+    """For the two ends of a pair to connect."""
+    op_s: float
+    """For one all-reduce."""
+    box_s: float
+    """For all counted iterations of one size."""
+    pair_s: float
+    """For one pair: no larger size is begun that would not fit."""
+    barrier_s: float
+    """For everyone to come to the next round."""
+    join_s: float
+    last_call_s: float
+    min_nodes: int
+
+
+@dataclass(frozen=True)
+class Rail:
+    """One rank of the launch: GPU number `rail` of this node, or its CPU."""
+
+    go: Go
+    rail: int
+    local: str
+    store: tuple[str, int]
+    world: int
+    """Ranks that torchrun's rendezvous let in; fewer than expected when a node never joined."""
+
+    @property
+    def member(self) -> int:
+        """Number this rank over all nodes and rails."""
+        return self.go.index * self.go.rails + self.rail
+
+    @property
+    def members(self) -> int:
+        """How many ranks there should be."""
+        return self.go.nodes * self.go.rails
+
+    def partner(self, turn: Turn) -> int:
+        """The member number of the same rail on the partner."""
+        return turn.partner * self.go.rails + self.rail
+
+
+def read(order: dict[str, Any]) -> Go:
+    """Turn the controller's JSON into a Go; TypeError or KeyError if it is not one."""
+    store = order["store"]
+    return Go(
+        **dict(
+            order,
+            store=None if store is None else (store[0], store[1]),
+            ladder=tuple(Rung(*rung) for rung in order["ladder"]),
+            turns=tuple(None if turn is None else Turn(**turn) for turn in order["turns"]),
+        )
+    )

@@ -1,0 +1,117 @@
+"""A rank of the launch: keeps one measuring process alive, kills it when it is late, never fails.
+
+A rank that ended non-zero would make torchrun hold the other nodes' agents for 300 s, so whatever
+happens to the measuring process becomes an account, and the rank ends well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from . import lifeline, lines, member, plan
+from .account import account, short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_GRACE_S = 0.5
+_REAP_S = 2.0
+_ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How far a measuring process came, and why it must be replaced; no error: it finished."""
+
+    round: int
+    phase: str
+    error: str
+
+
+def supervise(rail: plan.Rail, output: int, agent: int) -> None:
+    """Run the rail's rounds to their end; `output` is the rail's pipe to the agent (a pid)."""
+    lifeline.die_with_parent(agent, "preflight-rank")
+    lifeline.default_signals()
+    lifeline.let_go_of_the_wire()
+    at, failures = 0, 0
+    while at < len(rail.go.turns) and failures < _ATTEMPTS:
+        ended = _run(rail, at, output)
+        if not ended.error:
+            break
+        at = ended.round
+        turn = rail.go.turns[at]
+        if ended.phase == "pair" and turn is not None:
+            lines.write(output, account(rail, turn, "hung", ended.error))
+            at += 1
+        else:
+            failures += 1
+            if failures == _ATTEMPTS:
+                lines.write(output, {"event": "trouble", "error": ended.error})
+    lines.write(output, {"event": "rail_done"})
+
+
+def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
+    """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
+    pid, reader = _fork(rail, first_round)
+    at, phase, within_s, error = first_round, "start", member.STORE_S, ""
+    try:
+        while True:
+            line = reader.next(within_s + _GRACE_S)
+            if line is None:
+                break
+            if "account" in line:
+                lines.write(output, line["account"])
+                at = min(line["account"]["round"] + 1, len(rail.go.turns) - 1)
+                phase = "between"
+            elif "failed" in line:
+                error = line["failed"]
+            else:
+                at, phase, within_s = line["round"], line["phase"], line["within_s"]
+    except TimeoutError:
+        error = f"its measuring process stood still for {within_s:.0f} s and was killed"
+    os.close(reader.descriptor)
+    return _Ended(at, phase, _end(pid, error))
+
+
+def _fork(rail: plan.Rail, first_round: int) -> tuple[int, lines.Reader]:
+    reading, writing = os.pipe()
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return pid, lines.Reader(reading)
+
+    def say(**line: Any) -> None:
+        lines.write(writing, line)
+
+    status = 1
+    try:
+        lifeline.die_with_parent(supervisor, "preflight-pair")
+        lifeline.close_all_but({writing})
+        member.take_part(rail, first_round, say)
+        status = 0
+    except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
+        say(failed=f"{type(error).__name__}: {short(error)}")
+    finally:
+        os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
+
+
+def _end(pid: int, error: str) -> str:
+    """Kill and reap the measuring process, never waiting long: in D state SIGKILL waits too."""
+    if error:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            if error or status == 0:
+                return error
+            return f"its measuring process ended by itself (wait status {status})"
+        time.sleep(0.005)
+    if not error:
+        os.kill(pid, signal.SIGKILL)
+    return (error or "its measuring process did not end") + "; it is still there (D state?)"

@@ -1,0 +1,56 @@
+"""What the job's own torch can do here, asked so that a stuck driver cannot hold up the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+
+from . import lifeline
+from .account import short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
+_ANSWER_BYTES = 4096
+
+
+def describe() -> dict[str, Any]:
+    """Return the agent's first event: `ready`, or `no_torch` with the reason."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except Exception as error:  # noqa: BLE001 - a half-installed torch raises all sorts of things
+        return {"event": "no_torch", "error": f"{type(error).__name__}: {short(error)}"}
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return {"event": "no_torch", "error": "this torch was built without gloo"}
+    ready = {"event": "ready", "torch": str(torch.__version__), "cuda": False, "gpus": 0}
+    if dist.is_nccl_available():
+        ready.update(_cuda(torch))
+    return ready
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    """Count the GPUs in a child: the CUDA runtime may hang, and spoils a process for forking."""
+    reading, writing = os.pipe()
+    agent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        try:
+            lifeline.die_with_parent(agent, "preflight-cuda")
+            lifeline.let_go_of_the_wire()
+            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            os.write(writing, json.dumps({"cuda": gpus > 0, "gpus": gpus}).encode("ascii"))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answered = select.select([reading], [], [], _CUDA_S)[0]
+    answer = os.read(reading, _ANSWER_BYTES) if answered else b""
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, os.WNOHANG)  # a child stuck in the driver would keep us waiting
+    found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
+    return found

@@ -1,0 +1,67 @@
+"""Sweeps made up from a function of the pair: what judges see without a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
+from preflight.fabric.schedule import circle_rounds
+from preflight.fleet.model import Host, Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preflight.fabric.samples import PairState
+
+SMALL, LARGE = 8, 4 << 20
+
+
+def hosts(count: int, promised: Promise | None = None) -> list[Host]:
+    """h1, h2, ... in order."""
+    return [
+        Host(name=f"h{n + 1}", address=f"10.0.0.{n + 1}", promised=promised or Promise())
+        for n in range(count)
+    ]
+
+
+def end(
+    node: str,
+    busbw_gbs: float,
+    latency_us: float = 200.0,
+    state: PairState = "measured",
+    sizes: int = 2,
+) -> End:
+    """One end's account: ten steady iterations of a small and a large size."""
+    if state != "measured":
+        return End(node, state, error=f"{state} on purpose")
+    large_us = LARGE / busbw_gbs / 1e3
+    return End(
+        node,
+        "measured",
+        (
+            Timing(SMALL, (latency_us,) * 10, (1.0,) * 10),
+            Timing(LARGE, (large_us,) * 10, (1.0,) * 10),
+        )[:sizes],
+    )
+
+
+def sweep(
+    fleet: Sequence[Host],
+    speed: Callable[[str, str], float | PairState],
+    *,
+    limit: int | None = None,
+    backend: str = "gloo",
+    rails: int = 1,
+) -> Sweep:
+    """Every pair at the GB/s that `speed` says, or in the state that it says."""
+    rounds = circle_rounds([host.name for host in fleet], limit)
+    pairs = []
+    for number, around in enumerate(rounds):
+        for a, b in around:
+            said = speed(a, b)
+            ends = [
+                end(name, said) if isinstance(said, float) else end(name, 1.0, state=said)
+                for name in (a, b)
+            ]
+            pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]
+    return Sweep((Ladder(SMALL, 1, 10), Ladder(LARGE, 1, 10)), rounds, tuple(pairs))

@@ -1,0 +1,165 @@
+"""Peers, promises and floors decide; the sentence says which, and whose fault it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.test_fabric_allreduce import judge
+from preflight.fabric.blame import blame
+from preflight.fabric.judge import judge_pairs
+from preflight.fabric.limits import limits
+from preflight.fleet.model import Promise
+from preflight.verdict import Outcome
+from tests.unit.fabric.synthetic import end, hosts, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preflight.fabric.samples import PairState
+
+
+def slow_node(name: str, gbs: float = 0.024) -> Callable[[str, str], float]:
+    """0.8 GB/s everywhere but at one node."""
+    return lambda a, b: gbs if name in (a, b) else 0.8
+
+
+def test_a_slow_node_is_named_with_number_and_limit() -> None:
+    """Its pairs fail, all blame it, and the sentence holds what was seen and expected."""
+    fleet = hosts(4)
+    pairs = judge_pairs(sweep(fleet, slow_node("h3")), fleet)
+    verdicts = {names: judge(pair) for names, pair in pairs.items()}
+    failed = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FAIL}
+    assert failed == {("h1", "h3"), ("h2", "h3"), ("h3", "h4")}
+    assert {verdicts[names].blame for names in failed} == {"h3"}
+    assert verdicts["h1", "h3"].sentence == (
+        "0.024 GB/s at 4 MiB with h2; peers' median 0.8 GB/s, limit 0.2 GB/s (0.25 of the peers' "
+        "median); h3 is slow with each of its 3 partners"
+    )
+    assert "h3" in verdicts["h1", "h3"].advice
+
+
+@given(st.integers(4, 12), st.data())
+def test_healthy_nodes_are_never_blamed_for_one_slow_one(count: int, data: st.DataObject) -> None:
+    """Speeds of healthy pairs vary by as much as two shared cores make them."""
+    fleet = hosts(count)
+    culprit = data.draw(st.sampled_from([host.name for host in fleet]))
+    factors = st.floats(0.6, 1.4)
+    found = blame(
+        sweep(fleet, lambda a, b: (0.025 if culprit in (a, b) else 0.8) * data.draw(factors)),
+        fleet,
+    )
+    assert [(one.kind, one.component) for one in found] == [("node", culprit)]
+
+
+def test_a_bad_path_is_a_pair_not_a_node() -> None:
+    """Only h1-h2 is slow: the verdict blames the pair, and keeps both nodes fit."""
+    fleet = hosts(5)
+    measured = sweep(fleet, lambda a, b: 0.02 if (a, b) == ("h1", "h2") else 0.8)
+    verdict = judge(judge_pairs(measured, fleet)["h1", "h2"])
+    assert verdict.blame == "pair h1-h2"
+    assert "h1 and h2 are both fine with others" in verdict.sentence
+
+
+@pytest.mark.parametrize("state", ["hung", "no_connect", "corrupt", "error"])
+def test_pairs_that_were_not_measured_to_the_end_are_decoded_alike(state: PairState) -> None:
+    """A node that hangs, refuses, corrupts or breaks off with everyone is the culprit."""
+    fleet = hosts(4)
+    (found,) = blame(sweep(fleet, lambda a, b: state if "h2" in (a, b) else 0.8), fleet)
+    assert (found.component, found.kind) == ("h2", "node")
+
+
+def test_two_nodes_are_held_against_the_shipped_floor() -> None:
+    """Without peers and promise the floor decides, and the sentence says so."""
+    fleet = hosts(2)
+    fine = judge(judge_pairs(sweep(fleet, lambda *_: 0.8), fleet)["h1", "h2"])
+    assert fine.outcome is Outcome.OK
+    assert "shipped floor for gloo" in fine.sentence
+    slow = judge(judge_pairs(sweep(fleet, lambda *_: 0.02), fleet)["h1", "h2"])
+    assert (slow.outcome, slow.blame) == (Outcome.FAIL, "h1 or h2")
+
+
+def test_a_promise_is_stricter_than_peers() -> None:
+    """Everybody is equally slow, and the inventory promised more."""
+    fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
+    measured = sweep(fleet, lambda *_: 20.0, backend="nccl")
+    verdict = judge(judge_pairs(measured, fleet)["h1", "h2"])
+    assert verdict.outcome is Outcome.FAIL
+    assert "limit 40 GB/s (promised in fleet.toml)" in verdict.sentence
+    assert blame(measured, fleet)[0].kind == "systemic"
+
+
+def test_without_any_yardstick_the_pair_is_unknown() -> None:
+    """A backend of which nothing is known, and no peers: not a pass."""
+    fleet = hosts(2)
+    verdict = judge(judge_pairs(sweep(fleet, lambda *_: 0.8, backend="odd"), fleet)["h1", "h2"])
+    assert verdict.outcome is Outcome.UNKNOWN
+
+
+def test_three_slow_nodes_of_eight_are_systemic() -> None:
+    """Over a quarter and at least three: said as one likely cause, with the nodes beside it."""
+    fleet = hosts(8)
+    bad = {"h1", "h4", "h6"}
+    found = blame(sweep(fleet, lambda a, b: 0.02 if {a, b} & bad else 0.8), fleet)
+    assert found[0].kind == "systemic"
+    assert {one.component for one in found[1:]} == bad
+
+
+def test_one_slow_rail_is_named_on_its_node() -> None:
+    """Rail 1 of h2 is slow with everyone: the node, and which rail."""
+    fleet = hosts(4)
+    measured = sweep(fleet, lambda *_: 46.0, backend="nccl", rails=2)
+    slow = sweep(fleet, lambda *_: 10.0, backend="nccl", rails=2)
+    mixed = tuple(
+        bad if good.rail == 1 and "h2" in (good.a, good.b) else good
+        for good, bad in zip(measured.pairs, slow.pairs, strict=True)
+    )
+    (found,) = blame(msgspec.structs.replace(measured, pairs=mixed), fleet)
+    assert found.component == "h2"
+    assert "on rail 1" in found.sentence
+
+
+def test_a_node_left_out_earlier_is_not_run_and_one_that_failed_the_sweep_unknown() -> None:
+    """h4 has its finding elsewhere; h3 had no torch, which nothing else says."""
+    fleet = hosts(4)
+    measured = sweep(fleet[:2], lambda *_: 0.8)
+    measured = msgspec.structs.replace(
+        measured,
+        left_out={"h3": "no usable torch", "h4": "reach.login of h4: refused"},
+        troubles={"h3": "no usable torch"},
+    )
+    pairs = judge_pairs(measured, fleet)
+    assert judge(pairs["h1", "h4"]).outcome is Outcome.NOT_RUN
+    verdict = judge(pairs["h1", "h3"])
+    assert (verdict.outcome, verdict.blame) == (Outcome.UNKNOWN, "h3")
+    assert judge(pairs["h1", "h2"]).outcome is Outcome.OK
+
+
+def test_every_limit_says_where_it_comes_from() -> None:
+    """Both backends have the same limits, each with unit, kind, source and date."""
+    assert limits()["gloo"].keys() == limits()["nccl"].keys()
+    assert all(one.source and one.unit for each in limits().values() for one in each.values())
+
+
+def test_small_sizes_are_not_held_to_bandwidth_limits() -> None:
+    """A ladder that ends at 8 B says nothing of bandwidth: neither slow nor a pass."""
+    fleet = hosts(2)
+    measured = sweep(fleet, lambda *_: 0.8)
+    short = msgspec.structs.replace(
+        measured,
+        ladder=measured.ladder[:1],
+        pairs=tuple(
+            msgspec.structs.replace(
+                pair,
+                first=end(pair.a, 0.8, sizes=1),
+                second=end(pair.b, 0.8, sizes=1),
+            )
+            for pair in measured.pairs
+        ),
+    )
+    assert judge(judge_pairs(short, fleet)["h1", "h2"]).outcome is Outcome.UNKNOWN
+    assert blame(short, fleet) == ()

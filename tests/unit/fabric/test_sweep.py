@@ -1,0 +1,192 @@
+"""Real sweeps between processes on loopback: what is measured, and what one bad node may cost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from preflight.fabric.blame import blame
+from preflight.fabric.launch import sweep
+from tests.unit.fabric.nodes import (
+    DEADLINE_S,
+    HAS_TORCH,
+    QUICK,
+    Starter,
+    agent,
+    fleet,
+    measuring,
+    plan,
+    real,
+    states,
+    strike,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from preflight.fabric.agents import Talk
+    from preflight.fleet.model import Host
+
+    Meanwhile = Callable[[Callable[[], None]], None]
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python"),
+    pytest.mark.usefixtures("nothing_left"),
+]
+
+FINE = ("measured", "measured")
+
+
+def test_every_pair_is_measured_from_both_ends() -> None:
+    """Three nodes: three pairs, each size with times and gaps of every iteration, at both ends."""
+    hosts = fleet(3)
+    start = Starter({})
+    found = sweep(plan(hosts), hosts, start, nonce="all-well", deadline_s=DEADLINE_S)
+    assert (found.left_out, found.troubles) == ({}, {})
+    assert states(found) == dict.fromkeys(("h1-h2", "h1-h3", "h2-h3"), FINE)
+    for pair in found.pairs:
+        for end in (pair.first, pair.second):
+            assert end is not None
+            assert [timing.size_bytes for timing in end.timings] == [r.size_bytes for r in QUICK]
+            assert all(
+                3 <= len(timing.times_us) == len(timing.gaps_us) <= rung.iterations
+                for timing, rung in zip(end.timings, QUICK, strict=True)
+            )
+
+
+def test_a_measuring_process_that_stands_still_is_replaced(meanwhile: Meanwhile) -> None:
+    """Stopped in the first round: its pair is hung, later rounds are measured, nobody is lost."""
+    hosts = fleet(3)
+    start = Starter({})
+
+    def stop_one() -> None:
+        wait_for(lambda: measuring(start.talks.get("h2")))
+        time.sleep(0.5)  # into the two seconds for which this pair measures
+        strike(measuring(start.talks.get("h2")), signal.SIGSTOP)
+
+    meanwhile(stop_one)
+    found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="stopped", deadline_s=DEADLINE_S)
+    seen = states(found)
+    hung = [name for name, both in seen.items() if both != FINE]
+    assert len(hung) == 1
+    assert "h2" in hung[0]
+    assert set(seen[hung[0]]) == {"hung"}
+
+
+def test_a_killed_agent_loses_its_own_pairs_only(meanwhile: Meanwhile) -> None:
+    """The node that hosts no store dies: the others are measured, and it is blamed."""
+    hosts = fleet(4)
+    start = Starter({})
+
+    def kill_one() -> None:
+        wait_for(lambda: measuring(start.talks.get("h4")))
+        strike(agent(start.talks["h4"])[:1], signal.SIGKILL)
+
+    meanwhile(kill_one)
+    found = sweep(plan(hosts, long_s=1.0), hosts, start, nonce="killed", deadline_s=DEADLINE_S)
+    seen = states(found)
+    assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
+    assert FINE not in (seen["h1-h4"], seen["h2-h4"], seen["h3-h4"])
+    assert [one.component for one in blame(found, hosts)] == ["h4"]
+
+
+def test_losing_the_store_keeps_what_was_measured_and_blames_its_host(
+    meanwhile: Meanwhile,
+) -> None:
+    """The sweep ends early, no other node is blamed for it, and nothing hangs."""
+    hosts = fleet(3)
+    start = Starter({})
+
+    def kill_the_host() -> None:
+        wait_for(lambda: measuring(start.talks.get("h1")))
+        strike(agent(start.talks["h1"])[:1], signal.SIGKILL)
+
+    meanwhile(kill_the_host)
+    found = sweep(plan(hosts, long_s=1.0), hosts, start, nonce="no-store", deadline_s=DEADLINE_S)
+    assert {one.component for one in blame(found, hosts)} == {"h1"}
+
+
+def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
+    """It has torch, gets the order and does nothing: the others go on after one wait."""
+
+    class Idle:
+        def __init__(self, talk: Talk) -> None:
+            self._talk = talk
+
+        def read(self, deadline_s: float) -> bytes:
+            return self._talk.read(deadline_s)
+
+        def send(self, message: Mapping[str, object]) -> None:
+            if "finish" in message:
+                self._talk.send(message)
+
+        def close(self) -> None:
+            self._talk.close()
+
+    def idle(host: Host, request: Mapping[str, object]) -> Talk:
+        return Idle(real(host, request))
+
+    hosts = fleet(3)
+    start = Starter({"h3": idle})
+    found = sweep(plan(hosts), hosts, start, nonce="idle", deadline_s=DEADLINE_S)
+    assert states(found)["h1-h2"] == FINE
+    assert [one.component for one in blame(found, hosts)] == ["h3"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage",
+        b'{"event":"ready","torch":7}',
+        b'{"event":"pair","round":0}',
+        b'{"event":"done"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_node_that_talks_nonsense_is_left_out(answer: bytes) -> None:
+    """Whatever it says instead of being ready, the other two measure each other."""
+
+    class Odd:
+        def read(self, deadline_s: float) -> bytes:
+            del deadline_s
+            return answer
+
+        def send(self, message: Mapping[str, object]) -> None:
+            del message
+
+        def close(self) -> None:
+            pass
+
+    hosts = fleet(3)
+    found = sweep(
+        plan(hosts), hosts, Starter({"h1": lambda *_: Odd()}), nonce="odd", deadline_s=DEADLINE_S
+    )
+    assert set(found.left_out) == {"h1"}
+    assert states(found) == {"h2-h3": FINE}
+
+
+def test_a_node_without_torch_is_left_out_with_the_reason() -> None:
+    """Its Python cannot import torch: said in words, and the other two go on."""
+    hosts = fleet(3)
+    bare = msgspec.structs.replace(hosts[2], python=(*hosts[2].python, "-S", "-E"))
+    found = sweep(plan(hosts), [*hosts[:2], bare], Starter({}), nonce="bare", deadline_s=DEADLINE_S)
+    assert "No module named 'torch'" in found.left_out["h3"]
+    assert "h3" in found.troubles
+    assert states(found) == {"h1-h2": FINE}
+
+
+def test_agents_leave_when_their_controller_does() -> None:
+    """Closing the connection in mid-sweep ends the agent and all below it."""
+    hosts = fleet(2)
+    start = Starter({})
+    talk = start(hosts[0], {"nonce": "alone", "name": "h1", "deadline_s": DEADLINE_S})
+    assert b"ready" in talk.read(DEADLINE_S)
+    assert agent(talk)
+    talk.finish()  # type: ignore[attr-defined]
+    assert wait_for(lambda: [] if agent(talk) else [1])
+    talk.close()
