@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ from preflight.stages.progress import Silent
 from preflight.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from preflight.run import Key
 
@@ -185,7 +185,7 @@ class Session:
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
         if self._is_worker:
-            path = session.config.workerinput["preflight_measured"]
+            path = cast("Any", session.config).workerinput["preflight_measured"]
             self.run.judgement.advance(_replayed(path) or self.run.judgement.measured)
         elif self._has_workers() and not session.config.option.collectonly:
             self._measure(self.run.expected(self._wanted))
@@ -236,7 +236,7 @@ class Session:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[Any]:
+    ) -> Generator[None, Any, Any]:
         """Attach the verdicts to the report, in plain types that travel between processes."""
         report = yield
         if call.when == "call" and isinstance(item, CheckItem):

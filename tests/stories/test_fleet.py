@@ -161,7 +161,7 @@ def test_a_hung_driver(judge: Callable[..., Told], lab: Lab, *, unkillable: bool
     with ExitStack() as stack:
         scenario = host.scenario
         if unkillable:
-            scenario = scenario.blocking(stack.enter_context(processes.frozen_disk(host)))
+            scenario = scenario.blocking(str(stack.enter_context(processes.frozen_disk(host))))
         else:
             scenario = scenario.hanging()
         host.set_scenario(scenario)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
-for _folder in (REPOSITORY / "preflight" / "payload", REPOSITORY / "tests"):
-    if str(_folder) not in sys.path:
-        sys.path.append(str(_folder))
+_PAYLOAD = str(REPOSITORY / "preflight" / "payload")
+if _PAYLOAD not in sys.path:
+    sys.path.append(_PAYLOAD)
 
 if TYPE_CHECKING:
-    from lab.nvml.scenario import Scenario
+    from tests.lab.nvml.scenario import Scenario
 
 Machine = Callable[["Scenario"], dict[str, str]]
 """Makes a machine of a scenario; returns the environment in which the probe finds it."""
@@ -28,7 +28,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the compiled NVML emulator."""
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc to build the NVML emulator")
-    from lab.nvml.build import build
+    from tests.lab.nvml.build import build
 
     return build(tmp_path_factory.mktemp("nvml")).parent
 
@@ -36,7 +36,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def machine(nvml_library: Path, tmp_path: Path) -> Machine:
     """Return a maker of emulated machines; its sysfs tree is `tmp_path`/sys."""
-    from lab import sysfs
+    from tests.lab import sysfs
 
     def make(scenario: Scenario) -> dict[str, str]:
         file = tmp_path / "scenario"

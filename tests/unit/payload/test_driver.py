@@ -16,7 +16,7 @@ from .test_probe import probe
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from lab.nvml.scenario import Scenario
+    from tests.lab.nvml.scenario import Scenario
 
     from preflight.facts.model import Facts
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def healthy() -> Scenario:
     """Return a machine of eight H100."""
-    from lab.nvml.scenario import h100
+    from tests.lab.nvml.scenario import h100
 
     return h100("h1")
 
@@ -180,7 +180,7 @@ def test_the_matrix_of_nvidia_smi_is_taken_as_printed(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
     """`nvidia-smi topo -m` under LC_ALL=C, without its terminal colours."""
-    from lab.nvidia_smi import topo_text
+    from tests.lab.nvidia_smi import topo_text
 
     (tmp_path / "matrix").write_text(topo_text(healthy))
     script = f'[ "$*" = "topo -m" ] && [ $LC_ALL = C ] && exec cat {tmp_path}/matrix'
