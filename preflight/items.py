@@ -47,7 +47,9 @@ class CheckFile(pytest.File):
         keys = self.run.expected([self.registered.check.id])
         for label, own in self._split(keys):
             name = f"{self.registered.check.id}[{label}]"
-            item = CheckItem.from_parent(self, name=name)
+            # pytest 9.2 keeps a node id in parts and would take `a[b]` for a name without
+            # parameters; --lf then finds none of its failures again.
+            item = CheckItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}")
             item.run, item.keys = self.run, own
             item.add_marker("preflight")
             item.add_marker(f"preflight_{self.registered.check.stage}")

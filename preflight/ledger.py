@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.verdict import Outcome, Verdict
+from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,22 +36,30 @@ class Ledger:
         """Take in a verdict; one that nobody expected is kept as well."""
         self._arrived[check, nodes] = verdict
 
+    def lose(self, keys: Iterable[tuple[str, tuple[str, ...]]], why: str) -> None:
+        """Note that these will never arrive, whatever else stops the run; arrived ones stand."""
+        for key in keys:
+            self._arrived.setdefault(key, _lost(why))
+
     def __len__(self) -> int:
         return len(self._expected)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._expected
+
     def settle(self, stopped: str = "") -> tuple[Entry, ...]:
         """List all verdicts; the missing ones as `lost`, or `not_run` if the operator stopped."""
-        missing = (
-            Verdict(outcome=Outcome.NOT_RUN, sentence=stopped)
-            if stopped
-            else Verdict(
-                outcome=Outcome.LOST,
-                sentence="its verdict never arrived",
-                advice="run again; if it is lost again, report it with the output above",
-            )
-        )
+        missing = not_run(stopped, stopped=True) if stopped else _lost("its verdict never arrived")
         keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
             Entry(check, "-".join(nodes), nodes, self._arrived.get((check, nodes), missing))
             for check, nodes in keys
         )
+
+
+def _lost(sentence: str) -> Verdict:
+    return Verdict(
+        outcome=Outcome.LOST,
+        sentence=sentence,
+        advice="run again; if it is lost again, report it with the output above",
+    )

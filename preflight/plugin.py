@@ -92,6 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "other nodes)",
     )
     add(
+        "--preflight-even-if-busy",
+        action="store_true",
+        default=False,
+        help="Load nodes although somebody works on their GPUs (default: their pairs are not run)",
+    )
+    add(
         "--preflight-replay",
         metavar="FILE",
         help="Judge the measured.json of an earlier run again, with the nodes and promises "

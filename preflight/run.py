@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from preflight.check import STAGES, Stage, Tier
 from preflight.fabric.schedule import circle_rounds, repair
+from preflight.facts.busy import busy_with
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
@@ -48,6 +49,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     tier: Tier = "quick"
     fail_fast: FailFast = "stage"
     budget_s: float | None = None
+    even_if_busy: bool = False
+    """Load nodes although somebody works on their GPUs."""
     at_most: int = 64
     """Connections set up at once."""
 
@@ -173,10 +176,12 @@ class Run:
         self._set(ports=ports, port_troubles=troubles)
 
     def _sweep(self, deadline_s: float) -> None:
-        hosts = self._able("fabric")
+        hosts = [host for host in self._able("fabric") if not self._busy(host.name)]
         able = {host.name for host in hosts}
         out = {
-            host.name: self.judgement.may_take_part(host.name, "fabric") or "no connection"
+            host.name: self.judgement.may_take_part(host.name, "fabric")
+            or self._busy(host.name)
+            or "no connection"
             for host in self.fleet.hosts
             if host.name not in able
         }
@@ -210,6 +215,14 @@ class Run:
             for host in self.fleet.hosts
             if host.name in self._connections and not self.judgement.may_take_part(host.name, stage)
         ]
+
+    def _busy(self, name: str) -> str:
+        """Say whose work a measurement under load would disturb on a node, if anyone's."""
+        facts = self.judgement.measured.facts.get(name)
+        if self.settings.even_if_busy or facts is None:
+            return ""
+        work = busy_with(facts)
+        return f"busy: {work} works on its GPUs (--preflight-even-if-busy)" if work else ""
 
     def _judge_stage(
         self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]

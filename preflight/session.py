@@ -112,6 +112,7 @@ class Session:
             tier=config.getoption("preflight_tier") or "quick",
             fail_fast=config.getoption("preflight_fail_fast") or "stage",
             budget_s=config.getoption("preflight_budget"),
+            even_if_busy=config.getoption("preflight_even_if_busy"),
         )
         self.run = Run(resolve(_wish(config)), self._registry, settings, Silent())
         self._grouped = self._are_grouped()

@@ -126,11 +126,11 @@ class Rank(Struct, frozen=True, forbid_unknown_fields=True):
     master_addr: Line = ""
     master_port: Line = ""
     elastic_run_id: Line = ""
-    """TORCHELASTIC_RUN_ID: set by torchrun in the ranks it started, so a rank without its agent shows."""
+    """TORCHELASTIC_RUN_ID, which torchrun sets: a rank that outlived its agent still shows it."""
 
 
 class Process(Struct, frozen=True, forbid_unknown_fields=True):
-    """One process, as far as this login may look. `command` of other users is cut to its program."""
+    """One process, as far as this login may look; other users' commands are cut to the program."""
 
     pid: Count
     ppid: Count

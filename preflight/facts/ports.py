@@ -31,7 +31,7 @@ class MasterPort(Struct, frozen=True, forbid_unknown_fields=True):
     bound: bool
     error: Text = ""
     holder: Process | None = None
-    """Who holds it; its `user` is known (from the socket's uid) even where the pid is hidden (0)."""
+    """Who holds it; `user` is known (from the socket's uid) even where the pid is hidden (0)."""
     lingering: Count = 0
     """Connections of that port still in TIME_WAIT or other closing states."""
     free_again: bool | None = None

@@ -189,6 +189,21 @@ def test_a_short_lived_zombie_is_harmless(judge: Callable[..., Told], lab: Lab) 
     assert told.exit == 0, told.out
 
 
+def test_somebody_at_work_is_not_disturbed(judge: Callable[..., Told], lab: Lab) -> None:
+    """A GPU that a living process uses keeps its node out of the sweep, unless told otherwise."""
+    host = lab.hosts["h2"]
+    worker = host.spawn(["sh", "-c", "echo at work; exec sleep 100000"])
+    worker.wait_for_word()
+    host.set_scenario(host.scenario.process(0, worker.pid, 20_000))
+    told = judge("--preflight-fail-fast=never")
+    pairs = {v["subject"]: v for v in told.report["verdicts"] if v["check"] == "fabric.allreduce"}
+    assert {s for s, v in pairs.items() if v["outcome"] == "not_run"} == {"h1-h2", "h2-h3", "h2-h4"}
+    assert "busy: " in pairs["h1-h2"]["sentence"]
+    again = judge("--preflight-fail-fast=never", "--preflight-even-if-busy")
+    assert ("fabric.allreduce", "h1-h2", "ok") in again.outcomes()
+    worker.kill()
+
+
 def test_three_culprits_at_once(judge: Callable[..., Told], lab: Lab) -> None:
     """The demo's fleet: each culprit is named once, on its own node."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(3))
