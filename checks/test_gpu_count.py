@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preflight.check import Check
-from preflight.facts import Gpu, Node
+from preflight.facts import Facts, Gpu, Majority, Node
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -15,20 +15,32 @@ CHECK = Check(
     drains=True,
 )
 
+Usual = Majority[tuple[str, ...]]
 
-def judge(promised: int | None, gpus: tuple[Gpu, ...] | None) -> Verdict:
-    """Compare the GPUs that answered with the number the inventory promises."""
-    if not gpus and not promised:
+
+def judge(
+    promised: int | None, gpus: tuple[Gpu, ...] | None, usual: Usual | None = None
+) -> Verdict:
+    """Compare the GPUs that answered with the promise, or else with what the group has."""
+    by_peers = usual if usual is not None and usual.decides else None
+    wanted, origin = promised, ""
+    if wanted is None and by_peers is not None:
+        wanted = len(by_peers.value)
+        origin = f"; {by_peers.votes} of {by_peers.of} nodes of its group have {wanted}"
+    if not gpus and not wanted:
         return not_run("no GPUs promised, none here")
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
-    bus_ids = [gpu.bus_id for gpu in gpus]
-    if promised is not None and len(gpus) < promised:
+    bus_ids = tuple(gpu.bus_id for gpu in gpus)
+    if wanted is not None and len(gpus) < wanted:
+        gone = sorted(set(by_peers.value) - set(bus_ids)) if by_peers is not None else []
+        which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - len(gpus) else ""
         # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
         return fail(
-            f"{len(gpus)} of {promised} GPUs answer",
-            advice="look for Xid 79; drain, power-cycle, recheck",
+            f"{len(gpus)} of {wanted} GPUs answer{origin}{which}",
+            advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
             bus_ids=bus_ids,
+            missing=gone,
         )
     if promised is not None and len(gpus) > promised:
         return warn(
@@ -39,6 +51,11 @@ def judge(promised: int | None, gpus: tuple[Gpu, ...] | None) -> Verdict:
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
+def bus_ids_of(facts: Facts) -> tuple[str, ...] | None:
+    """Where a node's GPUs sit; alike on machines of one kind."""
+    return None if facts.gpus is None else tuple(gpu.bus_id for gpu in facts.gpus)
+
+
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.promised.gpus, node.facts.gpus))
+    conclude(judge(node.promised.gpus, node.facts.gpus, node.group.majority(bus_ids_of)))

@@ -36,7 +36,8 @@ _PLANTED: Culprits = {
 
 def main() -> int:
     """Run the demo; 0 when every planted culprit was named, and nobody else."""
-    reason = why_not()
+    forced = "--processes was given" if "--processes" in sys.argv else None
+    reason = forced or why_not()
     with tempfile.TemporaryDirectory(prefix="preflight-demo-") as folder:
         working = Path(folder)
         planted = _in_processes(working, reason) if reason else _in_a_lab(working)
@@ -50,7 +51,8 @@ def _in_a_lab(working: Path) -> Culprits:
         faults.enter_context(processes.stale_rank(h1, port=29500))
         h2.set_scenario(h2.scenario.without_gpu(3))
         faults.enter_context(wire.slow_link(h4))
-        _judge(lab.inventory(), working)
+        (working / "fleet.toml").write_text(lab.inventory().read_text())
+        _judge(working)
     return _PLANTED
 
 
@@ -72,9 +74,8 @@ def _in_processes(working: Path, reason: str) -> Culprits:
         "group": {"local": {"nodes": "h[1-4]", "gpus": 8, "nvlinks_per_gpu": 18}},
         "node": {name: {"address": "127.0.0.1", **node} for name, node in nodes.items()},
     }
-    fleet = working / "fleet.toml"
-    fleet.write_text(inventory.toml(dict(tables)))
-    _judge(fleet, working)
+    (working / "fleet.toml").write_text(inventory.toml(dict(tables)))
+    _judge(working)
     return planted
 
 
@@ -86,10 +87,10 @@ def _say(first: str, planted: Culprits) -> None:
           flush=True)  # fmt: skip
 
 
-def _judge(fleet: Path, working: Path) -> None:
+def _judge(working: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--preflight", "-p", "no:cacheprovider"]
-    options = ["--preflight-inventory", str(fleet), "--preflight-fail-fast=never",
-               "--preflight-report", str(working / "report")]  # fmt: skip
+    options = ["--preflight-inventory", "fleet.toml", "--preflight-fail-fast=never",
+               "--preflight-report", "report"]  # fmt: skip
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "SLURM_"))}
     subprocess.run([*command, *options], cwd=working, env=environ, check=False)
 

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab.inside import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from tests.lab.host import Host
     from tests.lab.inside import Inside
@@ -87,10 +87,16 @@ def stale_rank(
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Inside]:
     """A rank whose torchrun is gone: an orphan that holds the master port and GPU memory."""
-    script = _script(host, "train.py", _TRAIN)
+    folder = _script(host, "train.py", _TRAIN).parent
     listening = ["--listen", str(port)] if listens else []
     env = {**rank_environ(host, port, local_rank=gpu), **(environ or {})}
-    rank = host.spawn([sys.executable, "-u", script, *arguments, *listening], env=env)
+    # As a person would have started it: no path of this machine in its command.
+    python = folder / "python3"
+    if not python.exists():
+        python.symlink_to(Path(sys.executable).resolve())
+    start = ["bash", "-c", 'cd "$1"; PATH="$1:$PATH"; shift; exec "$@"', "bash", folder]
+    words = ["python3", "-u", "train.py", *arguments, *listening]
+    rank = host.spawn([*start, *words], env=env)
     rank.wait_for_word()
     before = host.scenario
     if gpu_mib:

@@ -6,6 +6,7 @@ import pytest
 
 from checks.test_gpu_count import judge as judge_count
 from checks.test_host_driver_hung import judge as judge_driver
+from preflight.facts import Majority
 from preflight.facts.model import Driver
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import gpus, process
@@ -30,6 +31,19 @@ def test_gpu_count(promised: int | None, answered: int | None, outcome: str, wor
     verdict = judge_count(promised, None if answered is None else gpus(answered))
     assert (verdict.outcome, verdict.sentence) == (outcome, words)
     assert verdict.advice or not verdict.condemns
+
+
+def test_the_missing_gpu_is_named_by_its_peers() -> None:
+    """Where the group shows which GPU is gone, its bus id is in the sentence, promise or not."""
+    eight = gpus(8)
+    usual = Majority(tuple(gpu.bus_id for gpu in eight), votes=3, of=4)
+    gone = eight[3].bus_id
+    promised = judge_count(8, (*eight[:3], *eight[4:]), usual)
+    assert promised.sentence == f"7 of 8 GPUs answer; missing: {gone}"
+    unpromised = judge_count(None, (*eight[:3], *eight[4:]), usual)
+    assert unpromised.outcome == "fail"
+    assert "3 of 4 nodes of its group have 8" in unpromised.sentence
+    assert judge_count(None, (*eight[:3],), Majority(usual.value, 1, 2)).outcome == "ok"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The README shows the demo's real output; this cuts it out, and compares it without its numbers.
+
+To renew it: `make demo | python -m tests.stories.readme`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+_BLOCK = re.compile(r"(<!-- demo: [^\n]*-->\n```\n)(.*?)(```\n)", re.DOTALL)
+_SKIPPED = ("platform ", "rootdir", "configfile", "plugins", "collected")
+_PHASE = re.compile(r"(probing|ports|pairs) +\d")
+_EARLY = re.compile(r"(FAIL|WARN|UNKN) +\S+  [a-z_.]+: ")
+
+
+def excerpt(output: str) -> list[str]:
+    """Cut the summary and the header out of the demo's output; lines that vary in kind are left."""
+    start, end = output.index("preflight 0."), output.rindex("\n\ndemo: ")
+    lines = output[start:end].splitlines()
+    kept = [line for line in lines if not line.startswith(_SKIPPED)]
+    kept = [line for line in kept if not _PHASE.match(line) and not _EARLY.match(line)]
+    return kept[:-1] if kept[-1].startswith("====") else kept
+
+
+def shown() -> list[str]:
+    """The README's block."""
+    match = _BLOCK.search(README.read_text(encoding="utf-8"))
+    assert match is not None
+    return match[2].splitlines()
+
+
+def comparable(lines: list[str]) -> list[str]:
+    """Blank the numbers and join wrapped lines: they depend on the day, the words do not."""
+    text = re.sub(r"\n {7,}(?!do:)", " ", "\n".join(lines))
+    text = re.sub(r"\d+(\.\d+)?", "N", text)
+    text = re.sub(r" with h\w", " with hN", text)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def main() -> None:
+    """Put the demo's output, read from standard input, into the README."""
+    lines = excerpt(sys.stdin.read())
+    text = README.read_text(encoding="utf-8")
+    block = "".join(f"{line}\n" for line in lines)
+    README.write_text(_BLOCK.sub(lambda m: m[1] + block + m[3], text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
