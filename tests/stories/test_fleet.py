@@ -11,6 +11,7 @@ from tests.lab import impostors, processes, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.lab.cluster import Lab
     from tests.stories.conftest import Told
@@ -217,3 +218,76 @@ def test_three_culprits_at_once(judge: Callable[..., Told], lab: Lab) -> None:
         "FAIL   h4  fabric.allreduce",
     ):
         assert told.out.count(f"{line}\n") + told.out.count(f"{line}  (also") == 1
+
+
+SECRET = "sk-live-4f9d8c7b6a5e4d3c2b1a"  # noqa: S105  it opens nothing
+
+
+def test_tokens_appear_in_no_artefact(judge: Callable[..., Told], lab: Lab, tmp_path: Path) -> None:
+    """Secrets in a rank's environment and arguments, and in the job's variables, stay there."""
+    env_file = tmp_path / "job.env"
+    env_file.write_text(f"HF_TOKEN={SECRET}\nCUDA_VISIBLE_DEVICES=0,1\nNCCL_API_KEY={SECRET}\n")
+    with processes.stale_rank(
+        lab.hosts["h1"],
+        port=29500,
+        arguments=("--config", "x", "--api-key", SECRET, f"--url=https://me:{SECRET}@host/"),
+        environ={"HF_TOKEN": SECRET, "WANDB_API_KEY": SECRET},
+    ):
+        told = judge(ALL, "-m", "not preflight_fabric", f"--preflight-env-file={env_file}",
+                     f"--preflight-launch=OPENAI_API_KEY={SECRET} torchrun t.py --token {SECRET}",
+                     f"--junitxml={tmp_path / 'junit.xml'}")  # fmt: skip
+    assert ("host.stale_processes", "h1") in told.found()
+    artefacts = [told.out, told.err, (tmp_path / "junit.xml").read_text()]
+    artefacts += [path.read_text() for path in told.folder.iterdir()]
+    assert len(artefacts) >= 6
+    assert not any(SECRET in artefact for artefact in artefacts)
+
+
+def test_a_wrong_cuda_visible_devices(judge: Callable[..., Told], tmp_path: Path) -> None:
+    """A device that is not there, on the one node whose environment differs, is that node's."""
+    for name in ("h1", "h2", "h3", "h4"):
+        devices = "0,1,2,9" if name == "h3" else "0,1,2,3"
+        (tmp_path / f"{name}.env").write_text(f"CUDA_VISIBLE_DEVICES={devices}\n")
+    told = judge(ALL, "-m", "preflight_facts", f"--preflight-env-file={tmp_path}/{{node}}.env")
+    assert told.exit == 1
+    assert told.found() == {("env.cuda_visible_devices", "h3")}
+    assert "0,1,2,9" in told.out
+
+
+def test_a_broken_nvlink(judge: Callable[..., Told], lab: Lab) -> None:
+    """One NVLink down on one GPU is named with node, GPU and link."""
+    host = lab.hosts["h4"]
+    host.set_scenario(host.scenario.link_down(5, 7))
+    told = judge(ALL, "-m", "preflight_facts")
+    assert told.exit == 1
+    assert told.found() == {("gpu.topology", "h4")}
+    assert "GPU5" in told.out.replace("GPU 5", "GPU5")
+
+
+def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: Lab) -> None:
+    """A host whose own firewall drops data ports is blamed once, and the rest is still measured."""
+    with wire.firewall(lab.hosts["h2"], ports="1024-65535"):
+        told = judge(ALL)
+    assert told.exit == 1
+    assert told.report["fleet"]["not_ready"] == ["h2"]
+    measured = {f"{p['a']}-{p['b']}" for p in told.report["pairs"] if p["state"] == "measured"}
+    assert measured >= {"h1-h3", "h1-h4", "h3-h4"}
+
+
+def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:
+    """With --preflight-need 3 one bad node of four is no obstacle; ready.hosts names the rest."""
+    lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(0))
+    told = judge(ALL, "-m", "preflight_facts", "--preflight-need=3")
+    assert told.exit == 0
+    assert (told.folder / "ready.hosts").read_text() == "h1\nh3\nh4\n"
+    assert judge(ALL, "-m", "preflight_facts", "--preflight-need=4").exit == 1
+    alone = judge(ALL, "-m", "preflight_facts", "--preflight-exclude=h2")
+    assert alone.exit == 0
+
+
+def test_a_held_port_on_a_node_that_is_not_the_master(judge: Callable[..., Told], lab: Lab) -> None:
+    """The master port is proven on the master only; another node's use of it harms nobody."""
+    with processes.stale_rank(lab.hosts["h3"], port=29500, gpu_mib=0):
+        told = judge(ALL, "-m", "not preflight_fabric")
+    assert {check for check, _ in told.found()} == {"host.stale_processes"}
+    assert told.report["fleet"]["not_ready"] == ["h3"]
