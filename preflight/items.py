@@ -13,7 +13,7 @@ from preflight.verdict import Outcome, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.registry import Registered
+    from preflight.registered import Registered
     from preflight.run import Key, Run
 
 GROUP_ABOVE = 20_000

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from preflight.fabric.pair import Pair
     from preflight.facts.ports import Attempt, Ports
     from preflight.fleet.model import Fleet
-    from preflight.registry import Registered, Registry
+    from preflight.registered import Registered
+    from preflight.registry import Registry
     from preflight.stages.measured import Measured
 
 Names = tuple[str, ...]

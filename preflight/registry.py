@@ -6,63 +6,27 @@ import importlib.util
 import inspect
 import re
 import sys
-import traceback
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from preflight.check import STAGES, Check
+from preflight.check import STAGES, TIERS, Check
 from preflight.errors import UsageError
-from preflight.verdict import Conclude, Outcome, Verdict
+from preflight.registered import Registered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-Subject = Literal["node", "pair"]
+    from preflight.registered import Subject
 
 _DECLARES = re.compile(r"^CHECK\s*=\s*Check\(", re.MULTILINE)
+_ID = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 _PARAMETERS: dict[str, Subject] = {
     "node": "node",
     "preflight_node": "node",
     "pair": "pair",
     "preflight_pair": "pair",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A check and the function that joins one subject with its judgement."""
-
-    check: Check
-    subject: Subject
-    parameter: str
-    function: Callable[..., None]
-    path: Path
-
-    def conclude(self, subject: Any) -> Verdict:
-        """Judge one subject. An exception of the check is `broken`, never a failure of the node."""
-        said: list[Verdict] = []
-        conclude: Conclude = said.append
-        try:
-            self.function(**{self.parameter: subject, "conclude": conclude})
-        except Exception as error:  # noqa: BLE001  whatever a check raises is our fault, and is kept
-            return _broken(
-                f"{self.check.id} raised {type(error).__name__}: {error}"[:300],
-                traceback=traceback.format_exc(limit=-6),
-            )
-        if len(said) != 1:
-            return _broken(f"{self.check.id} reached {len(said)} verdicts, expected 1")
-        return said[0]
-
-
-def _broken(sentence: str, **evidence: Any) -> Verdict:
-    return Verdict(
-        outcome=Outcome.BROKEN,
-        sentence=sentence,
-        advice="this is a fault of the check, not of the node: report it with the evidence",
-        evidence=evidence,
-    )
 
 
 class Registry:
@@ -79,17 +43,44 @@ class Registry:
                 )
         for registered in self:
             for required in registered.check.requires:
-                if required not in self._by_id:
-                    raise UsageError(
-                        f"{registered.path}: requires {required!r}, which no check declares: "
-                        "correct the id"
-                    )
+                self._refuse_unfit(registered, required)
+        self._refuse_cycles()
 
     def __iter__(self) -> Iterator[Registered]:
         return iter(self._by_id.values())
 
     def __getitem__(self, check_id: str) -> Registered:
         return self._by_id[check_id]
+
+    def _refuse_unfit(self, registered: Registered, required: str) -> None:
+        """A gate must be judged before what stands behind it, and on a node."""
+        says = f"{registered.path}: requires {required!r}"
+        if required not in self._by_id:
+            raise UsageError(f"{says}, which no check declares: correct the id")
+        gate = self._by_id[required]
+        if gate.subject == "pair":
+            raise UsageError(f"{says}, which judges pairs: require a check of nodes")
+        if _order(gate)[0] > _order(registered)[0]:
+            raise UsageError(
+                f"{says} of the later stage {gate.check.stage}: require one of the stage "
+                f"{registered.check.stage} or before it"
+            )
+
+    def _refuse_cycles(self) -> None:
+        passed: set[str] = set()
+
+        def follow(check_id: str, behind: tuple[str, ...]) -> None:
+            if check_id in behind:
+                ring = " requires ".join([*behind[behind.index(check_id) :], check_id])
+                path = self._by_id[check_id].path
+                raise UsageError(f"{path}: {ring}: break the circle")
+            if check_id not in passed:
+                for required in self._by_id[check_id].check.requires:
+                    follow(required, (*behind, check_id))
+                passed.add(check_id)
+
+        for check_id in self._by_id:
+            follow(check_id, ())
 
     def find(self, check_id: str) -> Registered:
         """Return the check of that id; UsageError with the nearest one if there is none."""
@@ -133,6 +124,7 @@ def load_file(path: Path) -> Registered:
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
         raise UsageError(f"{path}: CHECK is not a preflight.check.Check: write CHECK = Check(...)")
+    _refuse_unfit_declaration(path, check)
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     if len(tests) != 1 or not callable(tests[0]):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
@@ -144,6 +136,18 @@ def load_file(path: Path) -> Registered:
             "or (pair, conclude)"
         )
     return Registered(check, _PARAMETERS[subjects[0]], subjects[0], tests[0], path)
+
+
+def _refuse_unfit_declaration(path: Path, check: Check) -> None:
+    """An id is shown, written and pasted everywhere; stage and tier decide when it is judged."""
+    if not isinstance(check.id, str) or not _ID.fullmatch(check.id):
+        raise UsageError(f"{path}: {check.id!r:.80} is no check id: write one such as gpu.count")
+    if check.stage not in STAGES:
+        raise UsageError(f"{path}: stage {check.stage!r:.80}: write one of {', '.join(STAGES)}")
+    if check.tier not in TIERS:
+        raise UsageError(f"{path}: tier {check.tier!r:.80}: write one of {', '.join(TIERS)}")
+    if not isinstance(check.requires, tuple):
+        raise UsageError(f'{path}: requires is no tuple: write requires=("reach.answer",)')
 
 
 def _import(path: Path) -> ModuleType:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.registry import Registered, load_folder
+from preflight.registry import load_folder
+
+if TYPE_CHECKING:
+    from preflight.registered import Registered
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = load_folder(ROOT / "checks")
