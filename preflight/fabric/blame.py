@@ -40,6 +40,10 @@ _ADVICE: dict[PairState, str] = {
     "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
     "error": "read what {0} said in report.json; look at its kernel log and link",
 }
+_PATH_ADVICE = (
+    "check what lies between {0}: cables, switch ports, routes, firewall; "
+    "until then keep them in different jobs"
+)
 _SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of {0}; exclude it"
 
 
@@ -86,18 +90,20 @@ def _worded(culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str]) 
         sentence = (
             f"{_what(worst, '', troubles)}; too few pairs to tell a node from the path between"
         )
-    where = component.removeprefix("pair ").replace("-", " and ", culprit.kind == "path")
-    advice = (_SLOW_ADVICE if worst.slow else _ADVICE[worst.state]).format(where)
-    if culprit.kind == "path":
-        advice += " from each other: ready.hosts holds one of the two" if worst.slow else ""
     return Blame(
         kind=culprit.kind,
         component=component,
         sentence=sentence,
         confidence=confidence,
-        advice=advice,
+        advice=_advice(culprit, worst),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
     )
+
+
+def _advice(culprit: Culprit, worst: Seen) -> str:
+    if culprit.kind == "path" and worst.state != "corrupt":
+        return _PATH_ADVICE.format(" and ".join(culprit.among))
+    return (_SLOW_ADVICE if worst.slow else _ADVICE[worst.state]).format(either(culprit.among))
 
 
 def _worst(bad: Sequence[Seen]) -> Seen:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     Key = tuple[int, int, str, str]
 
 
+_FEW = 64  # only the last stragglers are looked at pair by pair
+
+
 class Collected:
     """What has been said so far, by whom, and who is through."""
 
@@ -37,6 +40,14 @@ class Collected:
     def waiting(self) -> list[str]:
         """Who is neither through nor lost, in fleet order."""
         return [name for name in self._who.names if name not in self.done | self.lost]
+
+    def open(self) -> bool:
+        """Whether any pair of two nodes still under way has not been heard of by either end."""
+        under_way = set(self.waiting())
+        return len(under_way) > _FEW or any(
+            not ends and a in under_way and b in under_way
+            for (_, _, a, b), ends in self._ends.items()
+        )
 
     def take(self, name: str, seen: PairSeen) -> bool:
         """Keep one account; False if that node was never asked for it or cannot have seen it."""

@@ -18,7 +18,7 @@ from preflight.fabric.samples import Sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.plan import SweepPlan
+    from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fleet.model import Host
 
     Start = Callable[[Host, Mapping[str, object]], Talk]
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _STORE_S = 15.0
 _STRAGGLER_S = 10.0
 _MARGIN_S = 5.0
+_STORELESS_S = 1.0
+_LAST_WORDS_S = 2.0
 _TWO = 2
 
 
@@ -163,7 +165,6 @@ class _Stage:
                 collected.lose(name, self._out.pop(name))
         limits = budget(self._plan, who)
         quiet_s = join_s(self._plan, who) + 2 * limits.barrier_s + _MARGIN_S
-        rest_s = limits.pair_s + limits.op_s + limits.meet_s
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
             self._progress(collected.accounts, collected.expected, waiting)
@@ -171,14 +172,21 @@ class _Stage:
             if said is None:
                 collected.give_up(waiting)
                 return
-            name, event = said
-            self._take(name, event, collected)
-            if who.names[0] in collected.lost:  # the store went with it: nobody can go on
-                patience = min(patience, time.monotonic() + 1.0)
-            elif collected.done:
-                patience = min(patience, time.monotonic() + rest_s)
-            else:
-                patience = time.monotonic() + quiet_s
+            self._take(*said, collected)
+            rest_s = self._rest_s(limits, who, collected)
+            now = time.monotonic()
+            patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
+
+    @staticmethod
+    def _rest_s(limits: Budget, who: Roster, collected: Collected) -> float | None:
+        """How long the last ones get, once it is known that they are the last; None before."""
+        if who.names[0] in collected.lost:  # the store went with it: nobody can go on
+            return _STORELESS_S
+        if not collected.done:
+            return None
+        if collected.open():
+            return limits.pair_s + limits.op_s + limits.meet_s
+        return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
     def _take(self, name: str, event: Event | Gone, collected: Collected) -> None:
         if isinstance(event, PairSeen) and collected.take(name, event):

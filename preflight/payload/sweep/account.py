@@ -31,6 +31,8 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
 
 
 def short(error: BaseException) -> str:
-    """Keep the first line, as printable ASCII: torch appends stack traces."""
+    """Keep the first line, as printable ASCII: torch adds source lines and stack traces."""
     first = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
+        first = first.partition("] ")[2] or first
     return first.encode("ascii", "replace").decode("ascii")[:ERROR_LIMIT]

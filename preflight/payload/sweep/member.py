@@ -57,8 +57,8 @@ def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> di
         error = f"its partner did not come to round {turn.round + 1}"
         return account(seat.rail, turn, "absent", error)
 
-    def alive(within_s: float) -> None:
-        say(round=turn.round, phase="pair", within_s=within_s)
+    def alive(phase: str, within_s: float) -> None:
+        say(round=turn.round, phase=phase, within_s=within_s)
 
     return pair.measure(seat, turn, alive)
 

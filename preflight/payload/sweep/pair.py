@@ -42,18 +42,20 @@ class Seat:
     rail: plan.Rail
 
 
-def measure(seat: Seat, turn: plan.Turn, alive: Callable[[float], None]) -> dict[str, Any]:
+def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) -> dict[str, Any]:
     """Measure one pair and return this end's account; never raises for what the pair does.
 
-    `alive(within_s)` tells the supervisor that the next sign of life comes within that time.
+    `alive(phase, within_s)` tells the supervisor what we do ("connect", "pair"), and that the next
+    sign of life comes within that time.
     """
     rail, meeting = seat.rail, seat.meeting
     seen = account(rail, turn, "measured")
     name = f"{turn.round}/{turn.a}-{turn.b}/{rail.rail}"
     try:
-        alive(rail.go.meet_s + rail.go.op_s + _MARGIN_S)
+        alive("connect", _connect_s(rail.go))
         begun = time.monotonic()
         group = _connect(seat, turn, name)
+        alive("pair", rail.go.op_s + _BEAT_S + _MARGIN_S)
         seen["setup_ms"] = round((time.monotonic() - begun) * 1000.0, 1)
         seen["timings"] = _Ladder(seat, group, turn, alive).climb(begun)
         meeting.leave(name, turn.rank)
@@ -74,6 +76,11 @@ def _connect(seat: Seat, turn: plan.Turn, name: str) -> groups.Group:
         raise Unfit("no_connect", short(error)) from error
 
 
+def _connect_s(go: plan.Go) -> float:
+    """Within which a group is made or refused: NCCL also needs its first operation for it."""
+    return go.meet_s + _MARGIN_S + (go.op_s if go.backend == "nccl" else 0.0)
+
+
 def _state_of(message: str) -> str:
     """Tell a hang: gloo says "Timed out waiting 3000ms for recv"; anything else ended at once."""
     return "hung" if "imed out" in message or "imeout" in message else "error"
@@ -83,7 +90,7 @@ class _Ladder:
     """Climbs the sizes with one partner. Both ends take every decision together, over the wire."""
 
     def __init__(
-        self, seat: Seat, group: groups.Group, turn: plan.Turn, alive: Callable[[float], None]
+        self, seat: Seat, group: groups.Group, turn: plan.Turn, alive: Callable[[str, float], None]
     ) -> None:
         self._torch = seat.torch
         self._group = group
@@ -170,7 +177,7 @@ class _Ladder:
         now = time.monotonic()
         if now - self._beaten > _BEAT_S:
             self._beaten = now
-            self._alive(self._go.op_s + _BEAT_S + _MARGIN_S)
+            self._alive("pair", self._go.op_s + _BEAT_S + _MARGIN_S)
 
 
 def _typical_s(times_us: list[float]) -> float:

@@ -19,9 +19,9 @@ _HALF = 2**31
 
 def key(seed: int, round_index: int, rank: int) -> int:
     """Mix (seed, round, rank) into one int32, so that no two ends send the same data."""
-    mixed = seed % _WORD
-    for value in (round_index, rank):
-        mixed = ((mixed ^ (value + 1)) * _KEY) % _WORD
+    mixed = 0
+    for value in (seed, round_index, rank):
+        mixed = ((mixed + value + 1) * _KEY) % _WORD
         mixed ^= mixed >> 15
     return (mixed + _HALF) % _WORD - _HALF
 

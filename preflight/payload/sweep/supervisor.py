@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.5
 _REAP_S = 2.0
+_LOST_IN = {"connect": "no_connect", "pair": "hung"}  # what a death in that phase says of a pair
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
 
 
@@ -44,8 +45,8 @@ def supervise(rail: plan.Rail, output: int, agent: int) -> None:
             break
         at = ended.round
         turn = rail.go.turns[at]
-        if ended.phase == "pair" and turn is not None:
-            lines.write(output, account(rail, turn, "hung", ended.error))
+        if ended.phase in _LOST_IN and turn is not None:
+            lines.write(output, account(rail, turn, _LOST_IN[ended.phase], ended.error))
             at += 1
         else:
             failures += 1
@@ -72,7 +73,8 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
             else:
                 at, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
-        error = f"its measuring process stood still for {within_s:.0f} s and was killed"
+        what = "did not get a connection" if phase == "connect" else "stood still"
+        error = f"its measuring process {what} for {within_s:.0f} s and was killed"
     os.close(reader.descriptor)
     return _Ended(at, phase, _end(pid, error))
 

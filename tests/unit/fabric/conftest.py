@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.fabric.nodes import below, named, wait_for
+
+_PAYLOAD = str(Path(__file__).parents[3] / "preflight" / "payload")
+if _PAYLOAD not in sys.path:
+    sys.path.append(_PAYLOAD)  # its modules are imported as they are on a node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

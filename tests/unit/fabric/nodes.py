@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from preflight.transport import transport_for
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Mapping
 
     from preflight.fabric.agents import Talk
@@ -44,7 +44,7 @@ def fleet(count: int) -> list[Host]:
 def plan(hosts: list[Host], *, long_s: float = 0.0, **changes: Any) -> SweepPlan:
     """All pairs with short deadlines; `long_s` makes each pair take about that long."""
     names = tuple(host.name for host in hosts)
-    budget = Budget(meet_s=3.0, op_s=2.0, box_s=long_s or 0.2, pair_s=long_s + 3.0)
+    budget = Budget(meet_s=3.0, op_s=2.0, box_s=long_s or 0.2, pair_s=long_s + 2.0)
     values: dict[str, Any] = {
         "nodes": names,
         "rounds": circle_rounds(names),
@@ -141,7 +141,7 @@ def _children(pid: int) -> list[int]:
 
 def _descriptors(pid: int) -> list[str]:
     try:
-        return [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        return [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
         return []
 

@@ -1,0 +1,145 @@
+"""What the controller believes: typed, bounded, asked for; and who it lets take part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from preflight.errors import WireError
+from preflight.fabric.collect import Collected
+from preflight.fabric.events import PairSeen, Ready, decode_event
+from preflight.fabric.plan import NCCL, SweepPlan
+from preflight.fabric.roster import Roster, go_order, roster
+from preflight.fabric.samples import Ladder, Timing
+from preflight.fabric.schedule import circle_rounds
+from tests.unit.fabric.synthetic import hosts
+
+NAMES = ("h1", "h2", "h3", "h4")
+PLAN = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
+CPU, GPUS = Ready("2.13.0+cpu", cuda=False, gpus=0), Ready("2.13.0+cu130", cuda=True, gpus=8)
+SEEN = PairSeen(
+    round=0,
+    rail=0,
+    a="h1",
+    b="h4",
+    backend="gloo",
+    state="measured",
+    error="",
+    started_s=1.0,
+    setup_ms=2.0,
+    timings=(Timing(8, (1.0, 2.0, 3.0), (0.0, 0.0, 0.0)),),
+)
+
+
+@pytest.fixture
+def who() -> Roster:
+    """Four CPU nodes that take up to five iterations of 8 B."""
+    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),))
+    return roster(plan, dict.fromkeys(NAMES, CPU))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"garbage",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"{}",
+        b'{"event":"ready","torch":7}',
+        b'{"event":"ready","torch":"2","cuda":true,"gpus":-1}',
+        b'{"event":"store","port":70000}',
+        b'{"event":"no_torch","error":"' + b"x" * 1000 + b'"}',
+        msgspec.json.encode(SEEN).replace(b"measured", b"splendid"),
+        msgspec.json.encode(SEEN).replace(b"1.0,2.0", b"-1.0,2.0"),
+    ],
+)
+def test_an_event_that_is_none_is_refused_in_words(document: bytes) -> None:
+    """Wrong JSON, wrong types, negative times, endless text: one kind of error."""
+    with pytest.raises(WireError, match="said something else"):
+        decode_event(document)
+
+
+def test_an_event_survives_the_wire() -> None:
+    """What an agent writes is what the controller reads."""
+    assert decode_event(msgspec.json.encode(SEEN)) == SEEN
+
+
+@pytest.mark.parametrize(
+    ("node", "change"),
+    [
+        ("h2", {}),
+        ("h1", {"round": 1}),
+        ("h1", {"rail": 1}),
+        ("h1", {"a": "h4", "b": "h1"}),
+        ("h1", {"backend": "nccl"}),
+        ("h1", {"timings": ()}),
+        ("h1", {"timings": (Timing(16, (1.0,), (0.0,)),)}),
+        ("h1", {"timings": (Timing(8, (1.0,) * 6, (0.0,) * 6),)}),
+        ("h1", {"timings": (Timing(8, (1.0,), ()),)}),
+    ],
+)
+def test_accounts_that_nobody_was_asked_for_are_refused(
+    who: Roster, node: str, change: dict[str, object]
+) -> None:
+    """Another's pair, another round, more iterations than asked: a node cannot speak for others."""
+    collected = Collected(who)
+    assert not collected.take(node, msgspec.structs.replace(SEEN, **change))
+    assert collected.accounts == 0
+
+
+def test_an_end_speaks_once(who: Roster) -> None:
+    """The first account of an end stands; both ends' accounts make the pair."""
+    collected = Collected(who)
+    assert collected.take("h1", SEEN)
+    assert not collected.take("h1", SEEN)
+    assert collected.take("h4", SEEN)
+    assert collected.accounts == 2
+
+
+def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:
+    """Unfinished pairs of other nodes are not run, and only the host is in trouble."""
+    collected = Collected(who)
+    collected.lose("h1", "its connection broke")
+    collected.give_up(["h2", "h3", "h4"])
+    states = {(p.a, p.b): p.first.state if p.first else None for p in collected.pairs()}
+    assert states["h2", "h3"] == "not_run"
+    assert states["h1", "h2"] is None
+    assert collected.blamable() == {"h1": "its connection broke"}
+
+
+def test_nccl_is_used_where_gpus_are_and_the_odd_one_is_left_out() -> None:
+    """Three nodes with eight GPUs and one without: eight rails of three nodes."""
+    who = roster(PLAN, {"h1": GPUS, "h2": GPUS, "h3": CPU, "h4": GPUS})
+    assert (who.backend, who.rails, who.names, who.ladder) == ("nccl", 8, ("h1", "h2", "h4"), NCCL)
+    assert "sees no GPU" in who.unfit["h3"]
+    assert {name for around in who.rounds for pair in around for name in pair} == set(who.names)
+
+
+def test_gloo_is_used_when_most_have_no_gpus() -> None:
+    """One GPU node among CPU nodes takes part over gloo."""
+    who = roster(PLAN, {"h1": GPUS, "h2": CPU, "h3": CPU, "h4": CPU})
+    assert (who.backend, who.rails, who.names) == ("gloo", 1, NAMES)
+
+
+def test_an_order_holds_the_agents_own_pairs_only(who: Roster) -> None:
+    """One turn per round, with its rank in the pair and the partner's number."""
+    by_name = {host.name: host for host in hosts(4)}
+    order = go_order(PLAN, who, by_name, "h3", nonce="n", store=("10.0.0.1", 4711))
+    assert order["turns"] == [
+        {"round": 0, "a": "h2", "b": "h3", "rank": 1, "partner": 1},
+        {"round": 1, "a": "h1", "b": "h3", "rank": 1, "partner": 0},
+        {"round": 2, "a": "h3", "b": "h4", "rank": 0, "partner": 3},
+    ]
+    assert (order["index"], order["towards"]) == (2, "10.0.0.1")
+
+
+def test_the_controller_needs_no_torch() -> None:
+    """A head node judges and launches without it."""
+    code = (
+        "import sys; import preflight.fabric.launch, preflight.fabric.judge;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
