@@ -44,7 +44,9 @@ def judge(pair: Pair) -> Verdict:
         "error": pair.error,
     }
     if pair.bad:
-        return fail(pair.why, advice=pair.advice, blame=pair.blamed, **evidence)
+        # The port stage saw the same way shut: one cause, one finding.
+        cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
+        return fail(pair.why, advice=pair.advice, cause=cause, blame=pair.blamed, **evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None:
         return unknown(
             "no peers, no promise and no floor to compare with",

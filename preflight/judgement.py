@@ -148,8 +148,9 @@ class Judgement:
             master=master,
             is_master=name == master,
             master_port_origin=self._fleet.job.master_port_origin,
-            to_me=tuple(self._attempts.at.get(name, ())),
+            to_me=self._attempts.at.get(name, ()),
             others_to_master=self._attempts.at_master_port,
+            others_to=self._attempts.at,
         )
 
     def _pair(self, names: Names) -> Pair | Verdict:
@@ -167,16 +168,17 @@ class _Attempts:
     """Every connection that was tried, by whom it was aimed at; counted once for all nodes."""
 
     def __init__(self, ports: Mapping[str, Ports]) -> None:
-        self.at: dict[str, list[tuple[str, Attempt]]] = {}
+        aimed: dict[str, list[tuple[str, Attempt]]] = {}
         tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
         for name, attempt in tried:
-            self.at.setdefault(attempt.target, []).append((name, attempt))
+            aimed.setdefault(attempt.target, []).append((name, attempt))
+        self.at = {target: tuple(attempts) for target, attempts in aimed.items()}
         self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
 
 
 def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
-    """Name the stages that these checks and all that they require need."""
-    needed: set[Stage] = set()
+    """Name the stages that these checks and all that they require need; all need the way in."""
+    needed: set[Stage] = {"reach"}
     todo = list(check_ids)
     seen: set[str] = set()
     while todo:

@@ -83,6 +83,8 @@ class Net:
     """(from node, its attempt) for every attempt of the others that was aimed at this node."""
     others_to_master: tuple[tuple[str, Attempt], ...]
     """Every attempt at the master port in the fleet, by node."""
+    others_to: Mapping[str, tuple[tuple[str, Attempt], ...]] = field(default_factory=dict)
+    """(from node, its attempt) by the node that it was aimed at, for the whole fleet."""
 
 
 @dataclass(frozen=True, slots=True)

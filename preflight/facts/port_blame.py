@@ -84,6 +84,8 @@ def data_fault(name: str, net: Net) -> Fault | None:
             sentence = f"{peers} {verb} on random ports ({how})"
             return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
     for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
+        if failed and _others_get_in(name, peer, net):
+            return _between(name, peer, failed[0].port, _how(failed), "others do reach it")
         if failed and _is_its_own(peer, net, out, into):
             sentence = f"{peer} cannot be reached on random ports ({_how(failed)})"
             return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")
@@ -107,9 +109,19 @@ def _is_its_own(
     return cut_off or (we_get_out and it_gets_here)
 
 
-def _between(source: str, target: str, port: int, how: str) -> Fault:
+def _others_get_in(name: str, peer: str, net: Net) -> bool:
+    """Whether somebody else connected to a peer's data ports: then its gate is not shut."""
+    return any(
+        source != name and attempt.kind == "data" and attempt.result == "ok"
+        for source, attempt in net.others_to.get(peer, ())
+    )
+
+
+def _between(
+    source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
+) -> Fault:
     first, second = sorted((source, target), key=natural)
-    sentence = f"{source} cannot reach {target}:{port} ({how}); either end may be at fault"
+    sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
     advice = f"on {first} and {second}: {OPEN_PORTS}"
     return Fault(f"pair {first}-{second}", sentence, advice)
 

@@ -60,7 +60,7 @@ def summary(
     """Lay out findings, node lists, counts and the exit code in plain lines."""
     lines: list[str] = []
     for finding in found:
-        lines += _finding(finding, width)
+        lines += _finding(finding, report.fleet.nodes, width)
     for suspicion in report.suspicions:
         lines += wrapped(suspicion, first="note   ", indent=_INDENT, width=width)
     if found:
@@ -76,8 +76,8 @@ def summary(
     return lines
 
 
-def _finding(finding: Finding, width: int) -> list[str]:
-    subject = _subjects(finding.subjects)
+def _finding(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
+    subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
     lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
@@ -88,9 +88,9 @@ def _finding(finding: Finding, width: int) -> list[str]:
     return lines
 
 
-def _subjects(subjects: Sequence[str]) -> str:
+def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
-    plain = [name for name in subjects if " " not in name and "-" not in name]
+    plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]
     shown = rest if len(rest) <= 6 else [*rest[:5], f"and {len(rest) - 5} more"]  # noqa: PLR2004  one line
     return ", ".join(([fold(plain)] if plain else []) + shown)
@@ -111,6 +111,13 @@ def _nodes(report: Report, width: int) -> list[str]:
         lines += wrapped(
             f"{fleet.exclude}  --exclude={fleet.exclude}",
             first="not ready  ",
+            indent=" " * 11,
+            width=width,
+        )
+    if fleet.unjudged:
+        lines += wrapped(
+            f"{fold(fleet.unjudged)}  {len(fleet.unjudged)} of {total}, the run ended before that",
+            first="not judged ",
             indent=" " * 11,
             width=width,
         )

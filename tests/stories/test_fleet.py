@@ -274,6 +274,17 @@ def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: La
     assert measured >= {"h1-h3", "h1-h4", "h3-h4"}
 
 
+def test_a_firewall_between_two_hosts_only(judge: Callable[..., Told], lab: Lab) -> None:
+    """A way that is shut between two good nodes is one finding about the pair, about neither."""
+    with wire.firewall(lab.hosts["h2"], ports="1024-65535", source=lab.hosts["h3"]):
+        told = judge(ALL)
+    assert told.exit == 1
+    assert told.report["fleet"]["not_ready"] == []
+    assert told.report["fleet"]["apart"] == [["h2", "h3"]]
+    assert "FAIL   pair h2-h3  net.ports  (also fabric.allreduce)" in told.out
+    assert (told.folder / "ready.hosts").read_text() == "h1\nh2\nh4\n"
+
+
 def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:
     """With --preflight-need 3 one bad node of four is no obstacle; ready.hosts names the rest."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(0))
