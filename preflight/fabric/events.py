@@ -29,6 +29,12 @@ class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):
     error: _Error
 
 
+class Busy(Struct, frozen=True, tag_field="event", tag="busy"):
+    """Another run measures this node; two at once would measure each other."""
+
+    error: _Error
+
+
 class Store(Struct, frozen=True, tag_field="event", tag="store"):
     """It hosts the store, on this port."""
 
@@ -60,7 +66,7 @@ class Done(Struct, frozen=True, tag_field="event", tag="done"):
     """All its rails are through."""
 
 
-Event = Ready | NoTorch | Store | PairSeen | Trouble | Done
+Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.agents import Agents, Gone, Talk
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import Done, Event, NoTorch, PairSeen, Ready, Store, Trouble
+from preflight.fabric.events import Busy, Done, Event, NoTorch, PairSeen, Ready, Store, Trouble
 from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
 from preflight.fabric.samples import Sweep
 
@@ -78,6 +78,7 @@ class _Stage:
         self._ready: dict[str, Ready] = {}
         self._out: dict[str, str] = {}
         self._no_torch: set[str] = set()
+        self._busy: set[str] = set()
         rails = 64  # more GPUs than any node has
         self.agents = Agents(len(plan.rounds) * rails, deadline_s)
 
@@ -120,6 +121,9 @@ class _Stage:
         if isinstance(event, NoTorch):
             self._out[name] = f"no usable torch in its Python: {event.error}"
             self._no_torch.add(name)
+        elif isinstance(event, Busy):
+            self._out[name] = f"busy: {event.error}"
+            self._busy.add(name)
         elif isinstance(event, Gone):
             self._out[name] = event.reason
         else:
@@ -204,13 +208,14 @@ class _Stage:
     def _result(self, who: Roster, collected: Collected | None) -> Sweep:
         nobody = not self._ready and self._no_torch == set(self._hosts)
         own = {**self._out, **who.unfit}
+        unfit = {name: why for name, why in own.items() if name not in self._busy}
         return Sweep(
             ladder=who.ladder,
             rounds=who.rounds if collected else (),
             pairs=collected.pairs() if collected else (),
             left_out={**self._plan.left_out, **own},
             troubles={
-                **({} if nobody else own),
+                **({} if nobody else unfit),
                 **(collected.blamable() if collected else {}),
             },
             seconds=round(time.monotonic() - self._began, 3),

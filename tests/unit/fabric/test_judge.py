@@ -139,6 +139,22 @@ def test_a_node_left_out_earlier_is_not_run_and_one_that_failed_the_sweep_unknow
     assert judge(pairs["h1", "h2"]).outcome is Outcome.OK
 
 
+def test_a_busy_machine_is_not_a_slow_link() -> None:
+    """Most iterations were held up and some were not: no link does that to a median."""
+    fleet = hosts(4)
+    measured = sweep(fleet, lambda *_: 0.8)
+    slow = end("h1", 0.1)
+    held_up = msgspec.structs.replace(
+        slow.timings[1], times_us=(*slow.timings[1].times_us[1:], 5e3)
+    )
+    odd = msgspec.structs.replace(slow, timings=(slow.timings[0], held_up))
+    pairs = tuple(
+        msgspec.structs.replace(pair, first=odd, second=odd) if pair.a == "h1" else pair
+        for pair in measured.pairs
+    )
+    assert blame(msgspec.structs.replace(measured, pairs=pairs), fleet) == ()
+
+
 def test_every_limit_says_where_it_comes_from() -> None:
     """Both backends have the same limits, each with unit, kind, source and date."""
     assert limits()["gloo"].keys() == limits()["nccl"].keys()
