@@ -99,6 +99,7 @@ def conclude(
     need: int | None,
     interrupted: bool,
     broke: bool,
+    strangers_failed: bool,
 ) -> Conclusion:
     """Join everything that is known into the report, write it, and keep what to show."""
     names = [host.name for host in run.fleet.hosts]
@@ -113,7 +114,13 @@ def conclude(
         seconds=round(run.seconds, 3),
         tier=run.settings.tier,
         exit=exit_code(
-            entries, ready, strict=strict, need=need, interrupted=interrupted, broke=broke
+            entries,
+            ready,
+            strict=strict,
+            need=need,
+            interrupted=interrupted,
+            broke=broke,
+            strangers_failed=strangers_failed,
         ),
         interrupted=interrupted,
         fleet=_fleet(run, names, ready),
@@ -127,7 +134,7 @@ def conclude(
     )
     if entries:
         report = _written(report, ready, outputs)
-    hint = next_command(run.fleet, report.fleet.not_ready)
+    hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
     return Conclusion(report, findings(entries, blames), outputs, hint)
 
 
@@ -150,6 +157,7 @@ def _fleet(run: Run, names: Sequence[str], ready: Readiness) -> FleetRow:
         origin=run.fleet.origin,
         ready=ready.ready,
         not_ready=ready.not_ready,
+        unjudged=ready.unjudged,
         apart=ready.apart,
         exclude=fold(ready.not_ready),
     )

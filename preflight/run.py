@@ -39,6 +39,8 @@ BUDGET_S: dict[Tier, float] = {"prolog": 8, "quick": 60, "standard": 300, "deep"
 PORTS_S = 30.0
 """For the port stage; a blocked port costs each node one connect deadline of 3 s."""
 
+STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
+
 Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
 
@@ -77,6 +79,8 @@ class Run:
         self._condemned = False
         self.repairs: list[Key] = []
         """Pairs made for the partners of nodes that are down: judged beside the expected ones."""
+        self.stopped: list[Key] = []
+        """Subjects that will not be judged because fail-fast ended the run at its first finding."""
         self._began = time.monotonic()
         self._ends = self._began + settings.wall_s
 
@@ -106,11 +110,12 @@ class Run:
         `found` hears of every verdict that is not fine, as soon as it is known.
         """
         needed = stages_needed(self.registry, {check_id for check_id, _ in selected})
+        watched = [*dict.fromkeys([*self._gates(selected), *selected])]
         try:
             for stage in STAGES:
                 if stage in needed:
                     self._measure_stage(stage)
-                    if self._judge_stage(stage, selected, found):
+                    if self._judge_stage(stage, watched, found):
                         self._skip_after(stage)
                         break
         finally:
@@ -122,8 +127,37 @@ class Run:
         """Judge what another run has measured; contacts nobody and never stops early."""
         self.nonce = measured.nonce
         self.judgement.advance(measured)
+        watched = [*dict.fromkeys([*self._gates(selected), *selected])]
         for stage in STAGES:
-            self._judge_stage(stage, selected, found)
+            self._judge_stage(stage, watched, found)
+
+    def _gates(self, selected: Sequence[Key]) -> list[Key]:
+        """Name the verdicts that the selected ones wait for: a gate that is shut is a finding.
+
+        Were it not judged itself, a node that is down would leave nothing but `not_run` behind.
+        """
+        ways_in = tuple(r.check.id for r in self.registry if r.check.stage == "reach")
+        gates: dict[str, set[str]] = {}
+
+        def spread(check_id: str, names: set[str]) -> None:
+            check = self.registry[check_id].check
+            for gate in check.requires if check.stage == "reach" else (*ways_in, *check.requires):
+                new = names - gates.setdefault(gate, set())
+                if new:
+                    gates[gate] |= new
+                    spread(gate, new)
+
+        subjects: dict[str, set[str]] = {}
+        for check_id, names in selected:
+            subjects.setdefault(check_id, set()).update(names)
+        for check_id, nodes in subjects.items():
+            spread(check_id, nodes)
+        return [
+            (registered.check.id, (host.name,))
+            for registered in self.registry
+            for host in self.fleet.hosts
+            if host.name in gates.get(registered.check.id, ())
+        ]
 
     def close(self) -> None:
         """Leave every node."""
@@ -243,8 +277,10 @@ class Run:
         return self._condemned and fail_fast == "stage" and stage != "reach"
 
     def _settle_rest(self, selected: Sequence[Key]) -> None:
-        for key in selected:
-            self.judgement.skip(*key, not_run("stopped after the first finding (fail-fast)"))
+        known = self.judgement.known()
+        self.stopped = [key for key in selected if key not in known]
+        for key in self.stopped:
+            self.judgement.skip(*key, STOPPED_AT_FIRST)
 
     def _skip_after(self, stage: Stage) -> None:
         skipped = dict(self.judgement.measured.skipped)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from preflight import __version__
+from preflight import __version__, handover
 from preflight.console import TerminalProgress
 from preflight.errors import UsageError
 from preflight.fleet.sources import Wish, resolve
@@ -23,12 +23,12 @@ from preflight.report.terminal import finding_line
 from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
-from preflight.verdict import Verdict
+from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from preflight.run import Key
+    from preflight.run import FailFast, Key
 
 _STATUS = {
     # outcome: (category in pytest's counts, letter, word with -v)
@@ -93,6 +93,16 @@ def _replayed(path: str | None) -> Measured | None:
         ) from error
 
 
+def _stopped(session: pytest.Session) -> bool:
+    """Whether -x or --maxfail ended it; other plugins stop a session by other means."""
+    at_most = session.config.getvalue("maxfail")
+    return bool(at_most and session.testsfailed >= at_most)
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    return (report.longreprtext.strip().splitlines() or ["its verdict never arrived"])[-1][:200]
+
+
 class Session:
     """The plugin object of a run with --preflight, in the controller and in xdist's workers."""
 
@@ -102,6 +112,9 @@ class Session:
         self._began_s = time.time()
         self._ledger = Ledger()
         self._broke = False
+        self._interrupted = False
+        self._strangers_failed = False
+        self._keys_of: dict[str, Sequence[Key]] = {}
         self._shown: set[tuple[str, str]] = set()
         site = [Path(folder) for folder in config.getini("preflight_checks")]
         self._registry = Registry(
@@ -110,7 +123,7 @@ class Session:
         self._wanted = self._wanted_checks()
         settings = Settings(
             tier=config.getoption("preflight_tier") or "quick",
-            fail_fast=config.getoption("preflight_fail_fast") or "stage",
+            fail_fast=config.getoption("preflight_fail_fast") or self._patience(),
             budget_s=config.getoption("preflight_budget"),
             even_if_busy=config.getoption("preflight_even_if_busy"),
         )
@@ -129,6 +142,10 @@ class Session:
         if not ids:
             raise UsageError("--preflight-checks is empty: give ids, see: preflight checks")
         return {self._registry.find(check_id).check.id for check_id in ids}
+
+    def _patience(self) -> FailFast:
+        """Whoever is content with some ready nodes wants all judged before they are counted."""
+        return "never" if self._config.getoption("preflight_need") is not None else "stage"
 
     def _are_grouped(self) -> bool:
         choice = self._config.getoption("preflight_items")
@@ -179,38 +196,47 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Under xdist the controller measures before the workers start; they read the result."""
+        """Show progress on pytest's terminal; in a worker of xdist, read what was measured."""
+        self._session = session
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and not self._is_worker:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
         if self._is_worker:
-            path = cast("Any", session.config).workerinput["preflight_measured"]
-            self.run.judgement.advance(_replayed(path) or self.run.judgement.measured)
-        elif self._has_workers() and not session.config.option.collectonly:
-            self._measure(self.run.expected(self._wanted))
+            handover.take(cast("Any", session.config).workerinput, self.run)
 
-    def _has_workers(self) -> bool:
-        return bool(getattr(self._config.option, "tx", None))
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self) -> None:
+        """Under xdist, measure before the workers start, for the very items that they will select.
+
+        xdist's controller collects nothing by itself, but only a collection knows what -k, -m and
+        --lf leave: an item that no worker runs must neither be measured nor be missed.
+        """
+        self._session.perform_collect()
+        failed = self._session.testsfailed
+        if failed and not self._config.option.continue_on_collection_errors:
+            raise self._session.Interrupted(f"{failed} errors during collection")
+        self._measure(self._session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell an xdist worker where the measurements are."""
-        node.workerinput["preflight_measured"] = str(self.outputs.path / "measured.json")
+        """Tell an xdist worker what was measured."""
+        handover.give(node.workerinput, self.run, self.outputs)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Measure what the selected items need, after selection and before the first of them."""
-        if self._is_worker or self._has_workers() or session.config.option.collectonly:
+        has_workers = session.config.pluginmanager.has_plugin("dsession")
+        if self._is_worker or has_workers or session.config.option.collectonly:
             return
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
             return
-        self._measure(
-            [key for item in session.items if isinstance(item, CheckItem) for key in item.keys]
-        )
+        self._measure(session.items)
 
-    def _measure(self, chosen: Sequence[Key]) -> None:
+    def _measure(self, items: Sequence[pytest.Item]) -> None:
+        self._keys_of = {item.nodeid: item.keys for item in items if isinstance(item, CheckItem)}
+        chosen = [key for keys in self._keys_of.values() for key in keys]
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
         self._ledger.expect(keys)
@@ -249,6 +275,10 @@ class Session:
         for said in getattr(report, "preflight_verdicts", ()):
             verdict = msgspec.convert(said["verdict"], Verdict)
             self._ledger.record(said["check"], tuple(said["nodes"]), verdict)
+        if report.failed and not hasattr(report, "preflight_verdicts"):
+            # A worker that died, another plugin's set-up, or an ordinary test of the operator.
+            self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
+            self._strangers_failed |= report.nodeid not in self._keys_of
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
@@ -264,39 +294,47 @@ class Session:
         """Remember that preflight itself, or another plugin, broke."""
         self._broke = True
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Tell a person's Ctrl-C from plugins that stop a session by an exception of that kind."""
+        self._interrupted = type(excinfo.value) is KeyboardInterrupt or isinstance(
+            excinfo.value, pytest.exit.Exception
+        )
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Settle the ledger, write the report, and give the exit code that says what it means."""
         self.run.close()
         if self._is_worker or session.config.option.collectonly:
             return
-        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED and not session.shouldfail
         if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
+        broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
+            exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
+        )
         self.conclusion = conclude(
             self.run,
-            self._settled(session, interrupted=interrupted),
+            self._settled(session),
             self.outputs,
             began_s=self._began_s,
             version=__version__,
             strict=self._config.getoption("preflight_strict"),
             need=self._config.getoption("preflight_need"),
-            interrupted=interrupted,
-            broke=self._broke or exitstatus == pytest.ExitCode.INTERNAL_ERROR,
+            interrupted=self._interrupted,
+            broke=self._broke or broke,
+            strangers_failed=self._strangers_failed,
         )
         session.exitstatus = self.conclusion.report.exit
 
-    def _settled(self, session: pytest.Session, *, interrupted: bool) -> Any:
-        known = self.run.judgement.known()
-        for check, nodes in self.run.repairs:
-            if (check, nodes) in known:
-                self._ledger.record(check, nodes, known[check, nodes])
-        if interrupted:
-            for (check, nodes), verdict in known.items():
-                self._ledger.record(check, nodes, verdict)
+    def _settled(self, session: pytest.Session) -> Any:
+        """Add what is known without an item: repair pairs, shut gates, findings after a stop."""
+        repairs = set(self.run.repairs)
+        for key, verdict in self.run.judgement.known().items():
+            is_finding = verdict.condemns or verdict.outcome is Outcome.BROKEN
+            if key in repairs or is_finding or (self._interrupted and key in self._ledger):
+                self._ledger.record(*key, verdict)
+        if self._interrupted:
             return self._ledger.settle("interrupted before it was judged")
-        stopped = "stopped by -x or --maxfail" if session.shouldfail or session.shouldstop else ""
-        return self._ledger.settle(stopped)
+        return self._ledger.settle("stopped by -x or --maxfail" if _stopped(session) else "")
 
     # -- what is shown ----------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ class FleetRow(Struct, frozen=True, kw_only=True):
     origin: str
     ready: tuple[str, ...]
     not_ready: tuple[str, ...]
+    unjudged: tuple[str, ...]
+    """Nothing condemns them, but the run ended before all was judged that it owed on them."""
     apart: tuple[tuple[str, str], ...]
     exclude: str
     """The not-ready nodes folded, ready to be pasted after `--exclude=`."""

@@ -57,10 +57,15 @@ def _ways(fleet: Fleet) -> str:
     return ", ".join(named)
 
 
-def next_command(fleet: Fleet, failing: Sequence[str]) -> str:
+def next_command(fleet: Fleet, failing: Sequence[str], unjudged: Sequence[str]) -> str:
     """Say what to type next, where that is plain."""
     if fleet.origin == "this machine":
         return "to judge a fleet: pytest --preflight --preflight-nodes 'gpu[001-064]'"
+    if failing and unjudged:
+        return (
+            f"to judge the others: add --preflight-exclude '{fold(failing)}', "
+            "or --preflight-fail-fast=never"
+        )
     if failing:
         return f"to look again at these alone: add --preflight-nodes '{fold(failing)}'"
     return ""

@@ -19,6 +19,8 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
     ready: tuple[str, ...]
     not_ready: tuple[str, ...]
+    unjudged: tuple[str, ...] = ()
+    """Nothing condemns them, but the run ended before all was judged that it owed on them."""
     apart: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -38,21 +40,43 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
     them apart; a pair that blames neither makes both not ready, as either may be the culprit.
     """
     bad: set[str] = set()
-    apart: list[tuple[str, str]] = []
+    left: set[str] = set()
+    apart: dict[tuple[str, str], None] = {}
+    known = frozenset(nodes)
     for entry in entries:
+        if left_open(entry):
+            left.update(entry.nodes)
         if not counts_as_failure(entry, strict=strict):
             continue
-        if entry.verdict.blame in nodes:
+        pair = _cleared_pair(entry.verdict.blame, known)
+        if entry.verdict.blame in known:
             bad.add(entry.verdict.blame)
-        elif len(entry.nodes) == 2 and entry.verdict.blame.startswith("pair "):  # noqa: PLR2004  a pair
-            apart.append((entry.nodes[0], entry.nodes[1]))
+        elif pair is not None:
+            apart[pair] = None
         else:
             bad.update(entry.nodes)
     return Readiness(
-        ready=tuple(name for name in nodes if name not in bad),
+        ready=tuple(name for name in nodes if name not in bad | left),
         not_ready=tuple(name for name in nodes if name in bad),
+        unjudged=tuple(name for name in nodes if name in left - bad),
         apart=tuple(pair for pair in apart if bad.isdisjoint(pair)),
     )
+
+
+def _cleared_pair(blame: str, nodes: frozenset[str]) -> tuple[str, str] | None:
+    """Read "pair a-b"; names may hold dashes themselves, so both halves must be nodes."""
+    if not blame.startswith("pair "):
+        return None
+    words = blame.removeprefix("pair ").split("-")
+    halves = (("-".join(words[:cut]), "-".join(words[cut:])) for cut in range(1, len(words)))
+    return next(((a, b) for a, b in halves if a in nodes and b in nodes), None)
+
+
+def left_open(entry: Entry) -> bool:
+    """Whether a verdict is owed still: lost, broken, or the run was stopped before it."""
+    outcome = entry.verdict.outcome
+    stopped = outcome is Outcome.NOT_RUN and entry.verdict.evidence.get("stopped") is True
+    return stopped or outcome in (Outcome.BROKEN, Outcome.LOST)
 
 
 def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
@@ -70,20 +94,22 @@ def exit_code(
     need: int | None,
     interrupted: bool = False,
     broke: bool = False,
+    strangers_failed: bool = False,
 ) -> int:
     """Map a finished run to its exit code.
 
     0 ready; 1 something is condemned, flaky or unknown; 2 interrupted; 3 preflight broke or lost
     verdicts and nothing is condemned; 5 nothing to check. With `need`, enough ready nodes are 0.
+    `strangers_failed`: an ordinary test that ran beside the checks failed, which is never 0.
     """
     if interrupted:
         return 2
     if not entries:
-        return 3 if broke else 5
+        return 3 if broke else 1 if strangers_failed else 5
     if any(counts_as_failure(entry, strict=strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
-        return 0 if enough and not broke else 1
-    ours = any(e.verdict.outcome in (Outcome.BROKEN, Outcome.LOST) for e in entries)
-    if ours or broke:
+        return 0 if enough and not broke and not strangers_failed else 1
+    if broke or any(left_open(entry) for entry in entries):
         return 3
-    return 1 if need is not None and len(ready.launchable) < need else 0
+    too_few = need is not None and len(ready.launchable) < need
+    return 1 if too_few or strangers_failed else 0

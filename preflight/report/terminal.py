@@ -116,7 +116,7 @@ def _nodes(report: Report, width: int) -> list[str]:
         )
     if fleet.unjudged:
         lines += wrapped(
-            f"{fold(fleet.unjudged)}  {len(fleet.unjudged)} of {total}, the run ended before that",
+            f"{fold(fleet.unjudged)}  {len(fleet.unjudged)} of {total}, some verdicts are missing",
             first="not judged ",
             indent=" " * 11,
             width=width,

@@ -145,7 +145,7 @@ def test_no_python_on_a_node(judge: Callable[..., Told]) -> None:
 def test_a_node_that_answers_nonsense(judge: Callable[..., Told], lab: Lab, kind: str) -> None:
     """Garbage, 100 MB, escape sequences, nothing: a finding for that node alone, a clean screen."""
     python = str(impostors.python_that(lab, kind))
-    told = judge("-m", "not preflight_fabric", changes={"node": {"h3": {"python": python}}})
+    told = judge(ALL, "-m", "not preflight_fabric", changes={"node": {"h3": {"python": python}}})
     assert told.exit == 1
     assert {subject for _, subject in told.found()} == {"h3"}
     assert {check for check, _ in told.found()} <= {"reach.answer", "reach.python"}
