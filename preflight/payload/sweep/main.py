@@ -13,7 +13,7 @@ import threading
 import time
 from datetime import timedelta
 
-from . import engine, lifeline, lines, plan, supervisor, torch_facts
+from . import engine, lifeline, lines, lock, plan, supervisor, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
@@ -34,6 +34,10 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     threading.Thread(target=_listen, args=(read_line, orders), daemon=True).start()
     threading.Thread(target=_end_after, args=(request["deadline_s"],), daemon=True).start()
     lifeline.adopt_orphans()
+    held = lock.claim(request["name"])
+    if held is None:
+        emit({"event": "busy", "error": "another preflight run measures this node; wait for it"})
+        return
     engine.prepare()
     first = torch_facts.describe()
     emit(first)

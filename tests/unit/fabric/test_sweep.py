@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,17 @@ pytestmark = [
 ]
 
 FINE = ("measured", "measured")
+
+
+def test_two_runs_never_measure_each_other() -> None:
+    """A node that another run measures stays out, named as busy and blamed for nothing."""
+    hosts = fleet(3)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind("\0preflight-load-h2")
+        found = sweep(plan(hosts), hosts, Starter({}), nonce="busy", deadline_s=DEADLINE_S)
+    assert "another preflight run" in found.left_out["h2"]
+    assert (found.troubles, blame(found, hosts)) == ({}, ())
+    assert states(found) == {"h1-h3": FINE}
 
 
 def test_every_pair_is_measured_from_both_ends() -> None:
