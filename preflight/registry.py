@@ -30,7 +30,7 @@ _PARAMETERS: dict[str, Subject] = {
 
 
 class Registry:
-    """All checks of a run by id, in the order of their stages."""
+    """All checks of a run by id, in the order of their stages, each behind those it requires."""
 
     def __init__(self, checks: Iterable[Registered]) -> None:
         self._by_id: dict[str, Registered] = {}
@@ -45,6 +45,13 @@ class Registry:
             for required in registered.check.requires:
                 self._refuse_unfit(registered, required)
         self._refuse_cycles()
+        ordered = sorted(self, key=lambda one: (*_order(one)[:1], self._depth(one), one.check.id))
+        self._by_id = {registered.check.id: registered for registered in ordered}
+
+    def _depth(self, registered: Registered) -> int:
+        """How many gates stand before a check, one behind the other."""
+        gates = (self._by_id[required] for required in registered.check.requires)
+        return 1 + max(map(self._depth, gates), default=0)
 
     def __iter__(self) -> Iterator[Registered]:
         return iter(self._by_id.values())
