@@ -35,8 +35,8 @@ preflight: $(STAMP) ## judge this machine
 lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 	$(BIN)/python -m tests.lab up
 
-bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/*.json
-	$(BIN)/python tests/bench/run.py
+bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/bench.json
+	$(BIN)/python -m tests.bench
 
 wheel: $(STAMP) ## build the wheel
 	$(BIN)/python -m build --wheel --no-isolation -o dist .

@@ -1,0 +1,42 @@
+"""Judges stored measurements without pytest, and says what the parts took.
+
+python -m tests.bench.offline MEASURED INVENTORY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from preflight.fleet.sources import Wish, resolve
+from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.run import Run, Settings
+from preflight.stages.measured import Measured
+from preflight.stages.progress import Silent
+
+
+def main() -> None:
+    """Decode, judge every expected verdict, count."""
+    began = time.perf_counter()
+    measured = Measured.decode(Path(sys.argv[1]).read_bytes())
+    decoded = time.perf_counter()
+    fleet = resolve(Wish(inventory=sys.argv[2]))
+    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), Silent())
+    ready = time.perf_counter()
+    expected = run.expected()
+    run.replay(measured, expected, lambda *_: None)
+    judged = time.perf_counter()
+    outcomes = [str(verdict.outcome) for verdict in run.judgement.known().values()]
+    told = {
+        "verdicts": len(expected),
+        "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
+        "decode_s": decoded - began,
+        "judge_s": judged - ready,
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()
