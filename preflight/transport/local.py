@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import signal
 import subprocess
 import time
+import weakref
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
@@ -24,6 +26,19 @@ ASK_S = 0.5
 
 REAP_S = 1.0
 """How long a killed process may take to vanish; one in D state stays, and is a finding."""
+
+
+_STARTED: weakref.WeakSet[LocalRemote] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_what_is_left() -> None:
+    """End commands whose threads an interrupted run leaves behind.
+
+    In a session of their own they hear no Ctrl-C; until their deadline they would work for nobody.
+    """
+    for remote in list(_STARTED):
+        remote.end()
 
 
 class LocalTransport:
@@ -74,6 +89,7 @@ class LocalRemote(StreamRemote):
         self._selector.register(self._stdout, selectors.EVENT_READ, self._intake.add_stdout)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._intake.add_stderr)
         self._left = False
+        _STARTED.add(self)
         self._status: int | None = None
 
     def finish_input(self) -> None:
@@ -132,12 +148,7 @@ class LocalRemote(StreamRemote):
     def _leave(self) -> int | None:
         if not self._left:
             told = self._gone()
-            if not told:
-                # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
-                # zombie to an init that may not reap: in a container often none does.
-                self._signal(signal.SIGTERM)
-                self._exited(ASK_S)
-            self._signal(signal.SIGKILL)
+            self.end()
             self._left = True
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAP_S)
@@ -148,6 +159,15 @@ class LocalRemote(StreamRemote):
             self._status = self._process.returncode if told else None
             self._intake.ended = True
         return self._status
+
+    def end(self) -> None:
+        """Ask the process group to end, then make it; reaps nothing."""
+        if not self._gone():
+            # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
+            # zombie to an init that may not reap: in a container often none does.
+            self._signal(signal.SIGTERM)
+            self._exited(ASK_S)
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:

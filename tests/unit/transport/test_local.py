@@ -41,3 +41,20 @@ def test_an_ended_command_leaves_no_zombie() -> None:
     argv = [sys.executable, "-c", program]
     told = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
+
+
+def test_an_interrupted_run_leaves_no_command_behind() -> None:
+    """Our end is theirs too: a session of its own hears no Ctrl-C and would outlive us."""
+    token = uuid.uuid4().hex
+    program = (
+        "import sys, threading\n"
+        "from preflight.transport.local import LocalConnection\n"
+        "argv = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
+        "remote = LocalConnection().start([*argv, sys.argv[1]], timeout_s=600)\n"
+        "assert remote.read_line(60) == b'1'\n"
+        "threading.Thread(target=remote.wait, args=(600,), daemon=True).start()\n"
+        "raise KeyboardInterrupt"
+    )
+    argv = [sys.executable, "-c", program, token]
+    subprocess.run(argv, capture_output=True, timeout=PATIENCE_S * 4, check=False)
+    assert not processes_with(token)
