@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from preflight.fleet.nodeset import fold
-from preflight.report.text import printable
+from preflight.report.text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,9 @@ class TerminalProgress:
                 self._terminal.rewrite("")
                 self._width = 0
             if self._terminal.verbosity >= -1:
-                self._terminal.write_line(printable(text))
+                width = self._terminal._tw.fullwidth  # noqa: SLF001  pytest offers no other way
+                for piece in wrapped(text, first="", indent=" " * 7, width=width):
+                    self._terminal.write_line(piece)
 
     def _rewrite(self, text: str, *, last: bool) -> None:
         cut = text[: self._terminal._tw.fullwidth - 1]  # noqa: SLF001  pytest offers no other way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -60,7 +61,8 @@ class CheckFile(pytest.File):
             for key in keys:
                 yield "-".join(key[1]), [key]
             return
-        group_of = {host.name: host.group for host in self.run.fleet.hosts}
+        # A group's name is free text of the inventory; an id is shown, pasted and parsed.
+        group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
         groups: dict[str, list[Key]] = {}
         for key in keys:
             label = group_of[key[1][0]] if self.registered.subject == "node" else "pairs"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +22,7 @@ from preflight.outcome import Outputs, conclude
 from preflight.registry import Registry, declares_check, load_file, load_folder, shipped_folder
 from preflight.report.header import header
 from preflight.report.terminal import finding_line
+from preflight.report.text import wrapped
 from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
@@ -99,6 +102,13 @@ def _stopped(session: pytest.Session) -> bool:
     return bool(at_most and session.testsfailed >= at_most)
 
 
+def _heed_sigterm() -> None:
+    """Let a scheduler's SIGTERM end a run as Ctrl-C does: with what is known, and nothing left."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def _last_line(report: pytest.TestReport) -> str:
     return (report.longreprtext.strip().splitlines() or ["its verdict never arrived"])[-1][:200]
 
@@ -113,10 +123,14 @@ class Session:
         self._ledger = Ledger()
         self._broke = False
         self._interrupted = False
+        self._stop: KeyboardInterrupt | None = None
         self._strangers_failed = False
         self._keys_of: dict[str, Sequence[Key]] = {}
         self._shown: set[tuple[str, str]] = set()
         site = [Path(folder) for folder in config.getini("preflight_checks")]
+        for folder in site:
+            if not folder.is_dir():
+                raise UsageError(f"preflight_checks: {folder} is no folder: correct the ini file")
         self._registry = Registry(
             [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
         )
@@ -203,6 +217,7 @@ class Session:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
+        _heed_sigterm()
         if self._is_worker:
             handover.take(cast("Any", session.config).workerinput, self.run)
 
@@ -213,11 +228,20 @@ class Session:
         xdist's controller collects nothing by itself, but only a collection knows what -k, -m and
         --lf leave: an item that no worker runs must neither be measured nor be missed.
         """
-        self._session.perform_collect()
-        failed = self._session.testsfailed
-        if failed and not self._config.option.continue_on_collection_errors:
-            raise self._session.Interrupted(f"{failed} errors during collection")
-        self._measure(self._session.items)
+        try:
+            self._session.perform_collect()
+            failed = self._session.testsfailed
+            if failed and not self._config.option.continue_on_collection_errors:
+                raise self._session.Interrupted(f"{failed} errors during collection")
+            self._measure(self._session.items)
+        except KeyboardInterrupt as stop:
+            self._stop = stop
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Stop here if not before: pytest finishes no session that was stopped while it started."""
+        if self._stop is not None:
+            raise self._stop
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -343,7 +367,7 @@ class Session:
         keys = self.run.expected(self._wanted)
         nodes = len(self.run.fleet.hosts)
         per_node = sum(len(names) == 1 for _, names in keys) // nodes
-        return header(
+        lines = header(
             self.run.fleet,
             version=__version__,
             tier=self.run.settings.tier,
@@ -355,6 +379,12 @@ class Session:
             expected=len(keys),
             where=self.outputs.shown,
         )
+        width = self._config.get_terminal_writer().fullwidth
+        return [
+            piece
+            for line in lines
+            for piece in wrapped(line, first="", indent=" " * 9, width=width)
+        ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the findings by cause, whom to launch on, and the counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.fleet.nodeset import fold
@@ -33,6 +34,9 @@ _COUNTED = (
     (Outcome.BROKEN, "broken"),
     (Outcome.LOST, "lost"),
 )
+_REASONS = 4
+"""So many reasons for verdicts that were not run are shown, the most frequent first."""
+
 _ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.LOST)
 """Printed even at 0: `lost` above all, as it is the line that makes the others trustworthy."""
 
@@ -66,9 +70,10 @@ def summary(
     if found:
         lines.append("")
     lines += _nodes(report, width)
+    lines += _not_run(report, width)
     lines.append(_counts(report.counts, report))
     if where:
-        lines.append(f"report     {where}")
+        lines += wrapped(where, first="report     ", indent=" " * 11, width=width)
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
     if hint:
@@ -123,6 +128,20 @@ def _nodes(report: Report, width: int) -> list[str]:
         )
     for a, b in fleet.apart:
         lines.append(f"apart      {a} and {b} must not be in one job")
+    return lines
+
+
+def _not_run(report: Report, width: int) -> list[str]:
+    """Say why verdicts were not reached: what was not judged must not look like a pass."""
+    reasons = Counter(
+        verdict.sentence for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN
+    )
+    lines: list[str] = []
+    for reason, number in reasons.most_common(_REASONS):
+        lines += wrapped(f"{number} x {reason}", first="not run    ", indent=" " * 15, width=width)
+    if len(reasons) > _REASONS:
+        rest = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_REASONS))
+        lines.append(f"not run    {rest} x for {len(reasons) - _REASONS} other reasons: report.json")
     return lines
 
 
