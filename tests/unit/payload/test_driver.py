@@ -16,9 +16,8 @@ from .test_probe import probe
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from tests.lab.nvml.scenario import Scenario
-
     from preflight.facts.model import Facts
+    from tests.lab.nvml.scenario import Scenario
 
     from .conftest import Machine
 
