@@ -12,17 +12,15 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"(<!-- demo: [^\n]*-->\n```\n)(.*?)(```\n)", re.DOTALL)
 _SKIPPED = ("platform ", "rootdir", "configfile", "plugins", "collected")
-_PHASE = re.compile(r"(probing|ports|pairs) +\d")
-_EARLY = re.compile(r"(FAIL|WARN|UNKN) +\S+  [a-z_.]+: ")
 
 
 def excerpt(output: str) -> list[str]:
-    """Cut the summary and the header out of the demo's output; lines that vary in kind are left."""
+    """Cut header and summary out of the demo's output; what comes and goes between them is left."""
     start, end = output.index("preflight 0."), output.rindex("\n\ndemo: ")
-    lines = output[start:end].splitlines()
-    kept = [line for line in lines if not line.startswith(_SKIPPED)]
-    kept = [line for line in kept if not _PHASE.match(line) and not _EARLY.match(line)]
-    return kept[:-1] if kept[-1].startswith("====") else kept
+    lines = [x for x in output[start:end].splitlines() if not x.startswith(_SKIPPED)]
+    header = lines[: next(n for n, line in enumerate(lines) if line.startswith("report   ")) + 1]
+    titles = [n for n, line in enumerate(lines) if line.startswith("====")]
+    return [*header, "", *lines[titles[0] : titles[1] if len(titles) > 1 else None]]
 
 
 def shown() -> list[str]:
