@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,9 @@ from preflight.verdict import Outcome
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
+
+
+_NOT_PLAIN = re.compile(r"[^\n -~]")
 
 
 class FleetRow(Struct, frozen=True, kw_only=True):
@@ -119,8 +123,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def encode(report: Report) -> bytes:
-    """Encode as indented JSON that ends in a newline."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    """Encode as indented JSON in plain ASCII that ends in a newline.
+
+    Whoever prints the file on a terminal meets no control character that a node made up.
+    """
+    text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    return _NOT_PLAIN.sub(_escaped, text).encode("ascii") + b"\n"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def json_schema() -> dict[str, Any]:

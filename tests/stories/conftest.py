@@ -14,11 +14,12 @@ import jsonschema
 import pytest
 
 from tests.lab.fixtures import cluster, lab
+from tests.stories.here import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["cluster", "lab"]
+__all__ = ["cluster", "here", "lab"]
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 

@@ -1,0 +1,215 @@
+"""The plugin where nothing is configured: inert until asked, and useful at once when asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.stories.conftest import Told
+    from tests.stories.here import Here
+
+LONGEST_S = 120
+HEAVY = "paramiko", "cryptography", "torch", "pynvml", "ClusterShell", "msgspec", "yaml"
+
+
+def _python(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+
+
+def test_unused_the_plugin_is_inert(tmp_path: Path) -> None:
+    """Without --preflight another suite sees no items, no header, no fixtures, no modules."""
+    (tmp_path / "test_own.py").write_text(
+        "import sys\ndef test_own():\n"
+        f"    assert not {set(HEAVY)!r} & set(sys.modules)\n"
+        "    ours = {name for name in sys.modules if name.split('.')[0] == 'preflight'}\n"
+        "    assert ours == {'preflight', 'preflight.plugin'}\n"
+    )
+    told = _python("-m", "pytest", "-p", "no:cacheprovider", folder=tmp_path)
+    assert told.returncode == 0, told.stdout
+    assert "1 passed" in told.stdout
+    assert "fleet  " not in told.stdout
+    fixtures = _python(
+        "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider", folder=tmp_path
+    )
+    assert "preflight" not in fixtures.stdout
+    assert not (tmp_path / "preflight-runs").exists()
+
+
+def test_help_shows_our_options() -> None:
+    """The help lists every option under one heading, and the ini keys."""
+    said = _python("-m", "pytest", "--help").stdout
+    for option in ("--preflight-nodes=LIST", "--preflight-need=N", "--preflight-replay=FILE"):
+        assert option in said
+    assert "preflight_checks (paths)" in said
+    assert "--preflight-even-if-busy" in said
+
+
+@pytest.mark.parametrize("room", ["plugin", "transport", "errors", "check"])
+def test_heavy_libraries_are_loaded_on_use(room: str) -> None:
+    """Every pytest run of an environment loads the plugin: it costs it pytest and no more."""
+    program = (
+        f"import sys, pytest\nbefore = set(sys.modules)\nimport preflight.{room}\n"
+        f"print(sorted(set({HEAVY!r}) & (set(sys.modules) - before)))"
+    )
+    assert _python("-c", program).stdout == "[]\n"
+
+
+def test_a_bare_run_judges_this_machine(preflight: Callable[..., Told]) -> None:
+    """Nothing configured: this machine, without SSH, with a report and the next command."""
+    told = preflight("-m", "preflight_reach or preflight_facts", "-k", "not stale")
+    assert told.exit == 0, told.out
+    assert "(from this machine)" in told.out
+    assert "reach    local processes" in told.out
+    assert "next       to judge a fleet: pytest --preflight --preflight-nodes" in told.out
+    assert told.report["fleet"]["origin"] == "this machine"
+    assert told.report["exit"] == 0
+
+
+def test_several_local_nodes_each_with_its_own_python(here: Here) -> None:
+    """Nodes that are one machine are each asked through their own command."""
+    here.check("site.a", "conclude(ok(node.facts.python.executable))")
+    nodes = ""
+    for name in ("n1", "n2"):
+        (here.folder / name).symlink_to(sys.executable)
+        nodes += f'[node.{name}]\npython = "env A=1 {here.folder}/{name}"\n'
+    here.inventory.write_text(f'[defaults]\ntransport = "local"\n{nodes}')
+    told = here.judge()
+    assert told.exit == 0, told.out
+    ran = {v["subject"]: v["sentence"] for v in told.report["verdicts"]}
+    assert ran == {name: f"{here.folder}/{name}" for name in ("n1", "n2")}
+
+
+def test_an_inventory_never_becomes_shell_code(here: Here) -> None:
+    """Words of an inventory reach the node as they stand, and the screen without control codes."""
+    planted = here.folder / "planted"
+    evil = f"$(touch {planted});`touch {planted}`\\n|touch {planted}&\\u001b[31m"
+    here.check("site.a", "conclude(ok('fine'))")
+    here.inventory.write_text(
+        f'[group."{evil}"]\nnodes = "n1"\n[defaults]\ntransport = "local"\n'
+        f'python = ["{sys.executable}", "-X", "a={evil}"]\n'
+    )
+    for option in ("--preflight-items=group", "--preflight-items=node"):
+        told = here.judge("-v", option)
+        assert told.exit == 0, told.out + told.err
+        assert "\x1b" not in told.out
+    for table in (f'address = "{evil}"', f'user = "{evil}"', f'transport = "{evil}"'):
+        here.inventory.write_text(f'[defaults]\ntransport = "local"\n[node.n1]\n{table}\n')
+        told = here.judge()
+        assert told.exit in (1, 4)
+        assert "\x1b" not in told.out + told.err
+        assert "Traceback" not in told.out + told.err
+    assert not planted.exists()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["serial", "xdist"])
+def test_a_report_that_cannot_be_written(here: Here, workers: Sequence[str]) -> None:
+    """The verdicts are shown all the same, one line says what to do, and it is no pass."""
+    here.check("site.a", "conclude(ok('fine'))")
+    told = here.judge("--preflight-report=fleet.toml/below", *workers)
+    assert told.exit == 3
+    assert "3 ok, 0 failed, 0 lost" in told.out
+    said = " ".join(told.out.split())
+    assert "report.json: Not a directory; give another folder: --preflight-report DIR" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk(here: Here) -> None:
+    """A disk that fills up costs the report, never the verdicts, and leaves no half file."""
+    here.check("site.a", "conclude(ok('fine', padding='x' * 100_000))")
+    disk = here.folder / "disk"
+    disk.mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(small, check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        told = here.judge(f"--preflight-report={disk}")
+        assert told.exit == 3
+        assert "3 ok, 0 failed, 0 lost" in told.out
+        assert "No space left on device; give another folder" in " ".join(told.out.split())
+        assert not [path for path in disk.iterdir() if path.name.startswith(".")]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["serial", "xdist"])
+def test_stopping_a_run_that_waits(
+    here: Here, workers: Sequence[str], number: signal.Signals
+) -> None:
+    """Ctrl-C while a node never answers: exit 2, nobody is called ready, no process stays."""
+    token = f"9{os.getpid()}{number.value}{len(workers)}"
+    never = here.folder / "never"
+    never.write_text(f"#!/bin/sh\necho begun > {here.folder}/begun\nexec sleep {token}\n")
+    never.chmod(0o755)
+    here.inventory.write_text(f'[defaults]\ntransport = "local"\n[node.n1]\npython = "{never}"\n')
+    os.mkfifo(here.folder / "begun")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "--preflight", "--preflight-inventory=fleet.toml",
+         "--preflight-report=report", "-m", "preflight_reach", *workers],
+        cwd=here.folder, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    reaper = threading.Timer(LONGEST_S, run.kill)
+    reaper.start()
+    try:
+        assert (here.folder / "begun").read_text() == "begun\n"
+        os.killpg(run.pid, number)
+        out, _ = run.communicate()
+    finally:
+        reaper.cancel()
+    assert run.returncode == 2, out
+    assert "= interrupted =" in out
+    assert "6 not run, 0 lost" in out
+    assert "not judged n1" in out
+    assert (here.folder / "report" / "ready.hosts").read_text() == ""
+    assert token not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout  # noqa: PLW1510
+
+
+def _preflight(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return _python("-c", "import sys; from preflight.cli import main; sys.exit(main())", *arguments)
+
+
+def test_the_command_lists_and_explains_the_checks() -> None:
+    """`preflight checks` lists ids with their stage; with an id it prints that check's page."""
+    told = _preflight("checks")
+    assert told.returncode == 0
+    assert any(line.split()[:2] == ["gpu.count", "facts"] for line in told.stdout.splitlines())
+    page = _preflight("checks", "gpu.count")
+    assert page.returncode == 0
+    assert "## Fix" in page.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
+        (("chekcs",), "see: preflight --help"),
+        (("checks", "--nosuch"), "see: preflight --help"),
+    ],
+)
+def test_a_slip_of_the_pen(arguments: tuple[str, ...], said: str) -> None:
+    """Wrong usage of the command is one line with the remedy, and exit 4."""
+    told = _preflight(*arguments)
+    assert (told.returncode, told.stdout) == (4, "")
+    assert said in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_help_of_the_command_says_how_to_judge() -> None:
+    """`preflight --help` leads to the pytest command; a bare `preflight` shows the same."""
+    told = _preflight("--help")
+    assert told.returncode == 0
+    assert "pytest --preflight --preflight-nodes" in " ".join(told.stdout.split())
+    assert _preflight().stdout == told.stdout
