@@ -18,6 +18,9 @@ from preflight.errors import UsageError
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import check_host_name, expand
 
+LARGEST = 4 << 20
+"""Characters of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
+
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=0, le=1024)]
 
@@ -132,13 +135,16 @@ class Inventory:
 def read_inventory(path: Path) -> Inventory:
     """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UsageError(
             f"cannot read the inventory {path}: {reason}; "
             "give --preflight-inventory a readable TOML or YAML file"
         ) from error
+    if len(text) > LARGEST:
+        raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB: fold the node lists")
     try:
         content = _parse(path, text)
         _refuse_unknown_keys(content)
@@ -155,14 +161,7 @@ def read_inventory(path: Path) -> Inventory:
 
 def _parse(path: Path, text: str) -> Any:
     if path.suffix.lower() in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text) or {}
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UsageError(
-                f"not YAML: {' '.join(str(error).split())[:200]}; correct the file"
-            ) from error
+        return _parse_yaml(text)
     import tomllib
 
     try:
@@ -171,6 +170,19 @@ def _parse(path: Path, text: str) -> Any:
         raise UsageError(
             f"not TOML: {error}; correct that line (a YAML file must end in .yaml)"
         ) from error
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        # A few lines of anchors and aliases can stand for more than all memory.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise UsageError("uses YAML aliases (*name): write the values out")
+        return yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"not YAML: {reason}; correct the file") from error
 
 
 def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:

@@ -102,3 +102,18 @@ def test_an_unreadable_file_is_said_so(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path, binary):
         with pytest.raises(UsageError, match="cannot read the inventory"):
             read_inventory(path)
+
+
+def test_an_inventory_cannot_eat_all_memory(tmp_path: Path) -> None:
+    """YAML aliases that stand for gigabytes, and endless files, are refused as they are read."""
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(UsageError, match="aliases"):
+        read_inventory(_write(tmp_path, bomb, "bomb.yaml"))
+    with pytest.raises(UsageError, match="larger than"):
+        read_inventory(_write(tmp_path, "#" * (5 << 20)))
+    with pytest.raises(UsageError, match="not YAML"):
+        read_inventory(_write(tmp_path, "[" * 5000, "deep.yaml"))
+    with pytest.raises(UsageError, match="not TOML"):
+        read_inventory(_write(tmp_path, "x = " + "[" * 5000))
