@@ -84,7 +84,8 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        where = self.outputs.trouble or f"{self.outputs.shown}/report.json"
+        written = f"{self.outputs.shown}/report.json" if self.report.verdicts else ""
+        where = self.outputs.trouble or written
         return summary(self.report, self.found, where=where, hint=self.hint, width=width)
 
 

@@ -51,6 +51,8 @@ def title(report: Report) -> str:
     not_ready = len(report.fleet.not_ready)
     if report.interrupted:
         return "interrupted"
+    if not report.verdicts:
+        return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
     if report.fleet.apart:

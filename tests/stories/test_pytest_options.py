@@ -42,6 +42,16 @@ def test_selecting_by_node_and_by_check(here: Here) -> None:
     assert told.report["expected"] == 3
 
 
+def test_selecting_nothing(here: Here) -> None:
+    """A selection that matches nothing says so, exit 5, and points to no report."""
+    here.check("site.a", "conclude(ok('fine'))")
+    told = here.judge("-k", "nosuch", *WORKERS)
+    assert told.exit == 5
+    assert "= nothing to check =" in told.out
+    assert "report.json" not in told.out
+    assert not (told.folder / "report.json").exists()
+
+
 def test_selecting_by_stage(here: Here) -> None:
     """-m preflight_reach judges the way in and nothing else, with several workers too."""
     for workers in ((), WORKERS):
