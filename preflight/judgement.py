@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.verdict import Outcome, Verdict, not_run
@@ -48,7 +49,7 @@ class Judgement:
         self._hosts = {host.name: host for host in fleet.hosts}
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
-        self._pairs: dict[tuple[str, str], Pair] | None = None
+        self._decoded: Decoded | None = None
         self._groups: dict[str, Group] = {}
         self._attempts: _Attempts | None = None
         self.measured = measured
@@ -59,7 +60,7 @@ class Judgement:
         self._nodes.clear()
         self._groups.clear()
         self._attempts = None
-        self._pairs = None
+        self._decoded = None
 
     def verdict(self, check_id: str, names: Names) -> Verdict:
         """Judge one subject by one check, or say why it cannot be."""
@@ -153,14 +154,16 @@ class Judgement:
             others_to=self._attempts.at,
         )
 
-    def _pair(self, names: Names) -> Pair | Verdict:
-        from preflight.fabric.judge import judge_pairs
+    @property
+    def sweep(self) -> Decoded:
+        """The sweep compared, decoded and blamed, once; empty where there was none."""
+        if self._decoded is None:
+            measured = self.measured.sweep
+            self._decoded = judge_sweep(measured, self._fleet.hosts) if measured else Decoded()
+        return self._decoded
 
-        if self._pairs is None:
-            self._pairs = (
-                judge_pairs(self.measured.sweep, self._fleet.hosts) if self.measured.sweep else {}
-            )
-        pair = self._pairs.get((names[0], names[1]))
+    def _pair(self, names: Names) -> Pair | Verdict:
+        pair = self.sweep.pairs.get((names[0], names[1]))
         return pair if pair is not None else not_run("the sweep did not reach this pair")
 
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.fabric.blame import Blame, blame
-from preflight.fabric.measure import summarise
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
@@ -29,6 +27,8 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.fabric.blame import Blame
+    from preflight.fabric.compare import Seen
     from preflight.fabric.samples import PairSamples
     from preflight.ledger import Entry
     from preflight.run import Run
@@ -105,8 +105,7 @@ def conclude(
     """Join everything that is known into the report, write it, and keep what to show."""
     names = [host.name for host in run.fleet.hosts]
     ready = readiness(names, entries, strict=strict)
-    sweep = run.judgement.measured.sweep
-    blames = blame(sweep, run.fleet.hosts) if sweep else ()
+    measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
     by_outcome = counts(entries)
     report = Report(
         preflight=version,
@@ -129,14 +128,14 @@ def conclude(
         lost=by_outcome[Outcome.LOST],
         counts={str(outcome): number for outcome, number in by_outcome.items()},
         verdicts=tuple(_verdict(entry) for entry in entries),
-        pairs=tuple(_pair(pair) for pair in sweep.pairs) if sweep else (),
-        blames=tuple(_blame(one) for one in blames),
+        pairs=tuple(map(_pair, measured.pairs, decoded.seen)) if measured else (),
+        blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=suspicions(entries, len(names)),
     )
     if entries:
         report = _written(report, ready, outputs)
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
-    return Conclusion(report, findings(entries, blames), outputs, hint)
+    return Conclusion(report, findings(entries, decoded.blames), outputs, hint)
 
 
 def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
@@ -177,8 +176,8 @@ def _verdict(entry: Entry) -> VerdictRow:
     )
 
 
-def _pair(pair: PairSamples) -> PairRow:
-    measured = summarise(pair)
+def _pair(pair: PairSamples, seen: Seen) -> PairRow:
+    measured = seen.summary
     return PairRow(
         a=pair.a,
         b=pair.b,

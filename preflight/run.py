@@ -19,12 +19,12 @@ from preflight.facts.busy import busy_with
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
-from preflight.stages.probe import probe_fleet
+from preflight.stages.probe import Reached, probe_fleet
 from preflight.stages.sweep import sweep_fleet
 from preflight.verdict import Outcome, Verdict, not_run, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from preflight.fleet.model import Fleet, Host
     from preflight.registry import Registry
@@ -114,7 +114,7 @@ class Run:
         try:
             for stage in STAGES:
                 if stage in needed:
-                    self._measure_stage(stage)
+                    self._measure_stage(stage, selected)
                     if self._judge_stage(stage, watched, found):
                         self._skip_after(stage)
                         break
@@ -164,7 +164,7 @@ class Run:
         while self._connections:
             self._connections.popitem()[1].close()
 
-    def _measure_stage(self, stage: Stage) -> None:
+    def _measure_stage(self, stage: Stage, selected: Sequence[Key]) -> None:
         """Measure one stage, or record why nobody will be judged on it."""
         if stage in ("facts", "local"):
             return  # `facts` came with `reach`; `local` has no checks until burn-in is there
@@ -172,25 +172,42 @@ class Run:
         if left_s < 1:
             self._skip(stage, _out_of_time(stage, self.settings.wall_s))
         elif stage == "reach":
-            self._probe(left_s)
+            self._probe(left_s, selected)
         elif stage == "net":
             self._try_ports(min(left_s, PORTS_S))
         else:
             self._sweep(left_s)
 
-    def _probe(self, left_s: float) -> None:
-        reached = probe_fleet(
-            self.fleet.hosts,
-            self.nonce,
-            deadline_s=left_s,
-            at_most=self.settings.at_most,
-            progress=lambda *at: self.progress.step("probing", *at),
-        )
+    def _probe(self, left_s: float, selected: Sequence[Key]) -> None:
+        arrived: dict[str, Reached] = {}
+        try:
+            reached = probe_fleet(
+                self.fleet.hosts,
+                self.nonce,
+                deadline_s=left_s,
+                at_most=self.settings.at_most,
+                progress=lambda *at: self.progress.step("probing", *at),
+                arrived=arrived.__setitem__,
+            )
+        except BaseException:
+            self._take(dict(arrived))
+            self._judge_arrived(arrived, selected)
+            raise
+        self._take(reached)
+
+    def _take(self, reached: Mapping[str, Reached]) -> None:
         self._connections = {n: r.connection for n, r in reached.items() if r.connection}
         self._set(
             reach={name: r.reach for name, r in reached.items()},
             facts={name: r.facts for name, r in reached.items() if r.facts},
         )
+
+    def _judge_arrived(self, names: Container[str], selected: Sequence[Key]) -> None:
+        """Judge those who had answered before an interrupt; the rest stays open."""
+        for check_id, nodes in selected:
+            first_stages = self.registry[check_id].check.stage in ("reach", "facts")
+            if first_stages and all(name in names for name in nodes):
+                self.judgement.verdict(check_id, nodes)
 
     def _try_ports(self, deadline_s: float) -> None:
         hosts = self._able("net")

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.blame import blames
-from preflight.fabric.compare import compare
+from msgspec import Struct
+
+from preflight.fabric.blame import Blame, blames
+from preflight.fabric.compare import Seen, compare
 from preflight.fabric.pair import Pair
+from preflight.fabric.schedule import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.fabric.blame import Blame
-    from preflight.fabric.compare import Seen
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Host
 
 
-def judge_pairs(sweep: Sweep, hosts: Sequence[Host]) -> dict[Pairing, Pair]:
-    """Every pair of the fleet that was measured, or should have been but for a node left out.
+class Decoded(Struct, frozen=True):
+    """A sweep after judgement, worked out once for checks, report and terminal alike."""
 
-    `hosts` is the fleet in order; keys hold the earlier node first.
+    seen: tuple[Seen, ...] = ()
+    """Every pair of the sweep on every rail, compared with its peers, in the sweep's order."""
+    blames: tuple[Blame, ...] = ()
+    pairs: dict[Pairing, Pair] = {}
+    """As checks see them; keys hold the earlier node of the fleet first."""
+
+
+def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
+    """Compare, blame, and name every pair that was measured or should have been.
+
+    `hosts` is the fleet in order.
     """
     seen = compare(sweep, hosts)
+    found = blames(seen, sweep.troubles)
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
     backends = {(pair.a, pair.b): pair.backend for pair in sweep.pairs}
-    blamed = {
-        name: found
-        for found in blames(seen, sweep.troubles)
-        if found.kind != "systemic"
-        for name in found.pairs
-    }
+    blamed = {name: one for one in found if one.kind != "systemic" for name in one.pairs}
     pairs = {
         names: _pair(rails, backends[names], blamed.get(f"{names[0]}-{names[1]}"))
         for names, rails in by_pair.items()
     }
-    return pairs | _left_out(sweep, [host.name for host in hosts], pairs)
+    return Decoded(seen, found, pairs | _left_out(sweep, [host.name for host in hosts], pairs))
 
 
 def _pair(rails: Sequence[Seen], backend: str, found: Blame | None) -> Pair:

@@ -46,15 +46,23 @@ def probe_fleet(
     deadline_s: float,
     at_most: int,
     progress: Callable[[int, int, list[str]], None],
+    arrived: Callable[[str, Reached], None] = lambda _name, _reached: None,
 ) -> dict[str, Reached]:
     """Log in everywhere and ask for facts; every host has an entry in the result.
 
-    `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage.
+    `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage. `arrived`
+    hears of each answer at once, in its own thread: an interrupt must not lose what is known.
     """
     by_name = {host.name: host for host in hosts}
+
+    def work(name: str) -> Reached:
+        reached = _probe(by_name[name], nonce, deadline_s)
+        arrived(name, reached)
+        return reached
+
     answers = fan_out(
         list(by_name),
-        lambda name: _probe(by_name[name], nonce, deadline_s),
+        work,
         at_most=at_most,
         deadline_s=deadline_s,
         progress=progress,

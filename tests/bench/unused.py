@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _BOUND = Bound("at most", 10)
-_RUNS = 60
+_RUNS = 50
 
 
 def measure() -> Iterator[Row]:

@@ -94,7 +94,13 @@ def stale_rank(
     python = folder / "python3"
     if not python.exists():
         python.symlink_to(Path(sys.executable).resolve())
-    start = ["bash", "-c", 'cd "$1"; PATH="$1:$PATH"; shift; exec "$@"', "bash", folder]
+    start: list[str | Path] = [
+        "bash",
+        "-c",
+        'cd "$1"; PATH="$1:$PATH"; shift; exec "$@"',
+        "bash",
+        folder,
+    ]
     words = ["python3", "-u", "train.py", *arguments, *listening]
     rank = host.spawn([*start, *words], env=env)
     rank.wait_for_word()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -175,6 +176,38 @@ def test_stopping_a_run_that_waits(
     assert "not judged n1" in out
     assert (here.folder / "report" / "ready.hosts").read_text() == ""
     assert token not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout  # noqa: PLW1510
+
+
+def test_stopping_keeps_what_had_arrived(here: Here) -> None:
+    """A node that had answered before Ctrl-C keeps its verdicts; only the straggler is open."""
+    begun, token = here.folder / "begun", f"8{os.getpid()}"
+    never = here.folder / "never"
+    # By the time the first node's probe is through, the second has long begun to wait.
+    never.write_text(f"#!/bin/sh\nsleep 4; echo begun > {begun}\nexec sleep {token}\n")
+    never.chmod(0o755)
+    here.inventory.write_text(
+        '[defaults]\ntransport = "local"\n'
+        f'[node.n1]\npython = "{sys.executable}"\n[node.n2]\npython = "{never}"\n'
+    )
+    os.mkfifo(begun)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "--preflight", "--preflight-inventory=fleet.toml",
+         "--preflight-report=report", "-m", "preflight_reach"],
+        cwd=here.folder, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    reaper = threading.Timer(LONGEST_S, run.kill)
+    reaper.start()
+    try:
+        begun.read_text()
+        os.killpg(run.pid, signal.SIGINT)
+        out, _ = run.communicate()
+    finally:
+        reaper.cancel()
+    assert run.returncode == 2, out
+    report = json.loads((here.folder / "report" / "report.json").read_text())
+    known = {(v["check"], v["subject"]) for v in report["verdicts"] if v["outcome"] == "ok"}
+    assert known == {("reach.python", "n1"), ("reach.answer", "n1")}
+    assert report["fleet"]["unjudged"] == ["n2"]
 
 
 def _preflight(*arguments: str) -> subprocess.CompletedProcess[str]:

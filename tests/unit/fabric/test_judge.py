@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checks.test_fabric_allreduce import judge
 from preflight.fabric.blame import blame
-from preflight.fabric.judge import judge_pairs
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.limits import limits
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
@@ -31,7 +31,7 @@ def slow_node(name: str, gbs: float = 0.024) -> Callable[[str, str], float]:
 def test_a_slow_node_is_named_with_number_and_limit() -> None:
     """Its pairs fail, all blame it, and the sentence holds what was seen and expected."""
     fleet = hosts(4)
-    pairs = judge_pairs(sweep(fleet, slow_node("h3")), fleet)
+    pairs = judge_sweep(sweep(fleet, slow_node("h3")), fleet).pairs
     verdicts = {names: judge(pair) for names, pair in pairs.items()}
     failed = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FAIL}
     assert failed == {("h1", "h3"), ("h2", "h3"), ("h3", "h4")}
@@ -60,7 +60,7 @@ def test_a_bad_path_is_a_pair_not_a_node() -> None:
     """Only h1-h2 is slow: the verdict blames the pair, and keeps both nodes fit."""
     fleet = hosts(5)
     measured = sweep(fleet, lambda a, b: 0.02 if (a, b) == ("h1", "h2") else 0.8)
-    verdict = judge(judge_pairs(measured, fleet)["h1", "h2"])
+    verdict = judge(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.blame == "pair h1-h2"
     assert "h1 and h2 are both fine with others" in verdict.sentence
 
@@ -76,10 +76,10 @@ def test_pairs_that_were_not_measured_to_the_end_are_decoded_alike(state: PairSt
 def test_two_nodes_are_held_against_the_shipped_floor() -> None:
     """Without peers and promise the floor decides, and the sentence says so."""
     fleet = hosts(2)
-    fine = judge(judge_pairs(sweep(fleet, lambda *_: 0.8), fleet)["h1", "h2"])
+    fine = judge(judge_sweep(sweep(fleet, lambda *_: 0.8), fleet).pairs["h1", "h2"])
     assert fine.outcome is Outcome.OK
     assert "shipped floor for gloo" in fine.sentence
-    slow = judge(judge_pairs(sweep(fleet, lambda *_: 0.02), fleet)["h1", "h2"])
+    slow = judge(judge_sweep(sweep(fleet, lambda *_: 0.02), fleet).pairs["h1", "h2"])
     assert (slow.outcome, slow.blame) == (Outcome.FAIL, "h1 or h2")
 
 
@@ -87,7 +87,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
     """Everybody is equally slow, and the inventory promised more."""
     fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
     measured = sweep(fleet, lambda *_: 20.0, backend="nccl")
-    verdict = judge(judge_pairs(measured, fleet)["h1", "h2"])
+    verdict = judge(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.outcome is Outcome.FAIL
     assert "limit 40 GB/s (promised in fleet.toml)" in verdict.sentence
     assert blame(measured, fleet)[0].kind == "systemic"
@@ -96,7 +96,9 @@ def test_a_promise_is_stricter_than_peers() -> None:
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
     """A backend of which nothing is known, and no peers: not a pass."""
     fleet = hosts(2)
-    verdict = judge(judge_pairs(sweep(fleet, lambda *_: 0.8, backend="odd"), fleet)["h1", "h2"])
+    verdict = judge(
+        judge_sweep(sweep(fleet, lambda *_: 0.8, backend="odd"), fleet).pairs["h1", "h2"]
+    )
     assert verdict.outcome is Outcome.UNKNOWN
 
 
@@ -132,7 +134,7 @@ def test_a_node_left_out_earlier_is_not_run_and_one_that_failed_the_sweep_unknow
         left_out={"h3": "no usable torch", "h4": "reach.login of h4: refused"},
         troubles={"h3": "no usable torch"},
     )
-    pairs = judge_pairs(measured, fleet)
+    pairs = judge_sweep(measured, fleet).pairs
     assert judge(pairs["h1", "h4"]).outcome is Outcome.NOT_RUN
     verdict = judge(pairs["h1", "h3"])
     assert (verdict.outcome, verdict.blame) == (Outcome.UNKNOWN, "h3")
@@ -177,5 +179,5 @@ def test_small_sizes_are_not_held_to_bandwidth_limits() -> None:
             for pair in measured.pairs
         ),
     )
-    assert judge(judge_pairs(short, fleet)["h1", "h2"]).outcome is Outcome.UNKNOWN
+    assert judge(judge_sweep(short, fleet).pairs["h1", "h2"]).outcome is Outcome.UNKNOWN
     assert blame(short, fleet) == ()

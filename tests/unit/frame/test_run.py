@@ -20,7 +20,7 @@ from tests.unit.facts.builders import attempt, facts, free_port, gpus, ports
 from tests.unit.frame.site_checks import write_check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from preflight.run import FailFast, Key
@@ -166,8 +166,9 @@ class _Told(Run):
 
     brings: Measured
 
-    def _probe(self, left_s: float) -> None:
+    def _probe(self, left_s: float, selected: Sequence[Key]) -> None:
         assert left_s > 0
+        assert selected
         self._set(reach=self.brings.reach, facts=self.brings.facts)
 
     def _try_ports(self, deadline_s: float) -> None:
