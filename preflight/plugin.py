@@ -125,7 +125,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("preflight"):
         from preflight.session import start
 
-        config.pluginmanager.register(start(config), "preflight-session")
+        session, tally = start(config)
+        config.pluginmanager.register(session, "preflight-session")
+        config.pluginmanager.register(tally, "preflight-tally")
 
 
 @pytest.hookimpl(tryfirst=True)

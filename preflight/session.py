@@ -1,105 +1,45 @@
-"""A pytest session that judges a fleet: collects checks, measures once, reports by cause."""
+"""A pytest session that judges a fleet: collects its checks as items, and measures once."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
 import pytest
 
 from preflight import __version__, handover
 from preflight.console import TerminalProgress
 from preflight.errors import UsageError
-from preflight.fleet.sources import Wish, resolve
 from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
-from preflight.ledger import Ledger
-from preflight.outcome import Outputs, conclude
-from preflight.registry import Registry, declares_check, load_file, load_folder, shipped_folder
+from preflight.options import Chosen, read_options
+from preflight.registry import Registry, declares_check, load_file
 from preflight.report.header import header
 from preflight.report.terminal import finding_line
 from preflight.report.text import wrapped
-from preflight.run import Run, Settings
-from preflight.stages.measured import Measured
+from preflight.run import Run
 from preflight.stages.progress import Silent
-from preflight.verdict import Outcome, Verdict
+from preflight.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
-    from preflight.run import FailFast, Key
-
-_STATUS = {
-    # outcome: (category in pytest's counts, letter, word with -v)
-    "ok": ("ok", "", "OK"),
-    "warn": ("warned", "", ("WARN", {"yellow": True})),
-    "not_run": ("not run", "", "NOT RUN"),
-    "fail": ("unfit", "", ("FAIL", {"red": True})),
-    "flaky": ("flaky", "", ("FLAKY", {"red": True})),
-    "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
-    "broken": ("broken", "", ("BROKEN", {"red": True})),
-    "lost": ("lost", "", ("LOST", {"red": True})),
-}
+    from preflight.registered import Registered
+    from preflight.run import Key
+    from preflight.verdict import Verdict
 
 
-def start(config: pytest.Config) -> Session:
+def start(config: pytest.Config) -> tuple[Session, Tally]:
     """Read options and inventory; pytest.UsageError (exit 4) when something is wrong with them."""
     try:
-        _refuse_rivals(config)
-        return Session(config)
+        chosen = read_options(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
-
-
-def _refuse_rivals(config: pytest.Config) -> None:
-    if config.getoption("reruns", None):
-        raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    need = config.getoption("preflight_need")
-    if need is not None and need < 1:
-        raise UsageError(f"--preflight-need {need}: give the number of nodes the job needs")
-    budget = config.getoption("preflight_budget")
-    if budget is not None and not 1 <= budget <= 7 * 86400:
-        raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to 604800")
-
-
-def _wish(config: pytest.Config) -> Wish:
-    def said(name: str) -> str | None:
-        value = config.getoption(f"preflight_{name}")
-        return None if value is None else str(value)
-
-    return Wish(
-        nodes=said("nodes"),
-        inventory=said("inventory"),
-        exclude=said("exclude"),
-        python=said("python"),
-        env_file=said("env_file"),
-        launch=said("launch"),
-        interface=said("interface"),
-        ini_nodes=config.getini("preflight_nodes") or None,
-        ini_inventory=config.getini("preflight_inventory") or None,
-        environ=dict(os.environ),
-    )
-
-
-def _replayed(path: str | None) -> Measured | None:
-    if path is None:
-        return None
-    try:
-        return Measured.decode(Path(path).expanduser().read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"cannot read the measurements {path}: {error}; give the measured.json of a run"
-        ) from error
-
-
-def _stopped(session: pytest.Session) -> bool:
-    """Whether -x or --maxfail ended it; other plugins stop a session by other means."""
-    at_most = session.config.getvalue("maxfail")
-    return bool(at_most and session.testsfailed >= at_most)
+    is_worker = hasattr(config, "workerinput")
+    run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent())
+    tally = Tally(run, chosen, is_worker=is_worker)
+    return Session(config, run, chosen, tally, is_worker=is_worker), tally
 
 
 def _heed_sigterm() -> None:
@@ -109,61 +49,22 @@ def _heed_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def _last_line(report: pytest.TestReport) -> str:
-    return (report.longreprtext.strip().splitlines() or ["its verdict never arrived"])[-1][:200]
-
-
 class Session:
-    """The plugin object of a run with --preflight, in the controller and in xdist's workers."""
+    """The plugin object that collects and measures, in the controller and in xdist's workers."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(
+        self, config: pytest.Config, run: Run, chosen: Chosen, tally: Tally, *, is_worker: bool
+    ) -> None:
+        self.run = run
         self._config = config
-        self._is_worker = hasattr(config, "workerinput")
-        self._began_s = time.time()
-        self._ledger = Ledger()
-        self._broke = False
-        self._interrupted = False
+        self._chosen = chosen
+        self._tally = tally
+        self._is_worker = is_worker
         self._stop: KeyboardInterrupt | None = None
-        self._strangers_failed = False
-        self._keys_of: dict[str, Sequence[Key]] = {}
         self._shown: set[tuple[str, str]] = set()
-        site = [Path(folder) for folder in config.getini("preflight_checks")]
-        for folder in site:
-            if not folder.is_dir():
-                raise UsageError(f"preflight_checks: {folder} is no folder: correct the ini file")
-        self._registry = Registry(
-            [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
+        self._grouped = chosen.items == "group" or (
+            chosen.items is None and len(run.expected(chosen.wanted)) > GROUP_ABOVE
         )
-        self._wanted = self._wanted_checks()
-        settings = Settings(
-            tier=config.getoption("preflight_tier") or "quick",
-            fail_fast=config.getoption("preflight_fail_fast") or self._patience(),
-            budget_s=config.getoption("preflight_budget"),
-            even_if_busy=config.getoption("preflight_even_if_busy"),
-        )
-        self.run = Run(resolve(_wish(config)), self._registry, settings, Silent())
-        self._grouped = self._are_grouped()
-        self._replayed = _replayed(config.getoption("preflight_replay"))
-        self.outputs = Outputs.beside(
-            config.invocation_params.dir, config.getoption("preflight_report"), self._began_s
-        )
-
-    def _wanted_checks(self) -> set[str] | None:
-        text = self._config.getoption("preflight_checks")
-        if text is None:
-            return None
-        ids = [word.strip() for word in text.split(",") if word.strip()]
-        if not ids:
-            raise UsageError("--preflight-checks is empty: give ids, see: preflight checks")
-        return {self._registry.find(check_id).check.id for check_id in ids}
-
-    def _patience(self) -> FailFast:
-        """Whoever is content with some ready nodes wants all judged before they are counted."""
-        return "never" if self._config.getoption("preflight_need") is not None else "stage"
-
-    def _are_grouped(self) -> bool:
-        choice = self._config.getoption("preflight_items")
-        return choice == "group" if choice else len(self.run.expected(self._wanted)) > GROUP_ABOVE
 
     # -- what is collected ------------------------------------------------------------------
 
@@ -179,27 +80,26 @@ class Session:
         file.run, file.grouped = self.run, self._grouped
         return file
 
-    def _registered(self, path: Path) -> Any:
-        for registered in self._registry:
+    def _registered(self, path: Path) -> Registered:
+        for registered in self.run.registry:
             if registered.path.samefile(path):
                 return registered
         try:
-            self._registry = Registry([*self._registry, load_file(path)])
+            self.run.registry = Registry([*self.run.registry, load_file(path)])
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
-        self.run.registry = self._registry
         return self._registered(path)
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Keep the checks that were asked for."""
-        if self._wanted is None:
+        if self._chosen.wanted is None:
             return
         keep = [
             item
             for item in items
-            if not isinstance(item, CheckItem) or item.keys[0][0] in self._wanted
+            if not isinstance(item, CheckItem) or item.keys[0][0] in self._chosen.wanted
         ]
         dropped = [item for item in items if item not in set(keep)]
         if dropped:
@@ -246,7 +146,7 @@ class Session:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell an xdist worker what was measured."""
-        handover.give(node.workerinput, self.run, self.outputs)
+        handover.give(node.workerinput, self.run, self._chosen.outputs)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -259,19 +159,19 @@ class Session:
         self._measure(session.items)
 
     def _measure(self, items: Sequence[pytest.Item]) -> None:
-        self._keys_of = {item.nodeid: item.keys for item in items if isinstance(item, CheckItem)}
-        chosen = [key for keys in self._keys_of.values() for key in keys]
+        keys_of = {item.nodeid: item.keys for item in items if isinstance(item, CheckItem)}
+        chosen = [key for keys in keys_of.values() for key in keys]
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
-        self._ledger.expect(keys)
-        if self._replayed is not None:
-            self.run.replay(self._replayed, keys, self._found)
+        self._tally.expect(keys, keys_of)
+        if self._chosen.replayed is not None:
+            self.run.replay(self._chosen.replayed, keys, self._found)
         elif keys:
             try:
                 self.run.measure(keys, self._found)
             finally:
-                self._ledger.expect(self.run.repairs)
-                self.outputs.write("measured.json", self.run.judgement.measured.encode())
+                self._tally.expect_repairs()
+                self._chosen.outputs.write("measured.json", self.run.judgement.measured.encode())
 
     def _found(self, key: Key, verdict: Verdict) -> None:
         """Show a finding when it is known; one line for all verdicts that share its cause."""
@@ -282,89 +182,9 @@ class Session:
             self._shown.add(cause)
             self.run.progress.line(finding_line(verdict.outcome, subject, check, verdict.sentence))
 
-    # -- what the items said ----------------------------------------------------------------
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, Any, Any]:
-        """Attach the verdicts to the report, in plain types that travel between processes."""
-        report = yield
-        if call.when == "call" and isinstance(item, CheckItem):
-            report.preflight_verdicts = getattr(item, "said", [])
-        return report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Enter the verdicts that arrive into the ledger."""
-        for said in getattr(report, "preflight_verdicts", ()):
-            verdict = msgspec.convert(said["verdict"], Verdict)
-            self._ledger.record(said["check"], tuple(said["nodes"]), verdict)
-        if report.failed and not hasattr(report, "preflight_verdicts"):
-            # A worker that died, another plugin's set-up, or an ordinary test of the operator.
-            self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
-            self._strangers_failed |= report.nodeid not in self._keys_of
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
-        """Count outcomes in our words; letters are left to the progress line."""
-        if getattr(report, "when", "") == "call" and hasattr(report, "preflight_verdicts"):
-            outcome = dict(report.user_properties).get("preflight_outcome")
-            return _STATUS.get(str(outcome))
-        return None
-
-    # -- how it ends ------------------------------------------------------------------------
-
-    def pytest_internalerror(self) -> None:
-        """Remember that preflight itself, or another plugin, broke."""
-        self._broke = True
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell a person's Ctrl-C from plugins that stop a session by an exception of that kind."""
-        self._interrupted = type(excinfo.value) is KeyboardInterrupt or isinstance(
-            excinfo.value, pytest.exit.Exception
-        )
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Settle the ledger, write the report, and give the exit code that says what it means."""
-        self.run.close()
-        if self._is_worker or session.config.option.collectonly:
-            return
-        if exitstatus == pytest.ExitCode.USAGE_ERROR:
-            return
-        broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
-            exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
-        )
-        self.conclusion = conclude(
-            self.run,
-            self._settled(session),
-            self.outputs,
-            began_s=self._began_s,
-            version=__version__,
-            strict=self._config.getoption("preflight_strict"),
-            need=self._config.getoption("preflight_need"),
-            interrupted=self._interrupted,
-            broke=self._broke or broke,
-            strangers_failed=self._strangers_failed,
-        )
-        session.exitstatus = self.conclusion.report.exit
-
-    def _settled(self, session: pytest.Session) -> Any:
-        """Add what is known without an item: repair pairs, shut gates, findings after a stop."""
-        repairs = set(self.run.repairs)
-        for key, verdict in self.run.judgement.known().items():
-            is_finding = verdict.condemns or verdict.outcome is Outcome.BROKEN
-            if key in repairs or is_finding or (self._interrupted and key in self._ledger):
-                self._ledger.record(*key, verdict)
-        if self._interrupted:
-            return self._ledger.settle("interrupted before it was judged")
-        return self._ledger.settle("stopped by -x or --maxfail" if _stopped(session) else "")
-
-    # -- what is shown ----------------------------------------------------------------------
-
     def pytest_report_header(self) -> list[str]:
         """Say who is judged, how reached, what will run, how long, where the report goes."""
-        keys = self.run.expected(self._wanted)
+        keys = self.run.expected(self._chosen.wanted)
         nodes = len(self.run.fleet.hosts)
         per_node = sum(len(names) == 1 for _, names in keys) // nodes
         lines = header(
@@ -377,7 +197,7 @@ class Session:
             per_node=per_node,
             rounds=len(self.run.rounds) if any(len(names) > 1 for _, names in keys) else 0,
             expected=len(keys),
-            where=self.outputs.shown,
+            where=self._chosen.outputs.shown,
         )
         width = self._config.get_terminal_writer().fullwidth
         return [
@@ -385,15 +205,3 @@ class Session:
             for line in lines
             for piece in wrapped(line, first="", indent=" " * 9, width=width)
         ]
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the findings by cause, whom to launch on, and the counts."""
-        conclusion = getattr(self, "conclusion", None)
-        if conclusion is None:
-            return
-        from preflight.report.terminal import title
-
-        terminalreporter.section(title(conclusion.report), sep="=")
-        width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way
-        for line in conclusion.lines(width):
-            terminalreporter.write_line(line)

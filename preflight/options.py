@@ -1,0 +1,133 @@
+"""What the operator chose, read from pytest's options and ini keys; wrong usage ends here."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preflight.errors import UsageError
+from preflight.fleet.sources import Wish, resolve
+from preflight.outcome import Outputs
+from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.run import Settings
+from preflight.stages.measured import Measured
+
+if TYPE_CHECKING:
+    import pytest
+
+    from preflight.fleet.model import Fleet
+    from preflight.run import FailFast
+
+LONGEST_BUDGET_S = 7 * 86400
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A run as it was asked for. `wanted`: only these checks; None for all of the tier."""
+
+    fleet: Fleet
+    registry: Registry
+    wanted: frozenset[str] | None
+    settings: Settings
+    replayed: Measured | None
+    outputs: Outputs
+    items: str | None
+    strict: bool
+    need: int | None
+    began_s: float = field(default_factory=time.time)
+
+
+def read_options(config: pytest.Config) -> Chosen:
+    """Read everything; UsageError in one line that says what to type."""
+    _refuse_rivals(config)
+    registry = _registry(config)
+    began_s = time.time()
+    settings = Settings(
+        tier=config.getoption("preflight_tier") or "quick",
+        fail_fast=config.getoption("preflight_fail_fast") or _patience(config),
+        budget_s=config.getoption("preflight_budget"),
+        even_if_busy=config.getoption("preflight_even_if_busy"),
+    )
+    return Chosen(
+        fleet=resolve(_wish(config)),
+        registry=registry,
+        wanted=_wanted(config.getoption("preflight_checks"), registry),
+        settings=settings,
+        replayed=_replayed(config.getoption("preflight_replay")),
+        outputs=Outputs.beside(
+            config.invocation_params.dir, config.getoption("preflight_report"), began_s
+        ),
+        items=config.getoption("preflight_items"),
+        strict=config.getoption("preflight_strict"),
+        need=config.getoption("preflight_need"),
+        began_s=began_s,
+    )
+
+
+def _refuse_rivals(config: pytest.Config) -> None:
+    if config.getoption("reruns", None):
+        raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
+    need = config.getoption("preflight_need")
+    if need is not None and need < 1:
+        raise UsageError(f"--preflight-need {need}: give the number of nodes the job needs")
+    budget = config.getoption("preflight_budget")
+    if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
+        raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
+
+
+def _registry(config: pytest.Config) -> Registry:
+    """The shipped checks and the site's own."""
+    site = [Path(folder) for folder in config.getini("preflight_checks")]
+    for folder in site:
+        if not folder.is_dir():
+            raise UsageError(f"preflight_checks: {folder} is no folder: correct the ini file")
+    return Registry(
+        [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
+    )
+
+
+def _wanted(text: str | None, registry: Registry) -> frozenset[str] | None:
+    if text is None:
+        return None
+    ids = [word.strip() for word in text.split(",") if word.strip()]
+    if not ids:
+        raise UsageError("--preflight-checks is empty: give ids, see: preflight checks")
+    return frozenset(registry.find(check_id).check.id for check_id in ids)
+
+
+def _patience(config: pytest.Config) -> FailFast:
+    """Whoever is content with some ready nodes wants all judged before they are counted."""
+    return "never" if config.getoption("preflight_need") is not None else "stage"
+
+
+def _wish(config: pytest.Config) -> Wish:
+    def said(name: str) -> str | None:
+        value = config.getoption(f"preflight_{name}")
+        return None if value is None else str(value)
+
+    return Wish(
+        nodes=said("nodes"),
+        inventory=said("inventory"),
+        exclude=said("exclude"),
+        python=said("python"),
+        env_file=said("env_file"),
+        launch=said("launch"),
+        interface=said("interface"),
+        ini_nodes=config.getini("preflight_nodes") or None,
+        ini_inventory=config.getini("preflight_inventory") or None,
+        environ=dict(os.environ),
+    )
+
+
+def _replayed(path: str | None) -> Measured | None:
+    if path is None:
+        return None
+    try:
+        return Measured.decode(Path(path).expanduser().read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the measurements {path}: {error}; give the measured.json of a run"
+        ) from error
