@@ -51,18 +51,25 @@ def read_options(config: pytest.Config) -> Chosen:
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
     )
+    outputs = Outputs.beside(
+        config.invocation_params.dir, config.getoption("preflight_report"), began_s
+    )
+    if not config.option.collectonly:
+        outputs.refuse_unusable()
+    fleet = resolve(_wish(config))
+    need = config.getoption("preflight_need")
+    if need is not None and need > len(fleet.hosts):
+        raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
     return Chosen(
-        fleet=resolve(_wish(config)),
+        fleet=fleet,
         registry=registry,
         wanted=_wanted(config.getoption("preflight_checks"), registry),
         settings=settings,
         replayed=_replayed(config.getoption("preflight_replay")),
-        outputs=Outputs.beside(
-            config.invocation_params.dir, config.getoption("preflight_report"), began_s
-        ),
+        outputs=outputs,
         items=config.getoption("preflight_items"),
         strict=config.getoption("preflight_strict"),
-        need=config.getoption("preflight_need"),
+        need=need,
         began_s=began_s,
     )
 
@@ -125,8 +132,11 @@ def _wish(config: pytest.Config) -> Wish:
 def _replayed(path: str | None) -> Measured | None:
     if path is None:
         return None
+    file = Path(path).expanduser()
     try:
-        return Measured.decode(Path(path).expanduser().read_bytes())
+        if file.exists() and not file.is_file():
+            raise UsageError(f"{path} is no regular file: give the measured.json of a run")
+        return Measured.decode(file.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cannot read the measurements {path}: {error}; give the measured.json of a run"

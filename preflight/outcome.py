@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
@@ -47,7 +49,19 @@ class Outputs:
         if chosen:
             return cls(working / Path(chosen).expanduser())
         stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
-        return cls(working / "preflight-runs" / stamp)
+        folder = working / "preflight-runs"
+        names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
+        return cls(
+            next((folder / name for name in names if not (folder / name).exists()), folder / stamp)
+        )
+
+    def refuse_unusable(self) -> None:
+        """Say before anything is measured that nothing could be written; UsageError (exit 4)."""
+        there = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not there.is_dir():
+            raise UsageError(f"--preflight-report: {there} is no folder: give another one")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"cannot write into {there}: give a folder with --preflight-report")
 
     @property
     def shown(self) -> str:
@@ -107,6 +121,8 @@ def conclude(
     ready = readiness(names, entries, strict=strict)
     measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
     by_outcome = counts(entries)
+    suspected = suspicions(entries, len(names))
+    systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     report = Report(
         preflight=version,
         run=run.nonce,
@@ -130,12 +146,12 @@ def conclude(
         verdicts=tuple(_verdict(entry) for entry in entries),
         pairs=tuple(map(_pair, measured.pairs, decoded.seen)) if measured else (),
         blames=tuple(_blame(one) for one in decoded.blames),
-        suspicions=suspicions(entries, len(names)),
+        suspicions=(*suspected.values(), *systemic),
     )
     if entries:
         report = _written(report, ready, outputs)
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
-    return Conclusion(report, findings(entries, decoded.blames), outputs, hint)
+    return Conclusion(report, findings(entries, decoded.blames, suspected), outputs, hint)
 
 
 def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:

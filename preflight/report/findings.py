@@ -6,11 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.fabric.blame import Blame
     from preflight.ledger import Entry
@@ -24,6 +25,9 @@ _RANK = {
 SUSPICIOUS_SHARE = 0.25
 SUSPICIOUS_NODES = 3
 """Over a quarter of the nodes and at least three: more likely one cause than many faults."""
+
+
+_WAIT = "look for what these nodes share before you touch any of them (see the note)"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -40,8 +44,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     condemns: bool = False
 
 
-def findings(entries: Iterable[Entry], blames: Sequence[Blame] = ()) -> tuple[Finding, ...]:
-    """Group verdicts that are not fine by their cause, then merge identical ones over subjects."""
+def findings(
+    entries: Iterable[Entry], blames: Sequence[Blame] = (), suspected: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Group verdicts that are not fine by their cause, then merge identical ones over subjects.
+
+    `suspected`: checks that condemn so many nodes that no node should be taken out for it.
+    """
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.verdict.outcome in _RANK:
@@ -53,6 +62,7 @@ def findings(entries: Iterable[Entry], blames: Sequence[Blame] = ()) -> tuple[Fi
         key = (finding.check, finding.sentence, finding.advice, finding.outcome)
         merged.setdefault(key, []).append(finding)
     found = [_over_subjects(same) for same in merged.values()]
+    found = [replace(f, advice=_WAIT) if f.check in suspected else f for f in found]
     return tuple(sorted(found, key=lambda finding: _RANK[finding.outcome]))
 
 
@@ -90,8 +100,8 @@ def _over_subjects(same: Sequence[Finding]) -> Finding:
     )
 
 
-def suspicions(entries: Iterable[Entry], nodes: int) -> tuple[str, ...]:
-    """Say which checks condemn so many nodes that the fleet is not the likely culprit.
+def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
+    """Say of checks that condemn so many nodes that the fleet is not the likely culprit.
 
     Counted on nodes, never on pairs: one slow host makes half of the pairs bad at N = 4.
     """
@@ -99,12 +109,12 @@ def suspicions(entries: Iterable[Entry], nodes: int) -> tuple[str, ...]:
     for entry in entries:
         if entry.verdict.condemns and len(entry.nodes) == 1:
             condemned.setdefault(entry.check, set()).add(entry.verdict.blame or entry.subject)
-    return tuple(
-        f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, the "
-        "check or one shared cause rather than that many faults; do not drain on it"
+    return {
+        check: f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, "
+        "the check or one shared cause rather than that many faults; do not drain on it"
         for check, names in condemned.items()
         if len(names) >= SUSPICIOUS_NODES and len(names) > SUSPICIOUS_SHARE * nodes
-    )
+    }
 
 
 def counts(entries: Iterable[Entry]) -> Counter[Outcome]:
