@@ -28,7 +28,10 @@ def main() -> None:
     expected = run.expected()
     run.replay(measured, expected, lambda *_: None)
     judged = time.perf_counter()
-    outcomes = [str(verdict.outcome) for verdict in run.judgement.known().values()]
+    known = run.judgement.known()
+    if missing := [key for key in expected if key not in known]:
+        raise RuntimeError(f"{len(missing)} verdicts were not reached, such as {missing[0]}")
+    outcomes = [str(verdict.outcome) for verdict in known.values()]
     told = {
         "verdicts": len(expected),
         "outcomes": {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))},
