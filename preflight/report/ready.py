@@ -43,7 +43,9 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
     left: set[str] = set()
     apart: dict[tuple[str, str], None] = {}
     known = frozenset(nodes)
+    judged: set[str] = set()
     for entry in entries:
+        judged.update(entry.nodes)
         if left_open(entry):
             left.update(entry.nodes)
         if not counts_as_failure(entry, strict=strict):
@@ -55,6 +57,7 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
             apart[pair] = None
         else:
             bad.update(entry.nodes)
+    left |= known - judged
     return Readiness(
         ready=tuple(name for name in nodes if name not in bad | left),
         not_ready=tuple(name for name in nodes if name in bad),

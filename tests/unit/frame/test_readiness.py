@@ -17,7 +17,8 @@ def _on(subject: str, verdict: Verdict) -> Entry:
 
 
 def _judged(*entries: Entry, strict: bool = False) -> Readiness:
-    return readiness(NODES, entries, strict=strict)
+    everyone = [Entry("base", name, (name,), ok("fine")) for name in NODES]
+    return readiness(NODES, [*everyone, *entries], strict=strict)
 
 
 def _exit(*entries: Entry, need: int | None = None, strangers_failed: bool = False) -> int:
@@ -45,6 +46,11 @@ def test_a_stopped_run_leaves_nobody_ready_whom_it_did_not_judge() -> None:
 def test_what_does_not_apply_leaves_a_node_ready(reason: str) -> None:
     """A check that has nothing to judge here is no reason to keep a node back."""
     assert _judged(_on("h1", not_run(reason)), _on("h2", ok("fine"))).ready == NODES
+
+
+def test_whom_no_verdict_is_about_is_not_judged() -> None:
+    """A selection that leaves a node out says nothing of it, least of all that it is ready."""
+    assert readiness(NODES, [_on("h1", ok("fine"))], strict=False).unjudged == ("h2", "h3")
 
 
 def test_a_lost_verdict_outlives_the_stop() -> None:

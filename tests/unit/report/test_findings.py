@@ -6,7 +6,7 @@ import pytest
 
 from preflight.ledger import Entry, Ledger
 from preflight.report.findings import findings, suspicions
-from preflight.report.ready import exit_code, readiness
+from preflight.report.ready import Readiness, exit_code, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 BROKEN = Verdict(outcome=Outcome.BROKEN, sentence="raised")
@@ -16,8 +16,13 @@ def _on(subject: str, check: str, verdict: Verdict) -> Entry:
     return Entry(check, subject, tuple(subject.split("-")), verdict)
 
 
+def _ready(*entries: Entry, strict: bool = False) -> Readiness:
+    everyone = [_on(name, "base", ok("fine")) for name in ("h1", "h2", "h3")]
+    return readiness(["h1", "h2", "h3"], [*everyone, *entries], strict=strict)
+
+
 def _exit(*entries: Entry, strict: bool = False, need: int | None = None) -> int:
-    ready = readiness(["h1", "h2", "h3"], entries, strict=strict)
+    ready = _ready(*entries, strict=strict)
     return exit_code(entries, ready, strict=strict, need=need)
 
 
@@ -52,14 +57,14 @@ def test_what_is_fine_or_not_run_is_no_finding() -> None:
 def test_the_blamed_node_is_not_ready_and_its_partners_are() -> None:
     """A pair's verdict condemns whom it blames, never the healthy end."""
     slow = fail("slow", advice="-", blame="h3")
-    ready = readiness(["h1", "h2", "h3"], [_on("h1-h3", "f", slow)], strict=False)
+    ready = _ready(_on("h1-h3", "f", slow))
     assert (ready.ready, ready.not_ready) == (("h1", "h2"), ("h3",))
 
 
 def test_a_bad_path_keeps_its_cleared_ends_apart() -> None:
     """With both ends cleared nobody is unfit, but a launch takes only one of them."""
     path = fail("slow", advice="-", blame="pair h1-h2")
-    ready = readiness(["h1", "h2", "h3"], [_on("h1-h2", "f", path)], strict=False)
+    ready = _ready(_on("h1-h2", "f", path))
     assert ready.not_ready == ()
     assert ready.launchable == ("h1", "h3")
 
@@ -67,7 +72,7 @@ def test_a_bad_path_keeps_its_cleared_ends_apart() -> None:
 def test_an_undecided_pair_condemns_both_ends() -> None:
     """Where the side is not determined, neither end is proven fit."""
     either = fail("slow", advice="-")
-    ready = readiness(["h1", "h2", "h3"], [_on("h1-h2", "f", either)], strict=False)
+    ready = _ready(_on("h1-h2", "f", either))
     assert ready.not_ready == ("h1", "h2")
 
 
