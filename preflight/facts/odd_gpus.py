@@ -15,7 +15,7 @@ from preflight.facts.pci_distance import DISTANCES
 from preflight.facts.wiring import (
     gpu_codes,
     link_counts,
-    links_to,
+    link_ends,
     nearest_nics,
     nic_distances,
     numa_nodes,
@@ -72,11 +72,14 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
 
 def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
     """Pairs whose NVLinks do not look the same from both ends."""
-    for a in gpus:
-        for b in gpus:
-            there, back = links_to(a, b), links_to(b, a)
-            known = a.links is not None and b.links is not None
-            if a.index < b.index and known and there != back:
+    ends = link_ends(gpus)
+    told = [gpu for gpu in gpus if gpu.links is not None]
+    for a in told:
+        for b in told:
+            if a.index >= b.index:
+                continue
+            there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
+            if there != back:
                 sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
                 yield Oddity(sentence, RESEAT)
 

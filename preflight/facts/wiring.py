@@ -7,11 +7,14 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.pci_distance import DISTANCES, Distance, pci_distance
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from preflight.facts.model import Facts, Gpu, GpuPair, Nic
 
 Codes = tuple[tuple[int, int, str], ...]
@@ -32,18 +35,30 @@ def link_counts(facts: Facts) -> tuple[int, ...] | None:
     return known if known and len(known) == len(counts) else None
 
 
-def links_to(a: Gpu, b: Gpu) -> int:
-    """Live NVLinks of `a` that end at `b`, through a switch or directly (the # of NV#)."""
-    direct = sum(link.up and _same_bus(link.remote, b.bus_id) for link in a.links or ())
-    switched = min(_to_switch(a), _to_switch(b))
-    return direct + switched
+class LinkEnds:
+    """Where the live NVLinks of one GPU end, counted once for all its pairs."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        live = [link for link in gpu.links or () if link.up]
+        self._bus = _short(gpu.bus_id)
+        self._switched = sum(link.remote_kind == "switch" for link in live)
+        self._direct = Counter(_short(link.remote) for link in live if link.remote)
+
+    def to(self, other: LinkEnds) -> int:
+        """Live NVLinks that end at `other`, through a switch or directly (the # of NV#)."""
+        return self._direct[other._bus] + min(self._switched, other._switched)
+
+
+def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
+    """The ends of each GPU's NVLinks, by its index."""
+    return {gpu.index: LinkEnds(gpu) for gpu in gpus}
 
 
 def gpu_codes(facts: Facts) -> Codes | None:
     """NVML's own matrix: NV# where NVLinks join two GPUs, else their PCI distance."""
-    gpus = {gpu.index: gpu for gpu in facts.gpus or ()}
-    pairs = [pair for pair in facts.gpu_pairs or () if pair.a in gpus and pair.b in gpus]
-    codes = tuple((pair.a, pair.b, _code(gpus[pair.a], gpus[pair.b], pair)) for pair in pairs)
+    ends = link_ends(facts.gpus or ())
+    pairs = [pair for pair in facts.gpu_pairs or () if pair.a in ends and pair.b in ends]
+    codes = tuple((pair.a, pair.b, _code(ends[pair.a], ends[pair.b], pair)) for pair in pairs)
     return codes if codes and all(code != "unknown" for _, _, code in codes) else None
 
 
@@ -74,15 +89,11 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|(\D+)", name))
 
 
-def _code(a: Gpu, b: Gpu, pair: GpuPair) -> str:
-    links = links_to(a, b)
+def _code(a: LinkEnds, b: LinkEnds, pair: GpuPair) -> str:
+    links = a.to(b)
     return f"NV{links}" if links else pair.ancestor
 
 
-def _to_switch(gpu: Gpu) -> int:
-    return sum(link.up and link.remote_kind == "switch" for link in gpu.links or ())
-
-
-def _same_bus(one: str, other: str) -> bool:
+def _short(bus_id: str) -> str:
     """Bus ids come with four or eight digits of PCI domain and in both cases of letters."""
-    return bool(one) and one[-_SHORT_BUS_ID:].lower() == other[-_SHORT_BUS_ID:].lower()
+    return bus_id[-_SHORT_BUS_ID:].lower()

@@ -22,6 +22,9 @@ MOST = 512
 LOOK_AGAIN_S = 0.2
 """D state and zombies are only worth telling when they are still so after this long."""
 
+LOOK_STEP_S = 0.02
+"""Most zombies are reaped at once: a look now and then saves waiting for those."""
+
 _RANK_HINT = re.compile(rb"(?:^|\0)(?:RANK|LOCAL_RANK|TORCHELASTIC_RUN_ID)=")
 _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
 
@@ -79,7 +82,7 @@ class Survey:
             self._holders.add(pid)
 
     def _lasting(self) -> tuple[set[int], float]:
-        """Return who was a zombie or in D state at both of two looks, and the seconds between."""
+        """Return who was a zombie or in D state at every look, and the seconds they took."""
         suspects = [
             one
             for one in self._everyone.values()
@@ -88,14 +91,11 @@ class Survey:
         if not suspects:
             return set(), 0.0
         began = time.monotonic()
-        time.sleep(LOOK_AGAIN_S)
-        again = {one.pid: stat.look(one.pid) for one in suspects}
-        return {
-            one.pid
-            for one in suspects
-            for now in (again[one.pid],)
-            if now and now.start == one.start and now.state == one.state
-        }, round(time.monotonic() - began, 3)
+        until = began + LOOK_AGAIN_S
+        while suspects and time.monotonic() < until:
+            time.sleep(LOOK_STEP_S)
+            suspects = [one for one in suspects if _lasts(one)]
+        return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
 
     def _rating(self, pid: int) -> tuple[bool, bool, int]:
         """Sort key: zombies come last, when not all can be told."""
@@ -122,6 +122,11 @@ class Survey:
         process["holds_gpu"] = one.pid in self._holders
         process["listens"] = sorted(listens)
         return process
+
+
+def _lasts(one: Stat) -> bool:
+    now = stat.look(one.pid)
+    return now is not None and now.start == one.start and now.state == one.state
 
 
 def _listening() -> dict[str, int]:
