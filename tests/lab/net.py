@@ -53,6 +53,8 @@ def claim(folder: Path) -> Bridge:
             ["ip", "link", "add", bridge.name, "type", "bridge"], check=False, capture_output=True
         )
         if made.returncode == 0:
+            # Left alone, a bridge takes its lowest port's MAC: a host that goes would change it.
+            ip("link", "set", bridge.name, "address", f"02:00:0a:4d:{bridge.number:02x}:fe")
             ip("link", "set", bridge.name, "alias", f"{_MARK} {owner} {folder}", "up")
             ip("address", "add", f"{bridge.address(254)}/24", "dev", bridge.name)
             return bridge
