@@ -7,6 +7,8 @@ is not known is refused, since a misspelled promise that is ignored would be a f
 from __future__ import annotations
 
 import difflib
+import math
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +17,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import UsageError
+from preflight.fleet.files import read_regular
+from preflight.fleet.inventory_text import parse
 from preflight.fleet.model import Host, Promise
-from preflight.fleet.nodeset import check_host_name, expand
+from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand
+from preflight.transport import TRANSPORTS
 
 LARGEST = 4 << 20
-"""Characters of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
+"""Bytes of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=0, le=1024)]
@@ -29,7 +34,7 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What may be said of all nodes, of a group, or of one node; the nearest wins."""
 
     transport: str | None = None
-    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*$")] | None = None
+    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*\Z")] | None = None
     port: Port | None = None
     identity_file: str | None = None
     known_hosts: str | None = None
@@ -78,14 +83,15 @@ class Inventory:
         self.path = path
         self._content = content
         self.job = content.job
-        self._group_of = {
-            name: group for group, table in content.group.items() for name in expand(table.nodes)
-        }
+        self._group_of = _groups(content.group)
+        if len(content.node) > MOST_NODES:
+            raise UsageError(f"names more than {MOST_NODES} nodes: split the file")
         for name, own in content.node.items():
             check_host_name(name)
             check_host_name(own.address or name)
-        for layer in (content.defaults, *content.group.values(), *content.node.values()):
+        for where, layer in _layers(content):
             command(layer.python, f"{path}: python")
+            _refuse_impossible(where, layer)
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
@@ -135,23 +141,19 @@ class Inventory:
 def read_inventory(path: Path) -> Inventory:
     """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
+        text = read_regular(path, LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UsageError(
             f"cannot read the inventory {path}: {reason}; "
             "give --preflight-inventory a readable TOML or YAML file"
         ) from error
-    if len(text) > LARGEST:
-        raise UsageError(f"{path} is larger than {LARGEST >> 20} MiB: fold the node lists")
     try:
-        content = _parse(path, text)
+        content = parse(path, text)
         _refuse_unknown_keys(content)
         return Inventory(path, msgspec.convert(content, _File))
     except msgspec.ValidationError as error:
-        where = str(error).replace("`", "'").replace("$.", "").replace("$", "the file")
-        raise UsageError(f"{path}: {where}: correct it") from error
+        raise UsageError(f"{path}: {_plainly(str(error))}: correct it") from error
     except UsageError as error:
         message = str(error)
         raise (
@@ -159,30 +161,64 @@ def read_inventory(path: Path) -> Inventory:
         ) from error
 
 
-def _parse(path: Path, text: str) -> Any:
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return _parse_yaml(text)
-    import tomllib
+def _groups(tables: dict[str, _Group]) -> dict[str, str]:
+    """The group of each node; a node has one, or two promises would contradict each other."""
+    group_of: dict[str, str] = {}
+    for group, table in tables.items():
+        for name in expand(table.nodes):
+            if name in group_of:
+                raise UsageError(
+                    f"{name} is in [group.{group_of[name]}] and in [group.{group}]: "
+                    "leave it in one of them"
+                )
+            group_of[name] = group
+        if len(group_of) > MOST_NODES:
+            raise UsageError(f"its groups name more than {MOST_NODES} nodes: split the file")
+    return group_of
 
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+
+def _layers(content: _File) -> list[tuple[str, _Settings]]:
+    return [
+        ("[defaults]", content.defaults),
+        *((f"[group.{name}]", table) for name, table in content.group.items()),
+        *((f"[node.{name}]", table) for name, table in content.node.items()),
+    ]
+
+
+def _refuse_impossible(where: str, layer: _Settings) -> None:
+    if layer.transport is not None and layer.transport not in TRANSPORTS:
+        hint = did_you_mean(layer.transport, TRANSPORTS)
+        raise UsageError(f"unknown transport {layer.transport[:40]!a} in {where}{hint}")
+    if layer.allreduce_min_gbs is not None and not math.isfinite(layer.allreduce_min_gbs):
         raise UsageError(
-            f"not TOML: {error}; correct that line (a YAML file must end in .yaml)"
-        ) from error
+            f"allreduce_min_gbs in {where} is {layer.allreduce_min_gbs}: give a number of GB/s"
+        )
 
 
-def _parse_yaml(text: str) -> Any:
-    import yaml
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+    "null": "nothing",
+}
 
-    try:
-        # A few lines of anchors and aliases can stand for more than all memory.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise UsageError("uses YAML aliases (*name): write the values out")
-        return yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"not YAML: {reason}; correct the file") from error
+
+def _plainly(reason: str) -> str:
+    """Say a schema's complaint in words: "expected a whole number, got text, at job.port"."""
+
+    def words(match: re.Match[str]) -> str:
+        named = [_WORDS.get(word, word) for word in match[1].split(" | ")]
+        # That a key may be left out is nobody's question.
+        return " or ".join(word for word in named if word != "nothing" or len(named) == 1)
+
+    said, _, place = reason.partition(" - at `")
+    said = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", said)
+    said = re.sub(r"`([a-z |]+)`", words, said).replace("`", "'")
+    place = place.rstrip("`").removeprefix("$").removeprefix(".") or "the top of the file"
+    return f"{said[:1].lower()}{said[1:]}, at {place}"
 
 
 def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
@@ -193,8 +229,10 @@ def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
         argv = shlex.split(words) if isinstance(words, str) else words
     except ValueError as error:
         raise UsageError(f"{where}: {error}; quote it as the shell would") from error
-    if not argv:
+    if not argv or not argv[0]:
         raise UsageError(f"{where} is empty: give a command such as /opt/venv/bin/python")
+    if not all(word.isprintable() for word in argv):
+        raise UsageError(f"{where} holds a control character: {' '.join(argv)[:60]!a}; remove it")
     return tuple(argv)
 
 
@@ -218,7 +256,7 @@ def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None
     for key in keys:
         if key not in kind.__struct_fields__:
             hint = did_you_mean(str(key), kind.__struct_fields__)
-            raise UsageError(f"unknown key {str(key)!r} in {where}{hint}")
+            raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")
 
 
 def did_you_mean(word: str, known: Any) -> str:

@@ -46,7 +46,7 @@ def expand(text: str) -> tuple[str, ...]:
     if pattern:
         names = [*_expand_names(",".join(pattern)), *names]
     if not names:
-        raise UsageError(f"the node list {_shown(text)!r} comes out empty: {_EXAMPLE}")
+        raise UsageError(f"the node list {_shown(text)!a} comes out empty: {_EXAMPLE}")
     for name in names:
         check_host_name(name)
     return tuple(dict.fromkeys(names))
@@ -81,12 +81,12 @@ def _expand_names(pattern: str) -> list[str]:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     if "@" in pattern:
-        raise UsageError(f"groups such as {_shown(pattern)!r} are not read here: {_EXAMPLE}")
+        raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
     try:
         return [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
     except (NodeSetException, ValueError) as error:
         raise UsageError(
-            f"cannot read the node list {_shown(pattern)!r} ({error}): {_EXAMPLE}"
+            f"cannot read the node list {_shown(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
         ) from error
 
 
@@ -98,7 +98,7 @@ def _refuse_bombs(text: str) -> None:
         total += math.prod(map(_range_size, _BRACKETS.findall(word)))
         if total > MOST_NODES:
             raise UsageError(
-                f"{_shown(word)!r} names more than {MOST_NODES} nodes: "
+                f"{_shown(word)!a} names more than {MOST_NODES} nodes: "
                 f"give a smaller range, {_EXAMPLE}"
             )
 
@@ -125,9 +125,14 @@ def check_host_name(name: str) -> None:
     labels = name.removesuffix(".").split(".")
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):  # noqa: PLR2004  RFC 1123
         raise UsageError(
-            f"{_shown(name)!r} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
+            f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
         )
 
 
 def _shown(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  one line of a terminal
+
+
+def _printable(error: Exception) -> str:
+    """Another library's sentence quotes the input as it came, escape sequences included."""
+    return _shown(" ".join(str(error).encode("unicode_escape").decode().split()))

@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from preflight.errors import UsageError
 from preflight.fleet.inventory import Inventory, JobTable, command, did_you_mean, read_inventory
-from preflight.fleet.jobenv import Launch, port_number, public, read_env_file, read_launch
+from preflight.fleet.jobenv import public, read_env_file
+from preflight.fleet.launch import Launch, port_number, read_launch
+from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
 from preflight.fleet.nodeset import expand, fold
 
@@ -49,18 +51,25 @@ def resolve(wish: Wish) -> Fleet:
         _with_python(host, wish.python) for host in _hosts(names, inventory, here=is_here)
     )
     table = inventory.job if inventory else JobTable()
-    launch_line = wish.launch or table.launch
-    launch = read_launch(launch_line) if launch_line else None
+    launch_line = wish.launch if wish.launch is not None else table.launch
+    launch = read_launch(launch_line) if launch_line is not None else None
     job = _job(wish, hosts, inventory, launch, here=is_here)
     return Fleet(
-        hosts=hosts, origin=origin, job=job, interface=_interface(wish.interface or table.interface)
+        hosts=hosts,
+        origin=origin,
+        job=job,
+        interface=_interface(_first(wish.interface, table.interface)),
     )
+
+
+def _first(*said: str | None) -> str | None:
+    return next((text for text in said if text is not None), None)
 
 
 def _interface(name: str | None) -> str | None:
     if name is None or _INTERFACE.fullmatch(name):
         return name
-    raise UsageError(f"{name[:40]!r} is not a network interface: give a name such as eth0")
+    raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
 
 
 def _inventory(wish: Wish) -> Inventory | None:
@@ -150,28 +159,27 @@ def _job(
     environ, origin = _environ(wish, env_file, launch, [host.name for host in hosts], here=here)
     common = (environ or {}).get("", {})
     port, port_origin = _master_port(launch, common, table)
-    master = table.master or _named(
-        hosts, (launch.master_addr if launch else None) or common.get("MASTER_ADDR")
-    )
     if inventory and table.master and table.master not in inventory.names:
         raise UsageError(
-            f"{inventory.path}: [job] master = {table.master!r} is not one of its nodes"
+            f"{inventory.path}: [job] master = {table.master!a} is not one of its nodes"
             f"{did_you_mean(table.master, inventory.names)}"
         )
-    if master not in {host.name for host in hosts}:
-        master = None
+    elsewhere = inventory.names if inventory and wish.launch is None else ()
+    master, remark = choose_master(
+        hosts,
+        launch=launch.master_addr if launch else None,
+        environ=common.get("MASTER_ADDR"),
+        table=table.master,
+        elsewhere=elsewhere,
+    )
     return Job(
         master=master,
         master_port=port,
-        master_port_origin=port_origin,
+        master_port_origin=port_origin + remark,
         nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,
         environ=environ,
         environ_origin=origin,
     )
-
-
-def _named(hosts: Sequence[Host], address: str | None) -> str | None:
-    return next((host.name for host in hosts if address in (host.name, host.address)), None)
 
 
 def _environ(

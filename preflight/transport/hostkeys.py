@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fleet.files import read_regular
 from preflight.transport.protocol import ReachError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+LARGEST = 16 << 20
+"""Bytes of a known_hosts file; 64 Ki hosts with three keys each need about 12 MiB hashed."""
 
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 
@@ -75,14 +79,17 @@ def _parsed(file: str) -> tuple[Known, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ReachError(
-            "hostkey", f"{file} cannot be read: {error}", f"make {file} readable for this login"
+            "hostkey",
+            f"{file} cannot be read: {reason}",
+            f"make {file} a plain file that this login may read",
         ) from error
 
 
 @lru_cache(maxsize=64)
 def _parse(path: Path, _mtime_ns: int, _size: int) -> tuple[Known, ...]:
-    numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
     found = [_line(path, number, text.strip()) for number, text in numbered]
     return tuple(known for known in found if known)
 

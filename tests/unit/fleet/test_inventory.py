@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
 
 from preflight.errors import UsageError
 from preflight.fleet.inventory import read_inventory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOML = """
 [defaults]
@@ -82,6 +80,15 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ('[defaults]\nuser = "-oProxyCommand=reboot"', "user"),
         ('[defaults]\npython = "a \'b"', "quote"),
         ("group = [", "not TOML"),
+        ('[group.t]\nnodes = "h1"\ntransport = "paramko"', "transport.*did you mean 'paramiko'"),
+        ('[defaults]\nuser = "ops\\u0000"', "control character"),
+        ('[defaults]\npython = ["/bin/p\\u001b[31m"]', "control character"),
+        ('[defaults]\nidentity_file = "k\\u0000"', "control character"),
+        ('[group.a]\nnodes = "h[1-3]"\n[group.b]\nnodes = "h3"', r"h3 is in \[group.a\].*group.b"),
+        ("[defaults]\nallreduce_min_gbs = inf", "give a number of GB/s"),
+        ("[defaults]\nallreduce_min_gbs = nan", "allreduce_min_gbs"),
+        ('[group.a]\nnodes = "a[1-40000]"\n[group.b]\nnodes = "b[1-40000]"', "more than 65536"),
+        ('[job]\nmaster_port = "x"', "expected a whole number, got text, at job.master_port"),
     ],
 )
 def test_faults_are_one_line_with_the_file_and_the_remedy(
@@ -114,6 +121,28 @@ def test_an_inventory_cannot_eat_all_memory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="larger than"):
         read_inventory(_write(tmp_path, "#" * (5 << 20)))
     with pytest.raises(UsageError, match="not YAML"):
-        read_inventory(_write(tmp_path, "[" * 5000, "deep.yaml"))
+        read_inventory(_write(tmp_path, "[" * 500_000, "deep.yaml"))
     with pytest.raises(UsageError, match="not TOML"):
         read_inventory(_write(tmp_path, "x = " + "[" * 5000))
+
+
+def test_a_repeated_key_of_yaml_is_refused(tmp_path: Path) -> None:
+    """Of two promises for one group YAML would keep the last without a word."""
+    text = YAML + "    gpus: 4\n"
+    with pytest.raises(UsageError, match="line 6 repeats the key 'gpus'"):
+        read_inventory(_write(tmp_path, text, "fleet.yaml"))
+
+
+def test_only_plain_files_are_read(tmp_path: Path) -> None:
+    """A pipe would hang for ever and a device never end: both are refused unread."""
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(UsageError, match=r"not a regular file|NUL byte"):
+            read_inventory(path)
+
+
+def test_a_large_yaml_inventory_is_read(tmp_path: Path) -> None:
+    """Tens of thousands of nodes with a table each are read by libyaml."""
+    lines = "".join(f"  n{number}: {{gpus: 8}}\n" for number in range(20_000))
+    assert len(read_inventory(_write(tmp_path, f"node:\n{lines}", "big.yaml")).names) == 20_000

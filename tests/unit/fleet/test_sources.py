@@ -109,9 +109,40 @@ def test_credentials_are_dropped_where_they_are_read(tmp_path: Path) -> None:
         (Wish(nodes="a", env_file="/nonexistent.env"), "cannot read the environment file"),
         (Wish(nodes="a", python=""), "--preflight-python is empty"),
         (Wish(nodes="a", inventory=""), "--preflight-inventory is empty"),
+        (Wish(nodes="a", env_file=""), "--preflight-env-file is empty"),
+        (Wish(nodes="a", env_file="/dev/zero"), "not a regular file"),
+        (Wish(nodes="a", launch=""), "--preflight-launch is empty"),
+        (Wish(nodes="a,b", launch="torchrun --master-addr=h9 t.py"), "'h9' names no node"),
+        (Wish(nodes="h1,h2", launch="torchrun --master-addr=hh1 t.py"), "did you mean 'h1'"),
+        (Wish(nodes="a,b", launch="torchrun --master-addr=localhost t.py"), "another machine on"),
+        (Wish(nodes="a,b", launch="torchrun --master-addr=$M t.py"), "not expanded"),
     ],
 )
 def test_faults_say_what_to_type(wish: Wish, said: str) -> None:
     """A wrong option ends in one line."""
     with pytest.raises(UsageError, match=said):
         resolve(wish)
+
+
+def test_the_launch_line_wins_over_the_inventory(inventory: str) -> None:
+    """The address that will be used is tested, as the port that will be used is."""
+    job = resolve(
+        Wish(inventory=inventory, launch="torchrun --master-addr=c --master-port=99 t.py")
+    ).job
+    assert (job.master, job.master_port) == ("c", 99)
+    assert resolve(Wish(inventory=inventory)).job.master == "b"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "address", "master", "remark"),
+    [
+        ("h1,h2", "h2.cluster.example", "h2", ""),
+        ("h1", "localhost", "h1", ""),
+        ("h1,h2", "10.1.2.3", "h1", "tried on h1: 10.1.2.3 is the address of no node known"),
+    ],
+)
+def test_a_master_by_another_name(nodes: str, address: str, master: str, remark: str) -> None:
+    """Longer names and this machine's own are understood; an unknown address is told."""
+    fleet = resolve(Wish(nodes=nodes, launch=f"torchrun --master-addr={address} t.py"))
+    assert fleet.master.name == master
+    assert remark in fleet.job.master_port_origin

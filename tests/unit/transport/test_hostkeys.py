@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -128,3 +129,14 @@ def test_a_folder_is_no_known_hosts(tmp_path: Path) -> None:
     assert read_known_hosts([str(tmp_path / "none")], ["h"]) == ()
     with pytest.raises(ReachError, match="cannot be read"):
         read_known_hosts([str(tmp_path)], ["h"])
+
+
+def test_a_pipe_or_a_device_is_no_known_hosts(tmp_path: Path) -> None:
+    """It would hang every login or eat all memory; /dev/null vouches for nobody, as for ssh."""
+    pipe = tmp_path / "known_hosts"
+    os.mkfifo(pipe)
+    for file in (str(pipe), "/dev/zero"):
+        with pytest.raises(ReachError, match="not a regular file") as caught:
+            read_known_hosts([file], ["gpu017"])
+        assert caught.value.step == "hostkey"
+    assert read_known_hosts(["/dev/null"], ["gpu017"]) == ()

@@ -1,0 +1,158 @@
+"""What a launch line says of the job: the launcher's own options, and variables before it.
+
+Nothing of it is ever run. torchrun's options end where its script begins: what follows is the
+script's, however much it looks like torchrun's.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from preflight.errors import UsageError
+from preflight.fleet.jobenv import ASSIGNMENT, public
+from preflight.fleet.torchrun import script_at, torchrun_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALONE: Final = "give it alone, as: VAR=... torchrun --nproc-per-node=8 train.py"
+
+_TORCHRUN: Final = frozenset(
+    ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchrun.py")
+)
+_OTHERS: Final[dict[str, dict[str, str]]] = {
+    "accelerate": {"main-process-ip": "master-addr", "main-process-port": "master-port"},
+    "deepspeed": {
+        "master-addr": "master-addr",
+        "master-port": "master-port",
+        "num-gpus": "nproc-per-node",
+    },
+}
+"""Other launchers' names for what we read; their options end at the first *.py."""
+
+_STARTERS: Final = frozenset(("srun", "mpirun", "mpiexec", "orterun", "prun"))
+_PYTHON: Final = re.compile(r"python[0-9.]*")
+_SHELLS: Final = frozenset(("bash", "sh", "dash", "zsh", "ksh", "fish", "csh", "tcsh"))
+_OPERATOR: Final = re.compile(r"[;&|()<>]+")
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """What a launch line says: variables in front of it, and its launcher's options."""
+
+    environ: dict[str, str]
+    nproc_per_node: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def read_launch(line: str) -> Launch:
+    """Read `VAR=... torchrun --nproc-per-node=8 ... train.py`; UsageError if it says nothing."""
+    if not line.strip():
+        raise UsageError("--preflight-launch is empty: give the line that starts the job")
+    words = _words(line)
+    environ, options = _understood(words)
+    address, port = options.get("master-addr"), options.get("master-port")
+    if "rdzv-endpoint" in options:
+        address, port = _endpoint(options["rdzv-endpoint"])
+    elif port is None:
+        port = environ.get("MASTER_PORT")
+    return Launch(
+        environ=public(environ),
+        nproc_per_node=_number(options.get("nproc-per-node"), "--nproc-per-node"),
+        master_addr=address or (None if "rdzv-endpoint" in options else environ.get("MASTER_ADDR")),
+        master_port=port_number(port, "--preflight-launch"),
+    )
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise UsageError(f"--preflight-launch: {error}; quote it as the shell would") from error
+
+
+def _understood(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables before the launcher, and the launcher's own options."""
+    environ: dict[str, str] = {}
+    started = False
+    for at, word in enumerate(words):
+        name, assigned = word.rpartition("/")[2], ASSIGNMENT.fullmatch(word)
+        if assigned:
+            environ[assigned[1]] = assigned[2]
+        elif _OPERATOR.fullmatch(word):
+            raise UsageError(f"--preflight-launch: {word!a} is not read here: {ALONE}")
+        elif name in _SHELLS and any(re.fullmatch("-[a-z]*c", w) for w in words[at + 1 : at + 4]):
+            raise UsageError(f"--preflight-launch: what is inside {name} -c is not read: {ALONE}")
+        elif name in _TORCHRUN:
+            return environ, torchrun_options(words[at + 1 :])
+        elif name in _OTHERS:
+            return environ, _renamed(words[at + 1 :], _OTHERS[name])
+        elif _PYTHON.fullmatch(name):
+            return environ, _of_python(words[at + 1 :])
+        started = started or name in _STARTERS
+    if not started and not environ:
+        raise UsageError(f"--preflight-launch: no launcher is known in it: {ALONE}")
+    return environ, {}
+
+
+def _of_python(words: Sequence[str]) -> dict[str, str]:
+    """Options after `python -u -m torch.distributed.run` or `python /opt/bin/torchrun`."""
+    at = script_at(words, takes_value=("-W", "-X", "--check-hash-based-pycs"), stops=("-m", "-c"))
+    if words[at : at + 1] == ["-m"]:
+        at += 1
+    name = words[at].rpartition("/")[2] if at < len(words) else ""
+    if name in _TORCHRUN:
+        return torchrun_options(words[at + 1 :])
+    known = _OTHERS.get(name.partition(".")[0])
+    return _renamed(words[at + 1 :], known) if known else {}
+
+
+def _renamed(words: Sequence[str], names: dict[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for at, word in enumerate(words):
+        if word.endswith(".py"):
+            break
+        key, equals, value = word.removeprefix("--").partition("=")
+        name = names.get(key.replace("_", "-")) if word.startswith("--") else None
+        if name:
+            found[name] = value if equals else next(iter(words[at + 1 : at + 2]), "")
+    return found
+
+
+def _endpoint(text: str) -> tuple[str | None, str | None]:
+    """Address and port of `host:port`; port 0 is one that torchrun picks itself."""
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, port = text, ""
+    host = host.strip("[]")
+    if port == "0":
+        return (None if host in ("localhost", "127.0.0.1", "::1") else host), None
+    return host, port or None
+
+
+def _number(text: str | None, option: str) -> int | None:
+    if text is None or text in ("auto", "gpu", "cpu", "xpu"):
+        return None
+    if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 1024:  # noqa: PLR2004  more than any node has
+        return int(text)
+    if text.startswith("$"):
+        raise UsageError(
+            f"--preflight-launch: {option} is {text!a}: give the number itself, "
+            "variables of the shell are not expanded here"
+        )
+    raise UsageError(f"--preflight-launch: {option} is {text!a}: give a number of ranks, 1 to 1024")
+
+
+def port_number(text: str | None, where: str) -> int | None:
+    """Read a TCP port; UsageError that names where it stood."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 65535:  # noqa: PLR2004  TCP
+        return int(text)
+    raise UsageError(f"{where}: the master port is {text!a}: give a number, 1 to 65535")
