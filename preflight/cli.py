@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight import __version__
 from preflight.errors import UsageError
+from preflight.fleet.inventory import did_you_mean
 from preflight.registry import Registry, load_folder, shipped_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USAGE = 4
+VERBS = ("checks",)
+WIDTH = 80
+"""Columns of the narrowest terminal people work in."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        unknown = re.search(r"invalid choice: '([^']*)'", message)
+        if unknown:
+            message = f"unknown verb {unknown[1]!a}{did_you_mean(unknown[1], VERBS)}"
         self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
 
 
@@ -54,10 +63,14 @@ def _checks(check_id: str | None) -> int:
     registry = Registry(load_folder(shipped_folder()))
     if check_id is not None:
         return _explain(registry.find(check_id).check.id)
+    wide = max(len(registered.check.id) for registered in registry)
     for registered in registry:
         check = registered.check
         first = (sys.modules[registered.function.__module__].__doc__ or "").splitlines()[0]
-        print(f"{check.id:<26} {check.stage:<7} {check.tier:<9} {first}")  # noqa: T201
+        start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
+        print(  # noqa: T201
+            textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+        )
     return 0
 
 

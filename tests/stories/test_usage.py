@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.cli import main
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -76,3 +78,15 @@ def test_an_empty_allocation_is_refused(preflight: Callable[..., Told]) -> None:
     told = preflight(env={"SLURM_JOB_NODELIST": ""})
     assert told.exit == 4
     assert "SLURM_JOB_NODELIST" in told.err
+
+
+def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """`preflight checks` fits 80 columns; an unknown verb is told with the nearest known one."""
+    assert main(["checks"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("gpu.count ") and " prolog " in line for line in lines)
+    with pytest.raises(SystemExit) as left:
+        main(["check"])
+    assert left.value.code == 4
+    assert "unknown verb 'check'; did you mean 'checks'?" in capsys.readouterr().err
