@@ -14,6 +14,7 @@ from preflight.facts.job_gpus import (
     not_its_own,
     owner_of,
     too_few,
+    unconfirmed,
     unlike_other_nodes,
     unusable,
 )
@@ -69,6 +70,7 @@ def first_complaint(
         or too_few(visible, job.nproc_per_node)
         or not_its_own(visible, given, len(gpus))
         or ambiguous_order(visible, gpus, environ.get("CUDA_DEVICE_ORDER", ""))
+        or unconfirmed(visible)
         or unlike_other_nodes(visible, job)
     )
 

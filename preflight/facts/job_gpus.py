@@ -57,7 +57,19 @@ def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Comp
             f"it names GPUs of {owner}; here {seen}",
             "let each node set its own list; UUIDs never hold on two nodes",
         )
-    return Complaint(f"{visible.trouble}; {seen}", "list indices or UUIDs of `nvidia-smi -L`")
+    advice = visible.remedy or "list indices or UUIDs of `nvidia-smi -L`"
+    return Complaint(f"{visible.trouble}; {seen}", advice)
+
+
+def unconfirmed(visible: Visible) -> Complaint | None:
+    """A MIG instance by its numbers: the driver shows UUIDs only, so it may not be there."""
+    if not visible.unconfirmed:
+        return None
+    return Complaint(
+        f"whether the instance {visible.unconfirmed[:60]!r} exists cannot be seen here",
+        "name it by its MIG-<uuid> of `nvidia-smi -L`",
+        grave=False,
+    )
 
 
 def too_few(visible: Visible, nproc: int | None) -> Complaint | None:

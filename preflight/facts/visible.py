@@ -10,7 +10,7 @@ visible devices); torch.cuda's own reading, which follows the driver.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 Kind = Literal["unset", "index", "gpu-uuid", "mig"]
 
 _STRTOUL: Final = re.compile(r"\s*([+-]?[0-9]+)")
+_TAIL: Final = re.compile(r"\s*(?:[A-Za-z_][A-Za-z0-9_]*)?\s*")
+"""What CUDA drops behind a number and nobody misses: "0gpu". "-7", ";1" and ".5" were meant."""
+
+_HEX: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
+_RANGE: Final = re.compile(r"\s*([0-9]{1,3})\s*(?:-|:|\.\.+)\s*([0-9]{1,3})\s*")
 _OLD_MIG: Final = re.compile(r"MIG-(GPU-[^/]+)/[0-9]+/[0-9]+")
 _FOREIGN: Final = {
     "all": "belongs in NVIDIA_VISIBLE_DEVICES",
@@ -47,6 +52,10 @@ class Visible:
     entries: tuple[str, ...] = ()
     trouble: str = ""
     """Why CUDA used less than the whole list; empty where it used all of it."""
+    remedy: str = ""
+    """What to write instead, where the trouble tells it."""
+    unconfirmed: str = ""
+    """An entry that may be right, but that nothing seen here confirms."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -63,15 +72,44 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
     if entries[0].startswith(("GPU-", "MIG-")):
         kind = "gpu-uuid" if entries[0].startswith("GPU-") else "mig"
     devices: list[Device] = []
+    lost = next((entry for entry in entries if _loses(entry)), None) if kind == "index" else None
+    trouble, remedy = _misread(lost) if lost is not None else ("", "")
     for at, entry in enumerate(entries):
         device, why = _resolve(entry, kind, gpus)
         if device is None:
-            trouble = "" if _harmless_end(entries, at) else f"CUDA stops at {entry!r}: {why}"
-            return _one_mig(Visible(kind, tuple(devices), entries, trouble), gpus)
+            stop = "" if _harmless_end(entries, at) else f"CUDA stops at {entry!r}: {why}"
+            return _one_mig(Visible(kind, tuple(devices), entries, trouble or stop, remedy), gpus)
         if device in devices:
-            return Visible(kind, (), entries, f"{entry!r} occurs twice, so CUDA hides every GPU")
+            why = trouble or f"{entry!r} occurs twice, so CUDA hides every GPU"
+            return Visible(kind, (), entries, why, remedy)
         devices.append(device)
-    return _one_mig(Visible(kind, tuple(devices), entries), gpus)
+    doubt = next((device.mig for device in devices if _OLD_MIG.fullmatch(device.mig)), "")
+    return _one_mig(Visible(kind, tuple(devices), entries, trouble, remedy, doubt), gpus)
+
+
+def _loses(entry: str) -> bool:
+    """Whether CUDA reads a number and drops what somebody meant behind it."""
+    number = _STRTOUL.match(entry)
+    if number is None:
+        return False
+    return not _TAIL.fullmatch(entry[number.end() :]) or bool(_HEX.fullmatch(entry.strip()))
+
+
+def _misread(entry: str) -> tuple[str, str]:
+    number = _STRTOUL.match(entry)
+    read = number.group(1) if number else ""
+    bounds = _RANGE.fullmatch(entry)
+    first, last = map(int, bounds.groups()) if bounds else (0, 0)
+    listed = ",".join(map(str, range(first, last + 1))) if first < last < first + 16 else ""
+    separated = ",".join(re.findall(r"[0-9]+", entry))
+    if bounds and listed:
+        return f"CUDA reads {entry!r} as {read}: it knows no ranges", f"write {listed}"
+    if _HEX.fullmatch(entry.strip()):
+        return f"CUDA reads {entry!r} as {read}: it knows no hexadecimal", "write decimal indices"
+    return (
+        f"CUDA reads {entry!r} as {read}: only a comma separates entries",
+        f"write indices with commas, such as {separated}",
+    )
 
 
 def _harmless_end(entries: Sequence[str], at: int) -> bool:
@@ -125,9 +163,9 @@ def _one_mig(visible: Visible, gpus: Sequence[Gpu]) -> Visible:
     if not first.mig and not instances:
         rest = tuple(device for device in visible.devices if device.gpu not in split)
         trouble = f"GPU{first.gpu} is in MIG mode without an instance"
-        return Visible(visible.kind, rest, visible.entries, visible.trouble or trouble)
+        return replace(visible, devices=rest, trouble=visible.trouble or trouble)
     chosen = first if first.mig else Device(first.gpu, instances[0].uuid)
     trouble = f"CUDA shows a process one MIG instance, not {len(visible.devices)} devices"
     if len(visible.devices) == 1:
         trouble = ""
-    return Visible(visible.kind, (chosen,), visible.entries, visible.trouble or trouble)
+    return replace(visible, devices=(chosen,), trouble=visible.trouble or trouble)

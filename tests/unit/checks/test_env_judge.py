@@ -9,7 +9,7 @@ import pytest
 from checks.test_env_cuda_visible_devices import judge
 from preflight.fleet.model import Job
 from preflight.verdict import Outcome, Verdict
-from tests.unit.facts.builders import facts, gpu, gpus
+from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
@@ -140,3 +140,19 @@ def test_a_list_of_another_length_than_the_other_nodes_is_odd() -> None:
     assert odd.outcome is Outcome.WARN
     assert "4 entries here, 8 entries on 3 of 4 nodes" in odd.sentence
     assert judge(eight, job, NODE, {"h1": NODE}).outcome is Outcome.OK
+
+
+def test_a_range_is_not_answered_with_fewer_ranks() -> None:
+    """Who wrote 0-7 meant eight GPUs: the advice is the list, not --nproc-per-node=1."""
+    verdict = told("0-7", nproc=8)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.advice == "write 0,1,2,3,4,5,6,7"
+    assert told("0-7", nproc=1).outcome is Outcome.FAIL
+
+
+def test_a_mig_instance_by_numbers_is_not_vouched_for() -> None:
+    """The driver lists MIG instances by UUID: of GPU instance 99 nothing is known."""
+    split = mig_gpu(0, 2)
+    verdict = told(f"MIG-{split.uuid}/99/0", node=facts(gpus=(split,)))
+    assert verdict.outcome is Outcome.WARN
+    assert "cannot be seen here" in verdict.sentence

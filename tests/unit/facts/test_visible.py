@@ -65,6 +65,29 @@ def test_lists_that_cuda_cuts_short(value: str, indices: tuple[int, ...], troubl
     assert trouble in visible.trouble
 
 
+@pytest.mark.parametrize(
+    ("value", "indices", "trouble", "remedy"),
+    [
+        ("0-3", (0,), "it knows no ranges", "write 0,1,2,3"),
+        ("0..2", (0,), "it knows no ranges", "write 0,1,2"),
+        ("0;1", (0,), "only a comma separates", "0,1"),
+        ("0 1", (0,), "only a comma separates", "0,1"),
+        ("0:1", (0,), "it knows no ranges", "write 0,1"),
+        ("0x1", (0,), "no hexadecimal", "decimal"),
+        ("0.5", (0,), "only a comma separates", "0,5"),
+        ("1,2-3", (1, 2), "'2-3' as 2", "write 2,3"),
+    ],
+)
+def test_what_cuda_drops_behind_a_number_was_meant(
+    value: str, indices: tuple[int, ...], trouble: str, remedy: str
+) -> None:
+    """A range or another separator leaves one GPU in silence: it is said, and what to write."""
+    visible = read_visible(value, FOUR)
+    assert visible.indices == indices
+    assert trouble in visible.trouble
+    assert remedy in visible.remedy
+
+
 def test_a_process_sees_one_mig_instance() -> None:
     """However many MIG instances are listed, or none, CUDA shows one of them."""
     split = (gpu(0), mig_gpu(1, 2))
