@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.topo_text import Line, TopologyError
+from preflight.facts.topo_text import P2P_CODES, Line, TopologyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _GPU: Final = re.compile(r"GPU[0-9]+")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
-_CODE: Final = re.compile(r"X|NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC|PSB")
+_CODE: Final = re.compile(r"X|NV[1-9][0-9]?|PIX|PXB|PHB|NODE|SYS|SOC|PSB")
 """The words of every driver so far: SOC became SYS and NODE in 2017, PSB is a K80's own switch."""
 _AFFINITY: Final = re.compile(r"N/A|[0-9]+(?:[-,][0-9]+)*")
 _CPU: Final = ("CPU", "Affinity")
@@ -59,11 +59,11 @@ class Row:
 
 def find_header(lines: Sequence[Line]) -> tuple[int, Header]:
     """The first line that names columns and has a row of them under it."""
-    headers = [(number, header) for number, line in enumerate(lines) if (header := _header(line))]
-    for number, header in headers:
-        if any(_label_at(line, header) is not None for line in lines[number + 1 : number + 2]):
+    for number in range(len(lines)):
+        header = header_at(lines, number)
+        if header is not None:
             return number, header
-    if headers:
+    if any(_header(line) for line in lines):
         raise TopologyError("there is a header line but no row of a topology matrix under it")
     raise TopologyError("there is no topology matrix in this text")
 
@@ -93,6 +93,31 @@ def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
             f"the row of {label} has more than the {len(cells)} cells of its header"
         )
     return Row(label, cells, *_affinities(line, at, header))
+
+
+def refuse_stranger(line: Line, header: Header) -> None:
+    """A row of a GPU that the header does not name: the column was lost, and its GPU with it."""
+    at = next((i for i, word in enumerate(line.words[:3]) if _GPU.fullmatch(word)), None)
+    if at is None or line.words[at] in header.devices:
+        return
+    cells = line.words[at + 1 : at + 1 + len(header.devices)]
+    if len(cells) == len(header.devices) and all(_CODE.fullmatch(word) for word in cells):
+        known = ", ".join(header.devices)
+        raise TopologyError(
+            f"there is a row of {line.words[at][:20]}, but the header names {known}"
+        )
+
+
+def header_at(lines: Sequence[Line], number: int) -> Header | None:
+    """The header that a line is, if a row of a matrix stands under it."""
+    header = _header(lines[number])
+    below = lines[number + 1 : number + 2]
+    return header if header and any(_label_at(line, header) is not None for line in below) else None
+
+
+def is_of_p2p(line: Line) -> bool:
+    """A row of `topo -p2p`: what two GPUs can do, not how they are joined."""
+    return any(word in P2P_CODES for word in line.words[1:])
 
 
 def _header(line: Line) -> Header | None:

@@ -20,6 +20,9 @@ _ANSI: Final = re.compile(
 )
 _TABLE: Final = str.maketrans(dict.fromkeys("|│┃", " "))
 _LEGEND: Final = re.compile(r"^\W*([A-Z][A-Z0-9]{1,4})\s*=\s", re.MULTILINE)
+P2P_CODES: Final = frozenset(("OK", "CNS", "GNS", "TNS", "NS", "DR"))
+"""The words of `nvidia-smi topo -p2p`, whose legend must not make link codes of them."""
+
 _NIC_LEGEND: Final = re.compile(r"\b(NIC[0-9]+)\s*:\s*([A-Za-z][\w.\-]*)")
 
 
@@ -58,7 +61,7 @@ def readable_lines(text: str) -> list[Line]:
 
 def legend_codes(text: str) -> frozenset[str]:
     """Link codes that the text itself explains: a newer driver may print one we do not know."""
-    return frozenset(_LEGEND.findall(_ANSI.sub("", text)))
+    return frozenset(_LEGEND.findall(_ANSI.sub("", text))) - P2P_CODES
 
 
 def nic_legend(text: str, nics: Iterable[str]) -> dict[str, str]:

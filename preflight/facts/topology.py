@@ -12,11 +12,21 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.topo_rows import Header, Row, find_header, read_row
+from preflight.facts.topo_rows import (
+    Header,
+    Row,
+    find_header,
+    header_at,
+    is_of_p2p,
+    read_row,
+    refuse_stranger,
+)
 from preflight.facts.topo_text import TopologyError, legend_codes, nic_legend, readable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
+
+    from preflight.facts.topo_text import Line
 
 __all__ = ["Topology", "TopologyError", "parse_topo"]
 
@@ -67,15 +77,17 @@ def parse_topo(text: str) -> Topology:
     number, header = find_header(lines)
     codes = legend_codes(text)
     rows: dict[str, Row] = {}
-    for line in lines[number + 1 :]:
+    end = len(lines)
+    for at, line in enumerate(lines[number + 1 :], number + 1):
         row = read_row(line, header, codes)
         if row is None and not line.words[0].startswith("Legend"):
+            refuse_stranger(line, header)
             continue  # A remark or a warning between the rows.
         if row is None or row.device in rows:
-            break  # The legend, or the next machine's matrix.
-        rows[row.device] = row
-        if len(rows) == len(header.devices):
+            end = at  # The legend, or a matrix once more.
             break
+        rows[row.device] = row
+    _refuse_another(lines[end:], header, rows, codes)
     _refuse_missing_rows(header, rows)
     nics = tuple(name for name in header.devices if name not in header.gpus)
     links = {
@@ -84,6 +96,20 @@ def parse_topo(text: str) -> Topology:
         for other, code in zip(header.devices, row.codes, strict=True)
     }
     return Topology(header.gpus, nics, rows, links, nic_legend(text, nics))
+
+
+def _refuse_another(
+    rest: Sequence[Line], header: Header, rows: Mapping[str, Row], codes: frozenset[str]
+) -> None:
+    """What follows may repeat the matrix; where it says otherwise, neither can be believed."""
+    for at, line in enumerate(rest):
+        other = header_at(rest, at)
+        if other is not None and not is_of_p2p(rest[at + 1]) and other.devices != header.devices:
+            raise TopologyError("there are two different matrices in this text")
+        row = None if is_of_p2p(line) else read_row(line, header, codes)
+        if row is not None and row.device in rows and row.codes != rows[row.device].codes:
+            raise TopologyError(f"there are two different rows of {row.device}")
+        refuse_stranger(line, header)
 
 
 def _refuse_missing_rows(header: Header, rows: Collection[str]) -> None:

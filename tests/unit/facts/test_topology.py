@@ -31,6 +31,18 @@ NIC Legend:
   NIC0: mlx5_0
 """
 
+P2P = """\
+\tGPU0\tGPU1
+GPU0\t X \tOK
+GPU1\tCNS\t X
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  CNS  = Chipset not supported
+"""
+
 
 def same(one: Topology, other: Topology) -> bool:
     """Whether two matrices say the same of every pair and GPU."""
@@ -103,12 +115,13 @@ def test_everything_printed_can_be_asked_for() -> None:
         PLAIN.replace("\tGPU0\tGPU1", "\t[4mGPU0\tGPU1").replace("NUMA ID", "NUMA ID[0m"),
         PLAIN.replace("GPU1\tNV12", "WARNING: infoROM is corrupted\nGPU1\tNV12"),
         PLAIN.replace("\tGPU NUMA ID", "\tGPU NU"),
-        PLAIN + PLAIN.replace("NV12", "SYS"),
+        PLAIN + PLAIN,
+        PLAIN + P2P,
     ],
     ids=[
         *("windows", "double-spaced", "spaces", "header-shifted", "header-shifted-spaces"),
         *("indented", "quoted", "pdsh", "table", "fenced", "colours", "colours-half-lost"),
-        *("warning-between", "title-cut", "two-machines"),
+        *("warning-between", "title-cut", "twice", "p2p-behind"),
     ],
 )
 def test_pasting_does_not_change_what_is_read(mangled: str) -> None:
@@ -154,6 +167,13 @@ def test_a_code_that_the_legend_explains_is_taken() -> None:
         (PLAIN.replace("PIX\t0-31", "PIX\tPIX\t0-31"), "more than the 3 cells"),
         (PLAIN.replace("NIC0\tPIX\tSYS\t X ", "NIC0\tPIX"), "row of NIC0 has 1 of 3 cells"),
         ("\tGPU0\tGPU1\nGPU0\t X \tOK\nGPU1\tOK\t X \n", "'OK', which is no link code"),
+        (P2P, "'OK', which is no link code"),
+        (PLAIN + PLAIN.replace("NV12", "SYS"), "two different rows of GPU0"),
+        (PLAIN + "\tGPU0\nGPU0\t X \n", "two different matrices"),
+        (PLAIN.replace("NIC0\tPIX", "GPU1\tSYS\t X \tSYS\nNIC0\tPIX"), "different rows of GPU1"),
+        (PLAIN.replace("NIC0\tPIX", "GPU2\tSYS\tSYS\tSYS\nNIC0\tPIX"), "a row of GPU2"),
+        (PLAIN.replace("NV12", "NV0"), "'NV0', which is no link code"),
+        (PLAIN.replace("NV12", "NV999999999"), "'NV999999999', which is no link code"),
         ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "no topology matrix"),
     ],
 )
