@@ -5,7 +5,7 @@ from __future__ import annotations
 from preflight.check import Check
 from preflight.facts import Net, Node, Ports
 from preflight.facts.master_port import taken, unfit
-from preflight.facts.port_blame import Fault, data_fault, master_fault
+from preflight.facts.port_blame import Fault, data_fault, master_fault, own_trouble, untold
 from preflight.facts.wiring import natural
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown
@@ -25,13 +25,19 @@ def judge(name: str, net: Net) -> Verdict:
     if net.own.master is not None and not net.own.master.bound:
         return taken(net.own.master, net.master_port_origin)
     fault = master_fault(name, net) or data_fault(name, net)
+    fault = fault or own_trouble(name, net)
     if fault is not None:
         return _condemn(name, fault)
+    if dead := untold(net):
+        said = f"cannot reach {dead}, whose port stage gave no report"
+        return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
     bad = unfit(net.own.master, net.own, net.master_port_origin) if net.own.master else None
     return bad or _sound(net, net.own)
 
 
 def _condemn(name: str, fault: Fault) -> Verdict:
+    if not fault.blame:
+        return unknown(fault.sentence, advice=fault.advice)
     blame = "" if fault.blame == name else fault.blame
     return fail(
         fault.sentence, advice=fault.advice, cause=fault.cause, blame=blame, blocks=not blame
@@ -40,7 +46,7 @@ def _condemn(name: str, fault: Fault) -> Verdict:
 
 def _sound(net: Net, own: Ports) -> Verdict:
     at_master = [one for one in own.attempts if one.kind == "master"]
-    partners = {one.target for one in own.attempts if one.kind == "data"}
+    partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
     if own.master is not None:
         reached = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
         said = f"port {own.master.port} ({net.master_port_origin}) is free"

@@ -7,6 +7,7 @@ others succeed blames that node; two nodes alone cannot tell, and the pair is bl
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,6 @@ WORDS: Final[Mapping[str, str]] = {
     "unreachable": "no route, or a firewall rejects it",
     "reset": "cut off by something on the way",
     "wrong_answer": "answered by something that is not this run",
-    "error": "failed",
 }
 """What a failed connection to a listener that was surely there means."""
 
@@ -33,11 +33,13 @@ OPEN_PORTS: Final = (
     "let the nodes reach each other on all TCP ports: look at nftables, security groups"
 )
 _SEVERAL: Final = 2
+_UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[Nn]ame does not")
+"""What C libraries say where a name has no address: that one is the node's, not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed connection explained. `blame` is a node, or "pair a-b"."""
+    """A failed connection explained. `blame` is a node, "pair a-b", or "" where nobody is."""
 
     blame: str
     sentence: str
@@ -49,9 +51,53 @@ class Fault:
         return f"ports of {self.blame}"
 
 
+def evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> tuple[tuple[str, Attempt], ...]:
+    """The attempts that say something of the path between two nodes.
+
+    One that its own node could not even make does not, nor does a failure at a node whose port
+    stage died: its listeners went with it.
+    """
+    silent: dict[str, bool] = {}
+    kept = []
+    for source, one in attempts:
+        if one.result not in ("ok", "error") and one.target not in silent:
+            silent[one.target] = _gave_no_report(one.target, net)
+        if one.result == "ok" or (one.result != "error" and not silent[one.target]):
+            kept.append((source, one))
+    return tuple(kept)
+
+
+def _gave_no_report(target: str, net: Net) -> bool:
+    """Whether a node that others tried is nowhere among those who tried."""
+    if not net.others_to or (net.is_master and target == net.master):
+        return False
+    return not any(source == target for tried in net.others_to.values() for source, _ in tried)
+
+
+def own_trouble(name: str, net: Net) -> Fault | None:
+    """An attempt that this node could not make: its own limits, or a name it cannot resolve."""
+    for one in net.own.attempts if net.own is not None else ():
+        if one.result == "error":
+            said = f"its own attempt at {one.target}:{one.port} failed: {one.error}"
+            unnamed = _UNRESOLVED.search(one.error)
+            advice = f"on {name}: make {one.target} resolvable (DNS, /etc/hosts)"
+            if not unnamed:
+                advice = f"on {name}: look at the limit of open files and at memory, and run again"
+            return Fault(name if unnamed else "", said, advice)
+    return None
+
+
+def untold(net: Net) -> str:
+    """The master, if this node failed to reach it and the master's port stage died; else ""."""
+    for one in net.own.attempts if net.own is not None else ():
+        if one.kind == "master" and one.result not in ("ok", "error"):
+            return one.target if _gave_no_report(one.target, net) else ""
+    return ""
+
+
 def master_fault(name: str, net: Net) -> Fault | None:
     """Why this node cannot reach the master port, or, on the master, why others cannot."""
-    tried = net.others_to_master
+    tried = evidence(net, net.others_to_master)
     failed = [(source, attempt) for source, attempt in tried if attempt.result != "ok"]
     if not failed:
         return None
@@ -74,9 +120,9 @@ def master_fault(name: str, net: Net) -> Fault | None:
 
 def data_fault(name: str, net: Net) -> Fault | None:
     """Why this node and its partners of the sweep cannot connect to each other's data ports."""
-    into = _by_peer((source, one) for source, one in net.to_me if one.kind == "data")
-    own = net.own.attempts if net.own is not None else ()
-    out = _by_peer((one.target, one) for one in own if one.kind == "data")
+    into = _by_peer(pair for pair in evidence(net, net.to_me) if pair[1].kind == "data")
+    own = evidence(net, ((name, one) for one in net.own.attempts)) if net.own is not None else ()
+    out = _by_peer((one.target, one) for _, one in own if one.kind == "data")
     for direction, verb in ((into, "cannot connect to it"), (out, "cannot be reached from it")):
         if len(direction) >= _SEVERAL and all(direction.values()):
             how = _how(one for failed in direction.values() for one in failed)
@@ -137,10 +183,5 @@ def _by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]
 
 
 def _how(attempts: Iterable[Attempt]) -> str:
-    """In words, each kind once; the system's own words only where ours say nothing."""
-    said = dict.fromkeys(
-        f"{WORDS[one.result]}: {one.error}" if one.result == "error" else WORDS[one.result]
-        for one in attempts
-        if one.result != "ok"
-    )
-    return "; ".join(said)
+    """In words, each kind once."""
+    return "; ".join(dict.fromkeys(WORDS[one.result] for one in attempts if one.result != "ok"))

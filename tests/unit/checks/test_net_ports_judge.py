@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from msgspec.structs import replace as replaced
 
 from checks.test_net_ports import judge
 from preflight.facts.node import Net
-from preflight.facts.ports import MasterPort
+from preflight.facts.ports import Attempt, MasterPort
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import attempt, free_port, nets, ports, process
 
@@ -177,7 +179,7 @@ def test_one_broken_path_blames_the_pair() -> None:
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("reset", "cut off"), ("unreachable", "no route"), ("error", "failed: weird")],
+    [("reset", "cut off"), ("unreachable", "no route")],
 )
 def test_how_it_failed_is_said_in_words(how: str, words: str) -> None:
     """A drop, a reject and a missing route have different remedies."""
@@ -200,3 +202,55 @@ def test_one_bad_node_never_costs_another(
     results = (into(gate, how) if shut_in else {}) | (out_of(gate, how) if shut_out else {})
     assert blamed(results) <= {gate}
     assert bool(blamed(results)) == (shut_in or shut_out)
+
+
+def mute(results: dict[tuple[str, str], str], dead: str) -> dict[str, Net]:
+    """Every node's view of a stage in which one node's payload died after it had listened."""
+    found = {}
+    for name, net in nets(results, FOUR).items():
+
+        def kept(pairs: tuple[tuple[str, Attempt], ...]) -> tuple[tuple[str, Attempt], ...]:
+            return tuple(pair for pair in pairs if pair[0] != dead)
+
+        found[name] = dataclasses.replace(
+            net,
+            own=None if name == dead else net.own,
+            to_me=kept(net.to_me),
+            others_to_master=kept(net.others_to_master),
+            others_to={target: kept(pairs) for target, pairs in net.others_to.items()},
+        )
+    return found
+
+
+@pytest.mark.parametrize("dead", ["h1", "h3"])
+def test_a_node_whose_port_stage_died_costs_nobody_else(dead: str) -> None:
+    """Its listeners went with it: who was refused there blames neither a pair nor itself."""
+    found = {name: judge(name, net) for name, net in mute(into(dead, "refused"), dead).items()}
+    assert {v.blame or name for name, v in found.items() if v.condemns} == {dead}
+    assert found[dead].outcome is Outcome.UNKNOWN
+    if dead == "h1":
+        assert found["h2"].outcome is Outcome.UNKNOWN
+        assert "cannot reach h1, whose port stage gave no report" in found["h2"].sentence
+    else:
+        assert found["h2"].outcome is Outcome.OK
+        assert "h3" not in found["h2"].sentence
+
+
+def failing(error: str) -> Verdict:
+    """The verdict on h3, whose own system refused its attempt at the master."""
+    net = nets({("h3", "master"): "error"})["h3"]
+    assert net.own is not None
+    own = replaced(net.own, attempts=tuple(replaced(one, error=error) for one in net.own.attempts))
+    return judge("h3", dataclasses.replace(net, own=own))
+
+
+def test_an_attempt_that_could_not_be_made_is_no_firewall() -> None:
+    """Too many open files is nobody's gate; a name without an address is this node's fault."""
+    ours = failing("Too many open files")
+    assert ours.outcome is Outcome.UNKNOWN
+    assert "failed: Too many open files" in ours.sentence
+    assert "nftables" not in ours.advice
+    unnamed = failing("Name or service not known")
+    assert unnamed.condemns
+    assert not unnamed.blame
+    assert "make h1 resolvable" in unnamed.advice

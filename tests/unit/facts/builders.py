@@ -193,6 +193,10 @@ def nets(results: dict[tuple[str, str], str], names: str = "h1 h2 h3 h4") -> dic
             said = results.get((node, "master"), both[master])
             tried[node].append(attempt(master, said, kind="master", port=29500))
     at_master = tuple((n, one) for n in nodes for one in tried[n] if one.kind == "master")
+    aimed = {
+        node: tuple((n, one) for n in nodes for one in tried[n] if one.target == node)
+        for node in nodes
+    }
     return {
         node: Net(
             own=ports(*tried[node], master=free_port() if node == master else None),
@@ -200,8 +204,9 @@ def nets(results: dict[tuple[str, str], str], names: str = "h1 h2 h3 h4") -> dic
             master=master,
             is_master=node == master,
             master_port_origin="torchrun's default",
-            to_me=tuple((n, one) for n in nodes for one in tried[n] if one.target == node),
+            to_me=aimed[node],
             others_to_master=at_master,
+            others_to=aimed,
         )
         for node in nodes
     }
