@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,9 @@ TOO_OLD: Final = 97
 BOOTED: Final = b"@preflight booted"
 """The boot line writes this when the whole payload has arrived: from here on it is our code."""
 
+CUT_SHORT: Final = "the payload was cut short"
+"""The boot line's word for an input that ended too early."""
+
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 OUT_OF_TIME = (124, 4)
 """timeout(1) after its SIGTERM; the payload's own alarm."""
@@ -39,6 +43,7 @@ class Talk:
     def __init__(self, remote: Remote, python: Sequence[str], nonce: str, timeout_s: float) -> None:
         self._remote = remote
         self._python = legible(" ".join(python), 80)
+        self._program = python[0]
         self._mark = f"@preflight {nonce} ".encode()
         self._timeout_s = timeout_s
         self._booted = False
@@ -126,6 +131,18 @@ class Talk:
 
     def _no_python(self, status: int, said: str) -> ReachError:
         """The node's Python never came as far as our code."""
+        if CUT_SHORT in said:
+            return ReachError(
+                "answer",
+                f"{CUT_SHORT} on its way",
+                "run again; if it stays, look at the connection and at what its login shell reads",
+            )
+        if status in (NOT_FOUND, NOT_EXECUTABLE) and self._lacks_timeout(said):
+            return ReachError(
+                "answer",
+                "its timeout(1) cannot be run" + _quoted(said),
+                "install coreutils on the node, or correct its PATH and the rights of timeout",
+            )
         if status == TOO_OLD:
             sentence = f"{self._python}: {said}"
         elif status == NOT_FOUND:
@@ -139,6 +156,12 @@ class Talk:
             sentence,
             "install Python 3.8 or newer on the node, or name the job's with --preflight-python",
         )
+
+    def _lacks_timeout(self, said: str) -> bool:
+        """Whether a shell speaks of timeout itself, and not timeout of the Python it was given."""
+        named = re.search(rf"(?<![\w./-]){re.escape(self._program)}(?![\w/-])", said)
+        of_python = named or re.match(r"timeout: (failed to|can't)", said)
+        return bool(re.search(r"\btimeout\b", said)) and not of_python
 
 
 def _quoted(said: str) -> str:

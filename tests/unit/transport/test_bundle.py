@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -212,6 +213,27 @@ def test_a_python_that_does_not_start_says_so(
     error = refused(LocalConnection(), here(*python), payload)
     assert error.step == "python"
     assert word in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "word", "advice"),
+    [
+        ("bash: line 1: timeout: command not found", 127, "timeout(1) cannot be run", "coreutils"),
+        ("sh: 1: /usr/bin/timeout: Permission denied", 126, "timeout(1) cannot", "coreutils"),
+        ("timeout: Command not found.", 127, "timeout(1) cannot be run", "coreutils"),
+        ("the payload was cut short", 1, "cut short on its way", "the connection"),
+    ],
+)
+def test_what_is_not_pythons_fault_is_not_advised_as_such(
+    payload: Path, says: str, status: int, word: str, advice: str
+) -> None:
+    """A node without timeout(1), or a broken line, is not mended by another Python."""
+    python = here("/bin/sh", "-c", f"echo {shlex.quote(says)} >&2; exit {status}")
+    error = refused(LocalConnection(), python, payload)
+    assert error.step == "answer"
+    assert word in error.sentence
+    assert advice in error.advice
+    assert "install Python" not in error.advice
 
 
 @pytest.mark.parametrize(
