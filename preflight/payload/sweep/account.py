@@ -35,4 +35,5 @@ def short(error: BaseException) -> str:
     first = str(error).strip().split("\n", 1)[0] or type(error).__name__
     if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
         first = first.partition("] ")[2] or first
+    first = first.partition(", keys: ")[0]  # of the store: they tell an operator nothing
     return first.encode("ascii", "replace").decode("ascii")[:ERROR_LIMIT]

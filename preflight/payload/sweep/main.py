@@ -125,6 +125,9 @@ def _relay(pipe: int, emit: Emit) -> None:
     reader = lines.Reader(pipe)
     while True:
         line = reader.next(None)
-        if line is None or line["event"] == "rail_done":
+        if line is None:
+            emit({"event": "trouble", "error": "one of its ranks ended without a word"})
+            return
+        if line["event"] == "rail_done":
             return
         emit(line)

@@ -11,7 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import lines, pair, pattern, plan  # noqa: E402  needs torch's skip first
+from sweep import lines, main, pair, pattern, plan  # noqa: E402  needs torch's skip first
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -103,3 +103,15 @@ def test_a_late_line_is_a_timeout() -> None:
         lines.Reader(reading).next(0.01)
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize(("said", "heard"), [(b"", ["trouble"]), (b'{"event":"rail_done"}\n', [])])
+def test_a_rank_that_dies_without_a_word_is_a_trouble(said: bytes, heard: list[str]) -> None:
+    """The end of its pipe is not the end of its rounds."""
+    reading, writing = os.pipe()
+    os.write(writing, said)
+    os.close(writing)
+    told: list[dict[str, Any]] = []
+    main._relay(reading, told.append)
+    os.close(reading)
+    assert [one["event"] for one in told] == heard
