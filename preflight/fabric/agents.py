@@ -40,6 +40,10 @@ class Gone(Struct, frozen=True):
     """A node will say nothing more, and why."""
 
     reason: str
+    advice: str = ""
+    """Of whoever noticed it."""
+    late: bool = False
+    """Nothing broke: our own deadline passed."""
 
 
 class Agents:
@@ -117,8 +121,12 @@ class Agents:
                 talk.close()
                 return
             self._listen(host.name, talk)
-        except (ReachError, WireError, TimeoutError, OSError) as error:
-            self._said.put((host.name, Gone(str(error) or "it gave no answer in time")))
+        except ReachError as error:
+            self._said.put((host.name, Gone(error.sentence, error.advice)))
+        except TimeoutError:
+            self._said.put((host.name, Gone("it gave no answer in time", late=True)))
+        except (WireError, OSError) as error:
+            self._said.put((host.name, Gone(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
     def _listen(self, name: str, talk: Talk) -> None:

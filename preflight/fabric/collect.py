@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.samples import End, PairSamples, Timing
+from preflight.fabric.silence import NOBODY, Silence, Word, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,9 @@ class Collected:
         self.names = frozenset(who.names)
         self.done: set[str] = set()
         self.lost: set[str] = set()
-        self.troubles: dict[str, str] = {}
+        self.stuck: set[str] = set()
+        self.advice: dict[str, str] = {}
+        self._words: list[Word] = []
         self._who = who
         self._iterations = {rung.size_bytes: rung.iterations for rung in who.ladder}
         self._ends: dict[Key, dict[str, End]] = {
@@ -66,37 +69,59 @@ class Collected:
         self.accounts += 1
         return True
 
-    def lose(self, name: str, reason: str) -> None:
+    def complain(self, name: str, error: str) -> None:
+        """Keep what a node said went wrong, in its place among what the others say."""
+        self.stuck.add(name)
+        self._words.append(Word(name, "said", error))
+
+    def lose(self, name: str, reason: str, advice: str = "") -> None:
         """Count a node as gone; what it said before is kept."""
         if name not in self.done:
             self.lost.add(name)
-            self.troubles.setdefault(name, reason)
+            self._words.append(Word(name, "gone", reason))
+            if advice:
+                self.advice.setdefault(name, advice)
 
     def give_up(self, names: Iterable[str]) -> None:
         """Wait no longer for these nodes."""
         for name in names:
-            self.lose(name, "its agent said nothing more, and did not finish in time")
+            self.lost.add(name)
+            reason = "its agent said nothing more, and did not finish in time"
+            self._words.append(Word(name, "silent", reason))
 
     def pairs(self) -> tuple[PairSamples, ...]:
         """Both ends' accounts of every pair, rail and round of the launch."""
+        silence = self.silence()
         return tuple(
             PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), kept in self._ends.items()
-            for ends in (self._excused(a, b, kept),)
+            for ends in (self._excused(a, b, kept, silence),)
         )
 
-    def blamable(self) -> dict[str, str]:
-        """Who fell silent or in trouble. When the store went, that explains all the others."""
-        host = self._who.names[0]
-        return {host: self.troubles[host]} if host in self.lost else dict(self.troubles)
+    def silence(self) -> Silence:
+        """Who broke off, and who only waited for them."""
+        return explain(
+            self._words,
+            nodes=self._who.names,
+            host=self._who.names[0],
+            through=(self.done - self.lost - self.stuck) & self._measured(),
+        )
 
-    def _excused(self, a: str, b: str, ends: dict[str, End]) -> dict[str, End]:
-        """Without the store, a pair of other nodes that was not finished says nothing of them."""
+    def _measured(self) -> set[str]:
+        ends = (end for kept in self._ends.values() for end in kept.values())
+        return {end.node for end in ends if end.state == "measured"}
+
+    def _excused(self, a: str, b: str, ends: dict[str, End], silence: Silence) -> dict[str, End]:
+        """A pair that was not finished says nothing of nodes that merely waited for others."""
         host = self._who.names[0]
         finished = {end.state for end in ends.values()} == {"measured"}
-        if host not in self.lost or host in (a, b) or finished:
+        if finished or not silence.culprits.keys().isdisjoint((a, b)):
             return ends
-        error = f"{host}, which hosted the sweep's store, was lost"
+        waited = [f"{name} {silence.victims[name]}" for name in (a, b) if name in silence.victims]
+        if not waited and host not in silence.culprits:
+            return ends
+        lost = f"{host}, which hosted the sweep's store, was lost"
+        error = waited[0] if waited and silence.culprits else lost if silence.culprits else NOBODY
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)}
 
     def _fits(self, seen: PairSeen) -> bool:

@@ -14,11 +14,12 @@ from preflight.fabric.collect import Collected
 from preflight.fabric.events import Busy, Done, Event, NoTorch, PairSeen, Ready, Store, Trouble
 from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
 from preflight.fabric.samples import Sweep
+from preflight.fabric.silence import Silence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.plan import Budget, SweepPlan
+    from preflight.fabric.plan import SweepPlan
     from preflight.fleet.model import Host
 
     Start = Callable[[Host, Mapping[str, object]], Talk]
@@ -30,6 +31,12 @@ _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
 _TWO = 2
+
+_NOTHING_CAME = (
+    "look at the link and the load of {0}, and at how fast its Python is read (network file "
+    "system?); then run again"
+)
+_NO_TORCH = "name the job's Python with --preflight-python"
 
 
 def sweep(
@@ -78,6 +85,7 @@ class _Stage:
         self._ready: dict[str, Ready] = {}
         self._out: dict[str, str] = {}
         self._no_torch: set[str] = set()
+        self._advice: dict[str, str] = {}
         self._busy: set[str] = set()
         rails = 64  # more GPUs than any node has
         self.agents = Agents(len(plan.rounds) * rails, deadline_s)
@@ -114,18 +122,24 @@ class _Stage:
                 now = time.monotonic()
                 patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
         for name in waiting:
-            self._out[name] = "its Python did not get as far as importing torch in time"
+            self._out[name] = (
+                f"nothing came from it for {time.monotonic() - self._began:.0f} s, within which "
+                "its Python should have imported torch"
+            )
+            self._advice[name] = _NOTHING_CAME.format(name)
             self.agents.dismiss(name)
 
     def _leave_out(self, name: str, event: Event | Gone) -> None:
         if isinstance(event, NoTorch):
             self._out[name] = f"no usable torch in its Python: {event.error}"
             self._no_torch.add(name)
+            self._advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
             self._out[name] = f"busy: {event.error}"
             self._busy.add(name)
         elif isinstance(event, Gone):
             self._out[name] = event.reason
+            self._advice[name] = event.advice
         else:
             self._out[name] = "it spoke out of turn"
         self.agents.dismiss(name)
@@ -177,17 +191,19 @@ class _Stage:
                 collected.give_up(waiting)
                 return
             self._take(*said, collected)
-            rest_s = self._rest_s(limits, who, collected)
+            rest_s = self._rest_s(self._plan, who, collected)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
 
     @staticmethod
-    def _rest_s(limits: Budget, who: Roster, collected: Collected) -> float | None:
+    def _rest_s(plan: SweepPlan, who: Roster, collected: Collected) -> float | None:
         """How long the last ones get, once it is known that they are the last; None before."""
         if who.names[0] in collected.lost:  # the store went with it: nobody can go on
             return _STORELESS_S
-        if not collected.done:
-            return None
+        if not collected.done - collected.stuck:
+            # Who failed to meet the others waited about as long as the others will.
+            return join_s(plan, who) if collected.stuck else None
+        limits = budget(plan, who)
         if collected.open():
             return limits.pair_s + limits.op_s + limits.meet_s
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
@@ -198,9 +214,11 @@ class _Stage:
         if isinstance(event, Done):
             collected.done.add(name)
         elif isinstance(event, Trouble):
-            collected.troubles.setdefault(name, event.error)
+            collected.complain(name, event.error)
+        elif isinstance(event, Gone) and event.late:
+            collected.give_up([name])
         elif isinstance(event, Gone):
-            collected.lose(name, event.reason)
+            collected.lose(name, event.reason, event.advice)
         elif name in collected.names:
             collected.lose(name, "it spoke of something that it was not asked")
             self.agents.dismiss(name)
@@ -209,6 +227,7 @@ class _Stage:
         nobody = not self._ready and self._no_torch == set(self._hosts)
         own = {**self._out, **who.unfit}
         unfit = {name: why for name, why in own.items() if name not in self._busy}
+        silence = collected.silence() if collected else Silence()
         return Sweep(
             ladder=who.ladder,
             rounds=who.rounds if collected else (),
@@ -216,7 +235,9 @@ class _Stage:
             left_out={**self._plan.left_out, **own},
             troubles={
                 **({} if nobody else unfit),
-                **(collected.blamable() if collected else {}),
+                **silence.culprits,
             },
+            waited=silence.victims,
+            advice={**self._advice, **(collected.advice if collected else {})},
             seconds=round(time.monotonic() - self._began, 3),
         )

@@ -65,4 +65,8 @@ class Sweep(Struct, frozen=True):
     """Node name → why it took no part."""
     troubles: dict[str, str] = {}
     """Node name → what happened to its agent (killed, timed out, said nothing)."""
+    waited: dict[str, str] = {}
+    """Node name → for whom it waited in vain; without `troubles`, nobody is proven."""
+    advice: dict[str, str] = {}
+    """Node name → what to do about its trouble, where whoever noticed it knows."""
     seconds: float = 0.0

@@ -107,7 +107,34 @@ def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:
     states = {(p.a, p.b): p.first.state if p.first else None for p in collected.pairs()}
     assert states["h2", "h3"] == "not_run"
     assert states["h1", "h2"] is None
-    assert collected.blamable() == {"h1": "its connection broke"}
+    silence = collected.silence()
+    assert silence.culprits == {"h1": "its connection broke"}
+    assert set(silence.victims) == {"h2", "h3", "h4"}
+
+
+def test_a_failed_rendezvous_blames_only_the_node_that_broke_it(who: Roster) -> None:
+    """h3 went; the others' store waits ran out: their pairs are not run, h3's are its own."""
+    collected = Collected(who)
+    collected.complain("h2", "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
+    collected.lose("h3", "its connection broke", "look at h3")
+    collected.complain("h4", "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
+    collected.give_up(["h1"])
+    first = {(p.a, p.b): p.first for p in collected.pairs()}
+    assert collected.silence().culprits == {"h3": "its connection broke"}
+    assert first["h1", "h3"] is None
+    assert first["h2", "h4"] is not None
+    assert (first["h2", "h4"].state, first["h2", "h4"].error) == ("not_run", "h2 waited for h3")
+    assert collected.advice == {"h3": "look at h3"}
+
+
+def test_a_rendezvous_that_fails_for_all_proves_nobody(who: Roster) -> None:
+    """All waited, none broke: no culprit, and no key of the store in any sentence."""
+    collected = Collected(who)
+    for name in NAMES:
+        collected.complain(name, "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
+    assert collected.silence().culprits == {}
+    assert all(p.first is not None and p.first.state == "not_run" for p in collected.pairs())
+    assert "keys" not in str(collected.pairs())
 
 
 def test_nccl_is_used_where_gpus_are_and_the_odd_one_is_left_out() -> None:

@@ -1,0 +1,64 @@
+"""Order in time and own words tell who broke a sweep off from who merely waited."""
+
+from __future__ import annotations
+
+import pytest
+
+from preflight.fabric.silence import NOBODY, Word, explain
+
+NODES = ("h1", "h2", "h3", "h4")
+STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"
+DISK = "FileNotFoundError: No usable temporary directory found"
+
+
+def waited(*names: str) -> list[Word]:
+    """Nodes whose rendezvous ran out of time."""
+    return [Word(name, "said", STORE) for name in names]
+
+
+def silent(*names: str) -> list[Word]:
+    """Nodes that were given up on."""
+    return [Word(name, "silent", "it said nothing more") for name in names]
+
+
+def gone(name: str) -> Word:
+    """A node whose connection broke."""
+    return Word(name, "gone", "its connection broke")
+
+
+@pytest.mark.parametrize(
+    ("words", "through", "culprits"),
+    [
+        ([gone("h3"), *waited("h2", "h4"), *silent("h1")], (), {"h3"}),
+        ([*waited("h2", "h4"), gone("h3"), *waited("h1")], (), {"h3"}),
+        ([*waited("h1", "h2", "h4"), *silent("h3")], (), {"h3"}),
+        ([*waited(*NODES)], (), set()),
+        ([*silent(*NODES)], (), set()),
+        ([Word("h2", "said", DISK), *silent("h1", "h3", "h4")], (), {"h2"}),
+        ([Word("h2", "said", DISK), gone("h1"), *silent("h3")], (), {"h2", "h1"}),
+        ([gone("h1"), *waited("h2"), Word("h3", "said", DISK), *silent("h4")], (), {"h1"}),
+        ([*waited("h2"), *silent("h3"), gone("h1")], (), {"h1"}),
+        ([*waited("h3")], ("h1", "h2", "h4"), {"h3"}),
+        ([*silent("h3")], ("h1", "h2"), {"h3"}),
+        ([*silent("h2")], (), {"h2"}),
+        ([Word("h2", "said", DISK), *silent("h3")], ("h1", "h4"), {"h2", "h3"}),
+        ([*map(gone, NODES)], (), set(NODES)),
+        ([*waited("h3"), gone("h3"), *waited("h2")], (), {"h3"}),
+    ],
+)
+def test_only_those_are_blamed_whom_something_proves_it_against(
+    words: list[Word], through: tuple[str, ...], culprits: set[str]
+) -> None:
+    """Store host lost first, last or not; one's own error first; all lost; all merely waiting."""
+    found = explain(words, nodes=NODES, host="h1", through=through)
+    assert set(found.culprits) == culprits
+    assert set(found.victims) == {word.node for word in words} - culprits
+    assert "torch.rendezvous" not in str(found)
+
+
+def test_victims_say_for_whom_they_waited() -> None:
+    """By name, or that nobody is proven."""
+    found = explain([gone("h3"), *waited("h2")], nodes=NODES, host="h1", through=())
+    assert found.victims == {"h2": "waited for h3"}
+    found = explain(waited(*NODES), nodes=NODES, host="h1", through=())
+    assert set(found.victims.values()) == {NOBODY}
