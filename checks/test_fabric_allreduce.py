@@ -24,7 +24,8 @@ def judge(pair: Pair) -> Verdict:
         # No other check has seen it, and a missing measurement is not a pass.
         return unknown(
             pair.error,
-            advice=f"name the job's Python with --preflight-python, or exclude {pair.blamed}",
+            advice=pair.advice
+            or f"read what {pair.blamed} said, run again, or exclude {pair.blamed}",
             blame=pair.blamed,
             cause="sweep",
         )
@@ -49,8 +50,10 @@ def judge(pair: Pair) -> Verdict:
         return fail(pair.why, advice=pair.advice, cause=cause, blame=pair.blamed, **evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None:
         return unknown(
-            "no peers, no promise and no floor to compare with",
-            advice="promise allreduce_min_gbs in the inventory",
+            pair.short or "no peers, no promise and no floor to compare with",
+            advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
+            if pair.short
+            else "promise allreduce_min_gbs in the inventory",
             **evidence,
         )
     return ok(

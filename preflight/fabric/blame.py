@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.fabric.compare import compare
 from preflight.fabric.decode import decode
@@ -62,23 +63,37 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 def blame(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Name who is to blame for the sweep's bad pairs; nobody if all are fine."""
-    return blames(compare(sweep, hosts), sweep.troubles)
+    return blames(compare(sweep, hosts), sweep.troubles, [host.name for host in hosts])
 
 
-def blames(seen: Sequence[Seen], troubles: Mapping[str, str]) -> tuple[Blame, ...]:
-    """As above, from pairs already compared with their peers."""
+def blames(
+    seen: Sequence[Seen], troubles: Mapping[str, str], names: Sequence[str]
+) -> tuple[Blame, ...]:
+    """As above, from pairs already compared with their peers; `names` is the fleet in order."""
     bad = [one for one in seen if one.bad]
-    found = [_worded(culprit, bad, troubles) for culprit in decode(seen, troubles)]
+    place = {name: number for number, name in enumerate(names)}
+    culprits = [_in_order(culprit, place) for culprit in decode(seen, troubles)]
+    all_bad = len(bad) > 1 and not any(one.good for one in seen)
+    found = [_worded(culprit, bad, troubles, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}
     return (*_systemic(found, bad, len(nodes)), *found)
 
 
-def _worded(culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str]) -> Blame:
+def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
+    among = sorted(culprit.among, key=lambda name: place.get(name, len(place)))
+    return replace(culprit, among=tuple(among))
+
+
+def _worded(
+    culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str], *, all_bad: bool
+) -> Blame:
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
     worst = _worst(mine)
     if culprit.kind == "node":
         name = culprit.among[0]
         sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
+        if worst.suspect == name and not culprit.cleared_partners:
+            sentence = f"{_what(worst, name, troubles)}; only the process on {name} stood still"
         certain = culprit.cleared_partners >= _TWO
         component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
     elif culprit.kind == "path":
@@ -87,9 +102,8 @@ def _worded(culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str]) 
         sentence = f"{_what(worst, '', troubles)}; {a} and {b} are both fine with others"
     else:
         component, confidence = either(culprit.among), _UNRESOLVED
-        sentence = (
-            f"{_what(worst, '', troubles)}; too few pairs to tell a node from the path between"
-        )
+        why = "no good pair" if all_bad else "too few pairs"
+        sentence = f"{_what(worst, '', troubles)}; {why} to tell a node from the path between"
     return Blame(
         kind=culprit.kind,
         component=component,
@@ -121,6 +135,8 @@ def _what(worst: Seen, name: str, troubles: Mapping[str, str]) -> str:
     """The number seen and the number expected, or what happened instead."""
     other = {worst.a: worst.b, worst.b: worst.a}.get(name)
     between = f"with {other}" if other else f"between {worst.a} and {worst.b}"
+    if worst.slow == "reach":
+        return f"{worst.how_far} {between}"
     if worst.slow == "latency" and worst.latency_us is not None:
         return f"{time_us(worst.latency_us)} at {size(_least(worst))} {between}; {_latency(worst)}"
     if worst.slow and worst.busbw_gbs is not None:
@@ -151,7 +167,8 @@ def _each(worst: Seen, name: str, mine: Sequence[Seen]) -> str:
     how = "slow" if worst.slow else "bad"
     rails = sorted({one.rail for one in mine if one.bad})
     only = f" on rail {', '.join(map(str, rails))}" if rails != [0] else ""
-    return f"{name} is {how} with each of its {len(partners)} partners{only}"
+    whom = f"each of its {len(partners)} partners" if len(partners) > 1 else "its only partner"
+    return f"{name} is {how} with {whom}{only}"
 
 
 def _systemic(found: Sequence[Blame], bad: Sequence[Seen], nodes: int) -> list[Blame]:

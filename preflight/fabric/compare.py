@@ -12,6 +12,7 @@ from msgspec import Struct
 from preflight.fabric.limits import limit
 from preflight.fabric.measure import Summary, summarise
 from preflight.fabric.samples import PairState
+from preflight.fabric.words import size
 from preflight.stats.leave_out import LeaveOut
 from preflight.stats.quantiles import median
 
@@ -19,14 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fabric.measure import SizeSummary
-    from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Host, Promise
 
 WIRE_BOUND = 64 << 10
 ABSOLUTE_FROM = 1 << 20
 _FEW_RAILS = 2
 
-Slow = Literal["", "bandwidth", "latency"]
+Slow = Literal["", "bandwidth", "latency", "reach"]
+"""`reach`: its time was up at sizes too small to judge, while peers came further."""
+
+STOOD_STILL = "stood still"
+"""What a supervisor says of a measuring process of its own that it had to kill."""
 
 
 class Bound(Struct, frozen=True):
@@ -55,6 +60,12 @@ class Seen(Struct, frozen=True, kw_only=True):
     peers_latency_us: float | None = None
     latency_limit_us: float | None = None
     slow: Slow = ""
+    suspect: str = ""
+    """The end whose own measuring process stood still while the other only waited for it."""
+    top_bytes: int = 0
+    """The ladder's largest size."""
+    spent_s: float = 0.0
+    """What its timed operations took, at the end that took longer."""
 
     @property
     def bad(self) -> bool:
@@ -64,7 +75,18 @@ class Seen(Struct, frozen=True, kw_only=True):
     @property
     def good(self) -> bool:
         """Whether it clears both of its ends."""
-        return self.state == "measured" and not self.slow
+        return self.state == "measured" and not self.slow and self.bound.gbs is not None
+
+    @property
+    def short(self) -> bool:
+        """Whether its time was up before a size at which bandwidth can be judged."""
+        return self.state == "measured" and self.at_bytes < min(WIRE_BOUND, self.top_bytes)
+
+    @property
+    def how_far(self) -> str:
+        """How far a short pair came, in words."""
+        reached, top = size(self.at_bytes), size(self.top_bytes)
+        return f"only {reached} of {top} were reached, in {self.spent_s:.2g} s of the pair's time"
 
     @property
     def name(self) -> str:
@@ -106,6 +128,10 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: _Yardstick) -> Seen:
         slow = "bandwidth"
     elif latency_limit_us is not None and least.p50_us > latency_limit_us:
         slow = "latency"
+    elif most.size_bytes < min(WIRE_BOUND, yardstick.top_bytes) and yardstick.peers.beyond(
+        pair, most.size_bytes
+    ):
+        slow = "reach"
     return Seen(
         a=pair.a,
         b=pair.b,
@@ -120,6 +146,8 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: _Yardstick) -> Seen:
         peers_latency_us=peers_us,
         latency_limit_us=latency_limit_us,
         slow=slow,
+        top_bytes=yardstick.top_bytes,
+        spent_s=max(_spent_s(pair.first), _spent_s(pair.second)),
     )
 
 
@@ -131,7 +159,18 @@ def _plain(pair: PairSamples, summary: Summary) -> Seen:
         round=pair.round,
         state=summary.state,
         summary=summary,
+        suspect=_suspect(pair) if summary.state == "hung" else "",
     )
+
+
+def _suspect(pair: PairSamples) -> str:
+    still = [end.node for end in (pair.first, pair.second) if end and STOOD_STILL in end.error]
+    return still[0] if len(still) == 1 else ""
+
+
+def _spent_s(end: End | None) -> float:
+    timings = end.timings if end else ()
+    return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in timings) / 1e6
 
 
 def _bound(pair: PairSamples, at: SizeSummary, yardstick: _Yardstick) -> Bound:
@@ -181,12 +220,12 @@ class _Peers:
         speeds: dict[int, list[tuple[float, tuple[str, str]]]] = {}
         times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
         for pair, summary in measured:
-            for size in summary.sizes:
+            for one in summary.sizes:
                 owners = (pair.a, pair.b)
-                speeds.setdefault(size.size_bytes, []).append((size.busbw_gbs, owners))
-                times.setdefault(size.size_bytes, []).append((size.p50_us, owners))
-        self._speeds = {size: LeaveOut(values) for size, values in speeds.items()}
-        self._times = {size: LeaveOut(values) for size, values in times.items()}
+                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, owners))
+                times.setdefault(one.size_bytes, []).append((one.p50_us, owners))
+        self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
+        self._times = {at: LeaveOut(values) for at, values in times.items()}
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, int, str]:
         """Median GB/s, of how many, and in words of whom; other rails where no pair is left."""
@@ -195,14 +234,23 @@ class _Peers:
         if gbs is not None:
             return gbs, others.count((pair.a, pair.b)), "peers"
         rails = [
-            size.busbw_gbs
+            same.busbw_gbs
             for other, summary in self._measured
             if (other.a, other.b) == (pair.a, pair.b) and other.rail != pair.rail
-            if (size := summary.size(size_bytes)) is not None
+            if (same := summary.size(size_bytes)) is not None
         ]
         if len(rails) < _FEW_RAILS:
             return None, 0, ""
         return median(rails), len(rails), "other rails"
+
+    def beyond(self, pair: PairSamples, size_bytes: int) -> bool:
+        """Whether any peer came to a larger size."""
+        ends = {pair.a, pair.b}
+        return any(
+            summary.sizes and summary.sizes[-1].size_bytes > size_bytes
+            for other, summary in self._measured
+            if ends.isdisjoint((other.a, other.b))
+        )
 
     def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""

@@ -36,6 +36,10 @@ class Tested(Protocol):
     def good(self) -> bool:
         """It clears both ends."""
 
+    @property
+    def suspect(self) -> str:
+        """The end that was seen to fail by itself; nothing if neither was."""
+
 
 T = TypeVar("T", bound=Tested)
 
@@ -59,6 +63,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     both its ends have a good pair. The rest is said as the set among which the culprit lies.
     `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
     """
+    tested = tuple(tested)
     good, bad = _graph(tested)
     cleared = {name for pair in good for name in pair}
     partners: dict[str, set[str]] = {}
@@ -75,6 +80,12 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
         for name, count in nodes.items()
     ]
     unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
+    suspects: dict[str, list[Pairing]] = {}
+    for one in tested:
+        if one.bad and one.suspect and (one.a, one.b) in unexplained:
+            suspects.setdefault(one.suspect, []).append((one.a, one.b))
+            unexplained.remove((one.a, one.b))
+    culprits += [Culprit("node", (name,), tuple(pairs)) for name, pairs in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
 
 

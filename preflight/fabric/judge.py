@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
@@ -12,10 +13,13 @@ from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
+
+
+_ALL_WAITED = "look at the load of the nodes and at the ports open between them; run again"
 
 
 class Decoded(Struct, frozen=True):
@@ -34,17 +38,50 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     `hosts` is the fleet in order.
     """
     seen = compare(sweep, hosts)
-    found = blames(seen, sweep.troubles)
+    names = [host.name for host in hosts]
+    found = blames(seen, sweep.troubles, names)
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
     backends = {(pair.a, pair.b): pair.backend for pair in sweep.pairs}
-    blamed = {name: one for one in found if one.kind != "systemic" for name in one.pairs}
+    blamed: dict[str, list[Blame]] = {}
+    for one_blame in found:
+        for name in one_blame.pairs:
+            blamed.setdefault(name, []).append(one_blame)
     pairs = {
-        names: _pair(rails, backends[names], blamed.get(f"{names[0]}-{names[1]}"))
-        for names, rails in by_pair.items()
+        ends: _undetermined(
+            _pair(rails, backends[ends], _joined(blamed.get("-".join(ends), []))), sweep
+        )
+        for ends, rails in by_pair.items()
     }
-    return Decoded(seen, found, pairs | _left_out(sweep, [host.name for host in hosts], pairs))
+    pairs |= _left_out(sweep, names, pairs)
+    return Decoded(seen, found, pairs | _owed(sweep, names, pairs))
+
+
+def _joined(found: Sequence[Blame]) -> Blame | None:
+    """Both culprits of a pair, and a shared cause in place of advice to drain so many."""
+    own = [one for one in found if one.kind != "systemic"]
+    shared = next((one for one in found if one.kind == "systemic"), None)
+    if not own:
+        return None
+    sentences = [one.sentence for one in own] + ([shared.sentence] if shared else [])
+    return replace(
+        own[0],
+        component=" and ".join(one.component for one in own),
+        sentence="; ".join(dict.fromkeys(sentences)),
+        advice=shared.advice if shared else "; ".join(dict.fromkeys(one.advice for one in own)),
+    )
+
+
+def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
+    """All waited, nobody is proven: the measurement is missing, which is no pass."""
+    if (
+        pair.state != "not_run"
+        or sweep.troubles
+        or sweep.waited.keys().isdisjoint((pair.a, pair.b))
+    ):
+        return pair
+    return replace(pair, trouble=True, advice=_ALL_WAITED)
 
 
 def _pair(rails: Sequence[Seen], backend: str, found: Blame | None) -> Pair:
@@ -72,6 +109,7 @@ def _pair(rails: Sequence[Seen], backend: str, found: Blame | None) -> Pair:
         blamed=found.component if found and worst.bad else "",
         why=found.sentence if found and worst.bad else "",
         advice=found.advice if found and worst.bad else "",
+        short=worst.how_far if worst.short else "",
     )
 
 
@@ -79,23 +117,67 @@ def _left_out(
     sweep: Sweep, names: Sequence[str], measured: dict[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
     """Every pair of a node that took no part; `trouble` if that is the sweep's own finding."""
-    place = {name: number for number, name in enumerate(names)}
     pairs: dict[Pairing, Pair] = {}
     for out in (name for name in names if name in sweep.left_out):
         for other in (name for name in names if name != out):
-            one, two = sorted((out, other), key=place.__getitem__)
-            # The sweep's own finding, where one end has it: it is nobody else's verdict.
-            culprit = next((n for n in (one, two) if n in sweep.troubles), "")
-            if (one, two) not in measured:
-                pairs[one, two] = Pair(
-                    a=one,
-                    b=two,
-                    state="not_run",
-                    error=f"{culprit or out} was left out: {_reason(sweep, culprit or out)}",
-                    blamed=culprit,
-                    trouble=bool(culprit),
+            ends = _ordered(out, other, names)
+            if ends not in measured:
+                # The sweep's own finding, where an end has it: it is nobody else's verdict.
+                culprits = [name for name in ends if name in sweep.troubles]
+                pairs[ends] = (
+                    _troubled(ends, culprits, sweep)
+                    if culprits
+                    else Pair(a=ends[0], b=ends[1], state="not_run", error=_reasons([out], sweep))
                 )
     return pairs
+
+
+def _owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> dict[Pairing, Pair]:
+    """One pair for each node in trouble that no pair condemns: it must not come out ready."""
+    condemned = {
+        name
+        for one in pairs.values()
+        if one.bad or one.trouble
+        for name in (one.a, one.b)
+        if one.blamed == name or " and " in one.blamed
+    }
+    owed: dict[Pairing, Pair] = {}
+    for name in (each for each in sweep.troubles if each in names and each not in condemned):
+        own = [one for ends, one in pairs.items() if name in ends and ends not in owed]
+        own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
+        other = next((each for each in names if each != name), None)
+        if own or other is not None:
+            ends = (own[0].a, own[0].b) if own else _ordered(name, other or name, names)
+            owed[ends] = _troubled(ends, [name], sweep)
+    return owed
+
+
+def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
+    advice = [sweep.advice[name] for name in culprits if sweep.advice.get(name)]
+    return Pair(
+        a=ends[0],
+        b=ends[1],
+        state="not_run",
+        error=_reasons(culprits, sweep),
+        blamed=" and ".join(culprits),
+        advice="; ".join(dict.fromkeys(advice)),
+        trouble=True,
+    )
+
+
+def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
+    """Why nodes took no part, or not to the end."""
+    if len(culprits) > 1:
+        said = (f"{name}: {_reason(sweep, name)}" for name in culprits)
+        return f"{' and '.join(culprits)} were left out: {'; '.join(said)}"
+    (name,) = culprits
+    what = "was left out" if name in sweep.left_out else "fell out of the sweep"
+    return f"{name} {what}: {_reason(sweep, name)}"
+
+
+def _ordered(one: str, other: str, names: Sequence[str]) -> Pairing:
+    a, b = sorted((one, other), key=names.index)
+    return a, b
 
 
 def _reason(sweep: Sweep, name: str) -> str:

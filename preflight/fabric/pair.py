@@ -39,6 +39,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     why: str = ""
     """The blame in one sentence."""
     advice: str = ""
+    short: str = ""
+    """How far it came, when its time was up before bandwidth could be judged."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
 

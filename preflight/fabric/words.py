@@ -28,7 +28,12 @@ def gbs(value: float) -> str:
 
 def time_us(value_us: float) -> str:
     """0.2 ms rather than 200 us once it is not RDMA any more."""
-    return f"{value_us:.3g} us" if value_us < _MS / 10 else f"{value_us / _MS:.2g} ms"
+    if value_us < _MS / 10:
+        return f"{value_us:.3g} us"
+    value_ms = value_us / _MS
+    if value_ms >= _MS:
+        return f"{value_ms / _MS:.3g} s"
+    return f"{value_ms:.2g} ms" if value_ms < _MS / 10 else f"{value_ms:.0f} ms"
 
 
 def either(names: Sequence[str]) -> str:

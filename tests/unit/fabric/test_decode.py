@@ -19,6 +19,7 @@ class Result:
     a: str
     b: str
     bad: bool
+    suspect: str = ""
 
     @property
     def good(self) -> bool:

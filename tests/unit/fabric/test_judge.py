@@ -13,13 +13,15 @@ from checks.test_fabric_allreduce import judge
 from preflight.fabric.blame import blame
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.limits import limits
+from preflight.fabric.words import time_us
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import end, hosts, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from preflight.fabric.pair import Pair
     from preflight.fabric.samples import PairState
 
 
@@ -181,3 +183,120 @@ def test_small_sizes_are_not_held_to_bandwidth_limits() -> None:
     )
     assert judge(judge_sweep(short, fleet).pairs["h1", "h2"]).outcome is Outcome.UNKNOWN
     assert blame(short, fleet) == ()
+
+
+def test_every_node_in_trouble_is_not_ready() -> None:
+    """Two left out, one lost after its last pair: some verdict condemns each, and no other."""
+    fleet = hosts(5)
+    measured = msgspec.structs.replace(
+        sweep(fleet[:3], lambda *_: 0.8),
+        left_out={"h4": "no torch", "h5": "cut"},
+        troubles={"h4": "no torch", "h5": "cut", "h2": "killed"},
+        advice={"h5": "look at its link"},
+    )
+    pairs = judge_sweep(measured, fleet).pairs
+    assert _condemned(pairs) == {"h2", "h4", "h5"}
+    verdict = judge(pairs["h1", "h5"])
+    assert (verdict.blame, verdict.advice) == ("h5", "look at its link")
+    assert judge(pairs["h4", "h5"]).blame == "h4 and h5"
+    assert "h4: no torch; h5: cut" in judge(pairs["h4", "h5"]).sentence
+
+
+def test_two_lost_nodes_are_both_condemned_by_their_pair() -> None:
+    """Both ends of the only pair vanished: neither of them is ready."""
+    fleet = hosts(2)
+    lost = msgspec.structs.replace(
+        sweep(fleet, lambda *_: "error"), troubles={"h1": "killed", "h2": "cut"}
+    )
+    assert _condemned(judge_sweep(lost, fleet).pairs) == {"h1", "h2"}
+
+
+def test_a_sweep_in_which_all_waited_is_unknown_for_all() -> None:
+    """No culprit is known: nobody is named, and nobody is ready."""
+    fleet = hosts(3)
+    measured = msgspec.structs.replace(
+        sweep(fleet, lambda *_: "not_run"),
+        waited=dict.fromkeys(("h1", "h2", "h3"), "waited for one another"),
+    )
+    pairs = judge_sweep(measured, fleet).pairs
+    assert {judge(pair).outcome for pair in pairs.values()} == {Outcome.UNKNOWN}
+    assert _condemned(pairs) == {"h1", "h2", "h3"}
+
+
+def test_a_pair_that_reached_8_bytes_is_condemned_where_others_reached_more() -> None:
+    """A lossy link at h3: its pairs clear nobody, and the sentence says how far they came."""
+    fleet = hosts(4)
+    measured = sweep(fleet, lambda *_: 0.8)
+    pairs = tuple(
+        msgspec.structs.replace(
+            pair, first=end(pair.a, 0.8, sizes=1), second=end(pair.b, 0.8, sizes=1)
+        )
+        if "h3" in (pair.a, pair.b)
+        else pair
+        for pair in measured.pairs
+    )
+    (found,) = blame(msgspec.structs.replace(measured, pairs=pairs), fleet)
+    assert (found.kind, found.component) == ("node", "h3")
+    assert "only 8 B of 4 MiB were reached" in found.sentence
+
+
+def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
+    """Without peers it cannot be judged, and that is why."""
+    fleet = hosts(2)
+    measured = sweep(fleet, lambda *_: 0.8)
+    (pair,) = measured.pairs
+    short = msgspec.structs.replace(
+        pair, first=end("h1", 0.8, sizes=1), second=end("h2", 0.8, sizes=1)
+    )
+    one = judge_sweep(msgspec.structs.replace(measured, pairs=(short,)), fleet)
+    assert not one.seen[0].good
+    verdict = judge(one.pairs["h1", "h2"])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "only 8 B of 4 MiB were reached" in verdict.sentence
+
+
+def test_the_end_that_stood_still_is_the_suspect_not_the_path() -> None:
+    """h3's measuring process was stopped once; h1 only timed out, and both are fine elsewhere."""
+    fleet = hosts(4)
+    measured = sweep(fleet, lambda a, b: "hung" if (a, b) == ("h1", "h3") else 0.8)
+    stood = "its measuring process stood still for 5 s and was killed"
+    pairs = tuple(
+        msgspec.structs.replace(pair, second=msgspec.structs.replace(pair.second, error=stood))
+        if (pair.a, pair.b) == ("h1", "h3") and pair.second
+        else pair
+        for pair in measured.pairs
+    )
+    (found,) = blame(msgspec.structs.replace(measured, pairs=pairs), fleet)
+    assert (found.kind, found.component) == ("node", "h3")
+    assert "stood still" in found.sentence
+    assert "each of" not in found.sentence
+
+
+def test_a_systemic_fault_is_said_on_every_pair_and_drains_nobody() -> None:
+    """All pairs are slow: one shared cause, suspects in fleet order, no advice to exclude."""
+    fleet = hosts(4)
+    decoded = judge_sweep(sweep(fleet, lambda *_: 0.02), fleet)
+    for verdict in map(judge, decoded.pairs.values()):
+        assert "one shared cause is likelier" in verdict.sentence
+        assert "too few pairs" not in verdict.sentence
+        assert "exclude" not in verdict.advice
+        assert verdict.blame == "h1, h2, h3 or h4"
+
+
+def test_times_and_partners_are_said_in_plain_numbers() -> None:
+    """No exponents, and no "each of its 1 partners"."""
+    assert [time_us(us) for us in (5.0, 210_000.0, 1_200_000.0)] == ["5 us", "210 ms", "1.2 s"]
+    fleet = hosts(2)
+    lost = msgspec.structs.replace(sweep(fleet, lambda *_: "error"), troubles={"h2": "cut"})
+    (found,) = blame(lost, fleet)
+    assert "h2 is bad with its only partner" in found.sentence
+
+
+def _condemned(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
+    bad: set[str] = set()
+    for names, pair in pairs.items():
+        verdict = judge(pair)
+        if verdict.condemns:
+            one = {verdict.blame} & {"h1", "h2", "h3", "h4", "h5"}
+            bad |= one or set(names)
+    return bad
