@@ -1,7 +1,8 @@
-"""Rounds start together, and whoever does not come costs the others one wait, once.
+"""Rounds start together, and whoever does not come costs the others two waits at most.
 
-All members meet at the store before each round. When the wait runs out, one of them strikes the
-missing from the list; from then on nobody waits for those, and they learn it when they come late.
+All members meet at the store before each round. When the wait runs out, one of them notes who is
+missing: those sit that round out, and may come to the next. Whoever misses a second round, or has
+never come to one, is struck from the list; from then on nobody waits for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 STRIKING_S = 5.0
 """Whoever strikes the missing asks the store once per member."""
 
+_MISSES = 2
+
 
 class Meeting:
     """The round barrier of one sweep; `member` counts over nodes and rails."""
@@ -25,18 +28,22 @@ class Meeting:
         self._members = members
 
     def arrive(self, round_index: int, within_s: float) -> bool:
-        """Wait for the others; False if they have gone on without this member."""
-        if self.struck(self._member):
+        """Wait for the others; False if they have begun this round without this member."""
+        if self.missed(round_index, self._member):
             return False
         begin = f"begin/{round_index}"
         if self._count_in(round_index) + self._store.add("struck", 0) >= self._members:
             self._store.set(begin, "1")
         elif not self._wait(begin, within_s):
             self._strike_the_missing(round_index, begin)
-        return not self.struck(self._member)
+        return not self.missed(round_index, self._member)
+
+    def missed(self, round_index: int, member: int) -> bool:
+        """Whether that member did not come in time to a round, or to too many before."""
+        return self.struck(member) or bool(self._store.check([f"missed/{round_index}/{member}"]))
 
     def struck(self, member: int) -> bool:
-        """Whether the others gave up on that member."""
+        """Whether the others gave up on that member for all rounds."""
         return bool(self._store.check([f"struck/{member}"]))
 
     def leave(self, pair: str, rank: int) -> None:
@@ -49,6 +56,7 @@ class Meeting:
 
     def _count_in(self, round_index: int) -> int:
         """Be counted once, also when a replaced process comes again; return how many came."""
+        self._store.set(f"came/{self._member}", "1")
         first = self._store.add(f"here/{round_index}/{self._member}", 1) == 1
         return int(self._store.add(f"count/{round_index}", 1 if first else 0))
 
@@ -66,6 +74,12 @@ class Meeting:
         for member in range(self._members):
             missing = not self._store.check([f"here/{round_index}/{member}"])
             if missing and not self.struck(member):
-                self._store.set(f"struck/{member}", "1")
-                self._store.add("struck", 1)
+                self._note(round_index, member)
         self._store.set(begin, "1")
+
+    def _note(self, round_index: int, member: int) -> None:
+        self._store.set(f"missed/{round_index}/{member}", "1")
+        came_before = round_index and self._store.check([f"came/{member}"])
+        if not came_before or self._store.add(f"misses/{member}", 1) >= _MISSES:
+            self._store.set(f"struck/{member}", "1")
+            self._store.add("struck", 1)

@@ -38,8 +38,11 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
         patience_s = _patience_s(rail, number)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
         if not meeting.arrive(number, patience_s):
-            _never_mind(rail, number, say)
-            return
+            if meeting.struck(rail.member):
+                _never_mind(rail, number, say)
+                return
+            _sit_out(rail, number, say)
+            continue
         turn = rail.go.turns[number]
         if turn is not None:
             say(account=_take_turn(seat, turn, say))
@@ -53,7 +56,7 @@ def _patience_s(rail: plan.Rail, number: int) -> float:
 
 
 def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:
-    if seat.meeting.struck(seat.rail.partner(turn)):
+    if seat.meeting.missed(turn.round, seat.rail.partner(turn)):
         error = f"its partner did not come to round {turn.round + 1}"
         return account(seat.rail, turn, "absent", error)
 
@@ -61,6 +64,13 @@ def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> di
         say(round=turn.round, phase=phase, within_s=within_s)
 
     return pair.measure(seat, turn, alive)
+
+
+def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
+    """The others began this round without us; the next one is open to us again."""
+    turn = rail.go.turns[number]
+    if turn is not None:
+        say(account=account(rail, turn, "absent", f"came too late to round {number + 1}"))
 
 
 def _never_mind(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import lines, main, pair, pattern, plan  # noqa: E402  needs torch's skip first
+from sweep import lines, main, meeting, pair, pattern, plan  # noqa: E402  needs torch's skip first
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -115,3 +116,21 @@ def test_a_rank_that_dies_without_a_word_is_a_trouble(said: bytes, heard: list[s
     main._relay(reading, told.append)
     os.close(reading)
     assert [one["event"] for one in told] == heard
+
+
+def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
+    """Held up by a bad partner once: the others go on, and wait for it again in the next round."""
+    store = torch.distributed.HashStore()
+    late, other = meeting.Meeting(store, 0, 2), meeting.Meeting(store, 1, 2)
+    with ThreadPoolExecutor(2) as both:
+        first = [both.submit(one.arrive, 0, 10.0) for one in (late, other)]
+    assert all(one.result() for one in first)
+    assert other.arrive(1, 0.05)
+    assert other.missed(1, 0)
+    assert not late.arrive(1, 0.05)
+    with ThreadPoolExecutor(2) as both:
+        again = [both.submit(one.arrive, 2, 10.0) for one in (late, other)]
+    assert all(one.result() for one in again)
+    assert other.arrive(3, 0.05)
+    assert late.struck(0)
+    assert not late.arrive(4, 0.05)
