@@ -30,7 +30,7 @@ def judge(pair: Pair) -> Verdict:
             cause="sweep",
         )
     if pair.state == "not_run":
-        return not_run(pair.error or "not measured")
+        return not_run(pair.error or "not measured", stopped=pair.waited)
     evidence: dict[str, Any] = {
         "state": pair.state,
         "backend": pair.backend,

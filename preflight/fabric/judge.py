@@ -74,13 +74,12 @@ def _joined(found: Sequence[Blame]) -> Blame | None:
 
 
 def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
-    """All waited, nobody is proven: the measurement is missing, which is no pass."""
-    if (
-        pair.state != "not_run"
-        or sweep.troubles
-        or sweep.waited.keys().isdisjoint((pair.a, pair.b))
-    ):
+    """A measurement that ended while its nodes waited for another is missing, which is no pass."""
+    waited = not sweep.waited.keys().isdisjoint((pair.a, pair.b))
+    if pair.state != "not_run" or pair.trouble or not waited:
         return pair
+    if sweep.troubles:
+        return replace(pair, waited=True)
     return replace(pair, trouble=True, advice=_ALL_WAITED)
 
 

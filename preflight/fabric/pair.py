@@ -41,6 +41,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     advice: str = ""
     short: str = ""
     """How far it came, when its time was up before bandwidth could be judged."""
+    waited: bool = False
+    """Not measured because its nodes waited for another that is blamed: they are not judged."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
 
