@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import textwrap
@@ -30,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.verb == "checks":
             return _checks(arguments.id)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except UsageError as error:
         print(f"preflight: {error}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         return USAGE
