@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from datetime import date
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One threshold of `limits.toml`."""
-
-    value: float
-    unit: str
-    kind: str
-    source: str
-    date: date
+from preflight.facts.limits import Limit
 
 
 @cache
