@@ -135,7 +135,7 @@ def test_screens_of_any_kind(here: Here) -> None:
     for told in (quiet, plain, verbose):
         assert "\x1b" not in told.out
         for line in told.out.splitlines():
-            is_ours = not line.startswith(("platform ", "plugins: "))
+            is_ours = not line.startswith(("platform ", "plugins: ", "hypothesis profile "))
             assert len(line) <= 80 or max(map(len, line.split())) > 50 or not is_ours, line
     assert "\x1b[" in colour.out
     assert "test session starts" not in quiet.out
