@@ -119,6 +119,7 @@ def _wish(config: pytest.Config) -> Wish:
         nodes=said("nodes"),
         inventory=said("inventory"),
         exclude=said("exclude"),
+        transport=said("transport"),
         python=said("python"),
         env_file=said("env_file"),
         launch=said("launch"),

@@ -70,6 +70,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Count warnings, and what could not be read for lack of privilege, as failures",
     )
     add(
+        "--preflight-transport",
+        metavar="NAME",
+        help="How to reach the nodes, whatever the inventory says: paramiko, local",
+    )
+    add(
         "--preflight-python",
         metavar="CMD",
         help="The job's Python on the nodes, as in /opt/venv/bin/python (default: python3)",

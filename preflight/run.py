@@ -21,6 +21,7 @@ from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
 from preflight.stages.probe import Reached, probe_fleet
 from preflight.stages.sweep import sweep_fleet
+from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, Verdict, not_run, unknown
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Run:
         self.registry = registry
         self.settings = settings
         self.rounds = circle_rounds([host.name for host in fleet.hosts])
+        self.ways = Ways(fleet.hosts)
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
         self.progress = progress
@@ -163,6 +165,7 @@ class Run:
         """Leave every node."""
         while self._connections:
             self._connections.popitem()[1].close()
+        self.ways.close()
 
     def _measure_stage(self, stage: Stage, selected: Sequence[Key]) -> None:
         """Measure one stage, or record why nobody will be judged on it."""
@@ -183,6 +186,7 @@ class Run:
         try:
             reached = probe_fleet(
                 self.fleet.hosts,
+                self.ways,
                 self.nonce,
                 deadline_s=left_s,
                 at_most=self.settings.at_most,

@@ -189,6 +189,7 @@ class Session:
         per_node = sum(len(names) == 1 for _, names in keys) // nodes
         lines = header(
             self.run.fleet,
+            self.run.ways,
             version=__version__,
             tier=self.run.settings.tier,
             fail_fast=self.run.settings.fail_fast,

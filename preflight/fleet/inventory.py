@@ -186,13 +186,19 @@ def _layers(content: _File) -> list[tuple[str, _Settings]]:
 
 
 def _refuse_impossible(where: str, layer: _Settings) -> None:
-    if layer.transport is not None and layer.transport not in TRANSPORTS:
-        hint = did_you_mean(layer.transport, TRANSPORTS)
-        raise UsageError(f"unknown transport {layer.transport[:40]!a} in {where}{hint}")
+    if layer.transport is not None:
+        refuse_unknown_transport(layer.transport, where)
     if layer.allreduce_min_gbs is not None and not math.isfinite(layer.allreduce_min_gbs):
         raise UsageError(
             f"allreduce_min_gbs in {where} is {layer.allreduce_min_gbs}: give a number of GB/s"
         )
+
+
+def refuse_unknown_transport(name: str, where: str) -> None:
+    """Raise UsageError with the nearest name there is."""
+    if name not in TRANSPORTS:
+        hint = did_you_mean(name, TRANSPORTS)
+        raise UsageError(f"unknown transport {name[:40]!a} in {where}{hint}")
 
 
 _WORDS = {

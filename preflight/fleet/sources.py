@@ -12,7 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from preflight.errors import UsageError
-from preflight.fleet.inventory import Inventory, JobTable, command, did_you_mean, read_inventory
+from preflight.fleet.inventory import (
+    Inventory,
+    JobTable,
+    command,
+    did_you_mean,
+    read_inventory,
+    refuse_unknown_transport,
+)
 from preflight.fleet.jobenv import public, read_env_file
 from preflight.fleet.launch import Launch, port_number, read_launch
 from preflight.fleet.master import choose_master
@@ -33,6 +40,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     nodes: str | None = None
     inventory: str | None = None
     exclude: str | None = None
+    transport: str | None = None
     python: str | None = None
     env_file: str | None = None
     launch: str | None = None
@@ -47,9 +55,7 @@ def resolve(wish: Wish) -> Fleet:
     inventory = _inventory(wish)
     names, origin, is_here = _names(wish, inventory)
     names = _excluded(names, wish.exclude)
-    hosts = tuple(
-        _with_python(host, wish.python) for host in _hosts(names, inventory, here=is_here)
-    )
+    hosts = tuple(_with_choices(host, wish) for host in _hosts(names, inventory, here=is_here))
     table = inventory.job if inventory else JobTable()
     launch_line = wish.launch if wish.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
@@ -138,10 +144,14 @@ def _this_machine(name: str) -> Host:
     return Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
 
 
-def _with_python(host: Host, python: str | None) -> Host:
-    if python is None:
-        return host
-    return msgspec.structs.replace(host, python=command(python, "--preflight-python"))
+def _with_choices(host: Host, wish: Wish) -> Host:
+    """Lay over a node what the command line says of all of them."""
+    if wish.transport is not None:
+        refuse_unknown_transport(wish.transport, "--preflight-transport")
+        host = msgspec.structs.replace(host, transport=wish.transport)
+    if wish.python is not None:
+        host = msgspec.structs.replace(host, python=command(wish.python, "--preflight-python"))
+    return host
 
 
 def _job(

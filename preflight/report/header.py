@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.fleet.model import Fleet
+    from preflight.transport.ways import Ways
 
 
 def header(
     fleet: Fleet,
+    ways: Ways,
     *,
     version: str,
     tier: str,
@@ -42,7 +44,7 @@ def header(
     return [
         f"preflight {version}",
         f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
-        f"reach    {_ways(fleet)}, {at_most} at a time",
+        f"reach    {_ways(fleet, ways)}, {at_most} at a time",
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{fabric}, {expected} verdicts expected",
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
@@ -50,8 +52,8 @@ def header(
     ]
 
 
-def _ways(fleet: Fleet) -> str:
-    ways = Counter(host.transport for host in fleet.hosts)
+def _ways(fleet: Fleet, by: Ways) -> str:
+    ways = Counter(by.way(host) for host in fleet.hosts)
     words = {"paramiko": "ssh (paramiko, known hosts only)", "local": "local processes"}
     named = [words.get(way, way) + (f" x{n}" if len(ways) > 1 else "") for way, n in ways.items()]
     return ", ".join(named)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from preflight.errors import WireError
 from preflight.facts.decode import decode_facts
 from preflight.facts.node import Reach
-from preflight.transport import transport_for
 from preflight.transport.bundle import start_payload
 from preflight.transport.fanout import fan_out
 from preflight.transport.protocol import Connection, ReachError
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
+    from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
 """For name, TCP, host key and login together; a healthy node needs well under a second."""
@@ -41,6 +41,7 @@ class Reached:
 
 def probe_fleet(
     hosts: Sequence[Host],
+    ways: Ways,
     nonce: str,
     *,
     deadline_s: float,
@@ -56,7 +57,7 @@ def probe_fleet(
     by_name = {host.name: host for host in hosts}
 
     def work(name: str) -> Reached:
-        reached = _probe(by_name[name], nonce, deadline_s)
+        reached = _probe(by_name[name], ways, nonce, deadline_s)
         arrived(name, reached)
         return reached
 
@@ -67,24 +68,24 @@ def probe_fleet(
         deadline_s=deadline_s,
         progress=progress,
     )
-    return {name: _reached(by_name[name], answer) for name, answer in answers.items()}
+    return {name: _reached(by_name[name], ways, answer) for name, answer in answers.items()}
 
 
-def _probe(host: Host, nonce: str, deadline_s: float) -> Reached:
+def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float) -> Reached:
     """Log in and fetch one node's facts; every way it can fail is part of the result."""
     began = time.monotonic()
     connection: Connection | None = None
     try:
-        connection = transport_for(host.transport).connect(host, min(CONNECT_S, deadline_s))
+        connection = ways.connect(host, min(CONNECT_S, deadline_s))
         left_s = max(1.0, deadline_s - (time.monotonic() - began))
         facts = _ask(connection, host, nonce, min(PROBE_S, left_s))
     except ReachError as error:
         reach = Reach(
-            host.transport, error.step, error.sentence, error.advice, time.monotonic() - began
+            ways.way(host), error.step, error.sentence, error.advice, time.monotonic() - began
         )
     except (WireError, TimeoutError) as error:
         reach = Reach(
-            host.transport,
+            ways.way(host),
             "answer",
             str(error) or "no answer in time",
             f"log in to {host.name} and run its Python by hand: "
@@ -92,7 +93,7 @@ def _probe(host: Host, nonce: str, deadline_s: float) -> Reached:
             time.monotonic() - began,
         )
     else:
-        reach = Reach(host.transport, seconds=time.monotonic() - began)
+        reach = Reach(ways.way(host), seconds=time.monotonic() - began)
         return Reached(reach, facts, connection)
     if connection is not None:
         connection.close()
@@ -114,14 +115,14 @@ def _ask(connection: Connection, host: Host, nonce: str, timeout_s: float) -> Fa
         talk.close()
 
 
-def _reached(host: Host, answer: Reached | Exception) -> Reached:
+def _reached(host: Host, ways: Ways, answer: Reached | Exception) -> Reached:
     """A thread that was left behind at the deadline has no result of its own."""
     if isinstance(answer, Reached):
         return answer
     sentence = str(answer) or type(answer).__name__
     return Reached(
         Reach(
-            host.transport,
+            ways.way(host),
             "answer",
             sentence[:300],
             f"look at {host.name}: it neither answered nor refused",

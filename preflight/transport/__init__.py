@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fleet.model import Host
     from preflight.transport.protocol import Transport
 
 TRANSPORTS = ("local", "paramiko")
 """Every way there is, as inventories name them."""
 
 
-def transport_for(name: str) -> Transport:
-    """Return the transport of that name; UsageError names the nearest if there is none."""
+def transport_for(name: str, hosts: Sequence[Host] = ()) -> Transport:
+    """Return the transport of that name; UsageError names the nearest if there is none.
+
+    `hosts`: all the nodes that it will serve, for a way that is opened to all of them at once.
+    """
+    del hosts  # so far every way is opened to one node at a time
     if name == "local":
         from preflight.transport.local import LocalTransport
 

@@ -51,6 +51,9 @@ class LocalTransport:
         del host, timeout_s
         return LocalConnection()
 
+    def close(self) -> None:
+        """Nothing to leave."""
+
 
 class LocalConnection:
     """Starts processes here."""

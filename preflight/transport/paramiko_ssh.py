@@ -50,6 +50,9 @@ class ParamikoTransport:
             raise
         return ParamikoConnection(transport)
 
+    def close(self) -> None:
+        """Nothing is shared between nodes."""
+
 
 class ParamikoConnection:
     """One login; each command gets a channel of its own."""

@@ -93,3 +93,6 @@ class Transport(Protocol):
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
         """Log in; raises ReachError that says which step failed."""
+
+    def close(self) -> None:
+        """Leave what was set up for the fleet as a whole. Never raises."""

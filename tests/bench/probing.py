@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from preflight.fleet.inventory import read_inventory
 from preflight.stages.probe import probe_fleet
+from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ def connected(hosts: Sequence[Host]) -> tuple[dict[str, Facts], dict[str, Connec
     """Log in, read the facts, and keep the connections; RuntimeError if a host fails."""
     reached = probe_fleet(
         hosts,
+        Ways(hosts),
         secrets.token_hex(16),
         deadline_s=DEADLINE_S,
         at_most=AT_MOST,
