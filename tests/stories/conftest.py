@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from tests.lab.fixtures import cluster, lab
+from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["cluster", "here", "lab"]
+__all__ = ["cluster", "here", "lab", "slurm", "slurm_cluster"]
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
 
