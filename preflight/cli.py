@@ -1,4 +1,7 @@
-"""The `preflight` command: what needs no test session."""
+"""The `preflight` command: what needs no test session, and `run`, which starts its own.
+
+Imports the standard library only, and the rest on use: `run` must not load what it isolates from.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight import __version__
-from preflight.errors import UsageError
-from preflight.fleet.inventory import did_you_mean
-from preflight.registry import Registry, load_folder, shipped_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USAGE = 4
-VERBS = ("checks",)
+VERBS = ("checks", "run")
 WIDTH = 80
 """Columns of the narrowest terminal people work in."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; wrong usage is one line and exit 4."""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["run"]:
+        from preflight.isolated import start
+
+        start(words[1:])
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
+    from preflight.errors import UsageError
+
     try:
         if arguments.verb == "checks":
             return _checks(arguments.id)
@@ -45,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        from preflight.fleet.inventory import did_you_mean
+
         unknown = re.search(r"invalid choice: '([^']*)'", message)
         if unknown:
             message = f"unknown verb {unknown[1]!a}{did_you_mean(unknown[1], VERBS)}"
@@ -61,10 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     checks = verbs.add_parser("checks", help="list the checks, or explain one")
     checks.add_argument("id", nargs="?", help="a check id such as gpu.count")
+    verbs.add_parser("run", help="judge a fleet, isolated: for root, cron and schedulers")
     return parser
 
 
 def _checks(check_id: str | None) -> int:
+    from preflight.registry import Registry, load_folder, shipped_folder
+
     registry = Registry(load_folder(shipped_folder()))
     if check_id is not None:
         return _explain(registry.find(check_id).check.id)

@@ -5,7 +5,12 @@ Imports the standard library and pytest only: every pytest run of an environment
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 TIERS = ("quick", "standard", "deep", "prolog")
 
@@ -119,6 +124,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "preflight_checks", "Folders with the site's own checks", type="paths", default=[]
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
+    """Look at whose conftest and ini files these are before root runs them."""
+    if early_config.known_args_namespace.preflight:
+        from preflight.guard import refuse_strangers
+
+        refuse_strangers(early_config)
+    return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:

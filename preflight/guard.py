@@ -1,0 +1,82 @@
+"""Keeps root from running somebody else's code: conftest files, ini files, checks of a folder.
+
+What pytest has loaded before it asks its plugins (`-p` in an ini file, `PYTEST_PLUGINS`, modules
+beside `python -m pytest`) cannot be refused here: for that there is `preflight run`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.trust import who_may_change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_CODE = ("conftest.py", "__init__.py", "test_*.py", "*_test.py")
+
+
+def refuse_strangers(config: pytest.Config) -> None:
+    """Stop before the first conftest runs if another user than root could have written it.
+
+    pytest.UsageError (exit 4) with the file, whose it is, and what to type instead.
+    """
+    if os.geteuid() != 0:
+        return
+    site = [path for place in config.getini("preflight_checks") for path in _code_below(place)]
+    _refuse(site, "give it to root: chown -R root, chmod -R go-w")
+    _refuse(
+        _would_run(config),
+        "type `preflight run` instead of `pytest --preflight`, or go to a folder of root",
+    )
+
+
+def _refuse(files: Iterable[Path], remedy: str) -> None:
+    for path in files:
+        if said := who_may_change(path):
+            raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
+
+
+def _would_run(config: pytest.Config) -> Iterator[Path]:
+    """Every file that this session would execute, or take orders from."""
+    if config.inipath is not None:
+        yield config.inipath
+    told = config.known_args_namespace
+    here = config.invocation_params.dir
+    typed = [here / argument.split("::")[0] for argument in told.file_or_dir]
+    tests = [path for pattern in config.getini("testpaths") for path in here.glob(pattern)]
+    if not told.noconftest:
+        yield from _conftests(typed or tests or [here], Path(told.confcutdir))
+    for place in typed:
+        yield from _code_below(place)
+
+
+def _conftests(starts: Iterable[Path], cut: Path) -> Iterator[Path]:
+    """The conftest files that pytest loads at once: beside, above, and in folders named test*."""
+    above_cut = cut.absolute().parents
+    for start in starts:
+        folder = start if start.is_dir() else start.parent
+        for each in (folder, *folder.absolute().parents, *folder.glob("test*")):
+            if each not in above_cut and (each / "conftest.py").is_file():
+                yield each / "conftest.py"
+
+
+def _code_below(place: Path) -> Iterator[Path]:
+    """A file, or all the code that pytest finds in a folder, links followed as it follows them."""
+    if not place.is_dir():
+        yield place
+        return
+    seen: set[str] = set()
+    for folder, below, _ in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield Path(folder)
+        for pattern in _CODE:
+            yield from Path(folder).glob(pattern)

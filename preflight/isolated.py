@@ -1,0 +1,127 @@
+"""`preflight run`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
+
+`start` uses the standard library alone, as whatever it imported could have been planted; the rest
+happens in a Python of its own that reads neither PYTHON* variables nor the working folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+USAGE: Final = 4
+CONFIG: Final = Path(__file__).resolve().with_name("isolated.ini")
+
+_DROPPED = ("PYTHON", "PYTEST_")
+"""Variables that make Python or pytest take code or options from elsewhere."""
+
+_SET = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    # xdist starts its workers as `python -c`, which would look for modules here first.
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+
+_WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
+_VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
+_FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
+"""pytest's own options that can be given; none of them brings in code or another configuration."""
+
+
+def start(argv: Sequence[str]) -> NoReturn:
+    """Become an isolated Python that judges the fleet. Never returns."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    os.umask(0o027)
+    sys.stdout.flush()
+    words = [sys.executable, "-I", "-m", "preflight.isolated", *argv]
+    os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run pytest on our own configuration; the exit codes are those of `pytest --preflight`."""
+    import pytest
+
+    told = _parser().parse_args(argv, argparse.Namespace(words=[], workers=False))
+    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in told.folder)
+    return pytest.main(
+        [
+            f"-c{CONFIG}",
+            f"--rootdir={CONFIG.parent}",
+            "--noconftest",
+            "--assert=plain",
+            "-pno:cacheprovider",
+            *(["-pxdist.plugin"] if told.workers else []),
+            "-ppreflight.plugin",
+            f"-opreflight_checks={folders}",
+            "--preflight",
+            *told.words,
+        ]
+    )
+
+
+class _Pass(argparse.Action):
+    """Hands an option on to pytest, which knows its type and its choices."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep it in the order in which it was typed."""
+        del parser
+        name = str(option_string)
+        valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
+        namespace.words.append(name if self.nargs == 0 else valued)
+        namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
+
+
+class _Parser(argparse.ArgumentParser):
+    def getgroup(self, *_: str) -> _Parser:
+        """Stand in for pytest's parser, to which the plugin adds its options."""
+        return self
+
+    def addoption(self, *names: str, action: str = "store", **said: Any) -> None:
+        """Take over an option of the plugin."""
+        flag = action == "store_true"
+        known = {key: said[key] for key in ("help", "metavar") if key in said}
+        self.add_argument(*names, action=_Pass, nargs=0 if flag else None, **known)
+
+    def addini(self, *_: object, **__: object) -> None:
+        """Leave the ini keys: there is no ini file."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        self.exit(USAGE, f"preflight run: {message}; see: preflight run --help\n")
+
+
+def _parser() -> _Parser:
+    from preflight.plugin import pytest_addoption
+
+    parser = _Parser(
+        prog="preflight run",
+        allow_abbrev=False,
+        description="Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
+        "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
+    )
+    parser.add_argument("folder", nargs="*", help="folders with the site's own checks")
+    for names in (*_WORKERS, *_VALUES):
+        parser.add_argument(*names, action=_Pass, help="as pytest's")
+    for names in _FLAGS:
+        parser.add_argument(*names, action=_Pass, nargs=0, help="as pytest's")
+    pytest_addoption(cast("pytest.Parser", parser))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Root judges from anybody's folder, and nobody's code but preflight's is run with its rights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.frame.site_checks import write_check
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STRANGER = 65534
+LONGEST_S = 120
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root must not do needs root")
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A folder of another user in which everything that Python or pytest loads leaves a trace."""
+    folder = tmp_path / "his"
+    folder.mkdir()
+    spring = f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n"
+    for name in ("conftest", "evil", "struct", "socket", "msgspec", "paramiko", "test_his"):
+        (folder / f"{name}.py").write_text(spring)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p evil\npythonpath = .\n")
+    _give_away(folder)
+    return folder
+
+
+def _give_away(place: Path) -> None:
+    for path in (place, *place.rglob("*")):
+        os.chown(path, STRANGER, STRANGER) if os.geteuid() == 0 else None
+
+
+def _started(
+    *words: str, folder: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    argv = [*words, "--preflight-report=out", "-m", "preflight_reach"]
+    return subprocess.run(
+        argv, cwd=folder, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+
+
+def _pytest(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    # `pytest`, unlike `python -m pytest`, does not look for modules in the working folder.
+    program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    return _started(sys.executable, "-P", "-c", program, "--preflight", *words, folder=folder)
+
+
+def _run(
+    *words: str, folder: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = str(Path(sys.executable).with_name("preflight"))
+    return _started(command, "run", *words, folder=folder, env=env)
+
+
+@root_only
+@pytest.mark.parametrize("place", ["beside", "above", "below", "ini", "loose", "linked"])
+def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
+    """A conftest or ini file that another user could write is refused unread, and the way named."""
+    folder = tmp_path / "work"
+    (folder / "tests").mkdir(parents=True)
+    spring = f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n"
+    planted = {
+        "beside": folder / "conftest.py",
+        "above": folder.parent / "conftest.py",
+        "below": folder / "tests" / "conftest.py",
+    }.get(place, folder / "conftest.py")
+    if place == "above":
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    if place == "ini":
+        planted = folder / "pytest.ini"
+    planted.write_text("[pytest]\n" if place == "ini" else spring)
+    if place == "loose":
+        planted.chmod(0o666)
+    elif place == "linked":
+        elsewhere = tmp_path / "elsewhere.py"
+        planted.rename(elsewhere)
+        planted.symlink_to(elsewhere)
+        os.chown(elsewhere, STRANGER, STRANGER)
+    else:
+        os.chown(planted, STRANGER, STRANGER)
+    told = _pytest(folder=folder)
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {planted}" in told.stderr
+    assert "type `preflight run` instead" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "sprung").exists()
+    assert not (folder / "out").exists()
+
+
+@root_only
+def test_root_runs_its_own_conftest(tmp_path: Path) -> None:
+    """What root alone may write is loaded as ever."""
+    (tmp_path / "conftest.py").write_text("open('loaded', 'w').close()\n")
+    told = _pytest(folder=tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert (tmp_path / "loaded").exists()
+
+
+@root_only
+def test_without_preflight_nothing_is_refused(tmp_path: Path) -> None:
+    """The guard is preflight's; other suites run as root as they always did."""
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    (tmp_path / "conftest.py").touch()
+    _give_away(tmp_path)
+    argv = [sys.executable, "-m", "pytest", "-q"]
+    told = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_the_isolated_run_springs_no_trap(
+    tmp_path: Path, trap: Path, workers: tuple[str, ...]
+) -> None:
+    """In a stranger's folder: no conftest, ini, plugin, module or variable of his takes part."""
+    variables = {
+        "PYTHONPATH": str(trap), "PYTHONSTARTUP": "evil.py", "PYTEST_ADDOPTS": "-p evil",
+        "PYTEST_PLUGINS": "evil",
+    }  # fmt: skip
+    told = _run(*workers, folder=trap, env=variables)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "configfile: isolated.ini" in told.stdout
+    assert "1 of 1" in told.stdout
+    assert not (tmp_path / "sprung").exists()
+    assert not list(trap.glob("**/__pycache__"))
+    subprocess.run([sys.executable, "-m", "pytest"], cwd=trap, capture_output=True, check=False)
+    assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+    assert (trap / "out" / "report.json").stat().st_mode & 0o777 == 0o640
+    assert (trap / "out").stat().st_mode & 0o777 == 0o750
+
+
+def test_the_isolated_run_takes_a_folder_of_site_checks(tmp_path: Path) -> None:
+    """A folder that is typed adds its checks to the shipped ones; the exit codes are the same."""
+    site = tmp_path / "my site"
+    write_check(site, "site.a", "conclude(fail('bent', advice='drain'))", stage="reach")
+    told = _run("my site", folder=tmp_path)
+    assert told.returncode == 1, told.stdout + told.stderr
+    assert "  site.a\n" in told.stdout
+    assert "reach.answer" in (tmp_path / "out" / "report.json").read_text()
+
+
+@root_only
+def test_the_isolated_run_takes_no_strangers_checks(tmp_path: Path) -> None:
+    """A folder of site checks that another user may write to is refused."""
+    site = tmp_path / "site"
+    write_check(site, "site.a", f"open({str(tmp_path / 'sprung')!r}, 'w')", stage="reach")
+    _give_away(site)
+    told = _run("site", folder=tmp_path)
+    assert told.returncode == 4
+    assert "chown -R root, chmod -R go-w" in told.stderr
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("words", ["-p evil", "-c evil.ini", "--rootdir=.", "-o pythonpath=."])
+def test_the_isolated_run_stays_isolated(tmp_path: Path, words: str) -> None:
+    """Options that would bring code or another configuration in are unknown to it: exit 4."""
+    told = _run(*words.split(), folder=tmp_path)
+    assert told.returncode == 4
+    assert "unrecognized arguments" in told.stderr
+    assert len(told.stderr.splitlines()[-1:]) == 1
