@@ -11,8 +11,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Most tests wait for something; those that load hosts of the lab run one after the other.
+WORKERS ?= 4
 
-.PHONY: help demo test lint preflight lab bench wheel setup clean system
+.PHONY: help demo test lint preflight lab bench bench-scale wheel setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -21,7 +23,8 @@ demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culpr
 	$(BIN)/python -m tests.lab.demo
 
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not lab" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m lab $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
 	$(BIN)/ruff check .
@@ -37,6 +40,9 @@ lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 
 bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/bench.json
 	$(BIN)/python -m tests.bench
+
+bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
+	$(BIN)/python -m tests.bench.scale
 
 wheel: $(STAMP) ## build the wheel
 	$(BIN)/python -m build --wheel --no-isolation -o dist .
