@@ -14,6 +14,14 @@ STAGES: Final[tuple[Stage, ...]] = ("reach", "facts", "net", "local", "fabric")
 TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
 """Each tier contains the ones before it."""
 
+FLEET: Final = "fleet:all"
+"""The subject of a check that judges the fleet as a whole; no node and no pair can be named so."""
+
+
+def subject(names: tuple[str, ...]) -> str:
+    """Name what a verdict is about: a node, a pair as a-b, or the whole fleet for nobody alone."""
+    return "-".join(names) or FLEET
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Declared:

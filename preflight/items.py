@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from preflight.check import FLEET, subject
 from preflight.report.text import printable
 from preflight.verdict import Outcome, Verdict
 
@@ -59,13 +60,14 @@ class CheckFile(pytest.File):
     def _split(self, keys: Sequence[Key]) -> Iterator[tuple[str, list[Key]]]:
         if not self.grouped:
             for key in keys:
-                yield "-".join(key[1]), [key]
+                yield subject(key[1]), [key]
             return
         # A group's name is free text of the inventory; an id is shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
         groups: dict[str, list[Key]] = {}
+        whole = {"pair": "pairs", "fleet": FLEET}.get(self.registered.subject)
         for key in keys:
-            label = group_of[key[1][0]] if self.registered.subject == "node" else "pairs"
+            label = whole or group_of[key[1][0]]
             groups.setdefault(label, []).append(key)
         yield from groups.items()
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
-from preflight.verdict import Outcome, Verdict, not_run
+from preflight.fleet.nodeset import fold
+from preflight.registered import broken
+from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
+from preflight.view import FleetView, whole_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
     from preflight.stages.measured import Measured
 
 Names = tuple[str, ...]
-"""Of a subject: one node, or the two of a pair in fleet order."""
+"""Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""
 
 _NO_FACTS = Facts(
     wire=WIRE,
@@ -80,7 +85,8 @@ class Judgement:
     def may_take_part(self, name: str, stage: Stage) -> str:
         """Return why a node must be left out of a stage, or nothing when it may take part."""
         for registered in self._registry:
-            if registered.check.stage == stage:
+            # A check of the whole fleet leaves a blocked node out of its view only.
+            if registered.check.stage == stage and registered.subject != "fleet":
                 blocker = self._blocker(registered.check, (name,))
                 if blocker:
                     return blocker
@@ -90,6 +96,8 @@ class Judgement:
         skipped = self.measured.skipped.get(registered.check.stage)
         if skipped is not None:
             return skipped
+        if registered.subject == "fleet":
+            return self._judge_fleet(registered)
         blocker = self._blocker(registered.check, names)
         if blocker:
             return not_run(blocker, blocked=True)
@@ -97,8 +105,40 @@ class Judgement:
             pair = self._pair(names)
             if isinstance(pair, Verdict):
                 return pair
-            return registered.conclude(pair)
-        return registered.conclude(self._node(names[0]))
+            return self._known_only(registered, registered.conclude(pair))
+        return self._known_only(registered, registered.conclude(self._node(names[0])))
+
+    def _judge_fleet(self, registered: Registered) -> Verdict:
+        """Judge the nodes that may be, and say who is not among them: `ok` is not about those."""
+        view = self.fleet_view(registered.check)
+        if not view.nodes:
+            return not_run(f"nobody to judge: {next(iter(view.left_out.values()))}", blocked=True)
+        verdict = self._known_only(registered, registered.conclude(view))
+        if verdict.outcome is Outcome.BROKEN:
+            return verdict
+        unseen = f"; not looked at: {fold(view.left_out)}" if view.left_out else ""
+        return replace(
+            verdict,
+            sentence=verdict.sentence + unseen,
+            evidence={**verdict.evidence, UNSEEN: dict(view.left_out)},
+        )
+
+    def _known_only(self, registered: Registered, verdict: Verdict) -> Verdict:
+        """Refuse a verdict that condemns who is no node of this fleet: nobody would be left out."""
+        strangers = [name for name in verdict.culprits if name not in self._hosts]
+        if not strangers:
+            return verdict
+        return broken(f"{registered.check.id} condemns {strangers[0]!a}, no node of this fleet")
+
+    def fleet_view(self, check: Check) -> FleetView:
+        """Show the whole fleet to a check: the nodes whose gates are open, and why not the rest."""
+        left_out = {name: self._blocker(check, (name,)) for name in self._hosts}
+        left_out |= {n: self._unreached(n) for n in self._hosts if n not in self.measured.facts}
+        return whole_fleet(
+            {name: self._node(name) for name, why in left_out.items() if not why},
+            {name: why for name, why in left_out.items() if why},
+            self.sweep.pairs if check.stage == "fabric" else {},
+        )
 
     def _blocker(self, check: Check, names: Names) -> str:
         for name in names:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.check import subject
 from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Entry(Struct, frozen=True):
-    """One verdict and what it is about; `subject` is "h1" or "h1-h2", `nodes` its nodes."""
+    """One verdict and what it is about; `subject` is "h1", "h1-h2" or "fleet:all".
+
+    `nodes` are the nodes of the subject; none for the whole fleet, which is nobody alone.
+    """
 
     check: str
     subject: str
@@ -52,7 +56,7 @@ class Ledger:
         missing = not_run(stopped, stopped=True) if stopped else _lost("its verdict never arrived")
         keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
-            Entry(check, "-".join(nodes), nodes, self._arrived.get((check, nodes), missing))
+            Entry(check, subject(nodes), nodes, self._arrived.get((check, nodes), missing))
             for check, nodes in keys
         )
 

@@ -189,6 +189,7 @@ def _verdict(entry: Entry) -> VerdictRow:
         advice=verdict.advice,
         evidence=verdict.evidence,
         blame=verdict.blame,
+        culprits=verdict.culprits,
     )
 
 

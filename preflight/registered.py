@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from preflight.check import Check
 
-Subject = Literal["node", "pair"]
+Subject = Literal["node", "pair", "fleet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Registered:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  pytest.skip() and sys.exit() are no Exception
-            return _broken(
+            return broken(
                 f"{self.check.id} raised {type(error).__name__}: {error}"[:300],
                 traceback=traceback.format_exc(limit=-6),
             )
         if len(said) != 1:
-            return _broken(f"{self.check.id} reached {len(said)} verdicts, expected 1")
+            return broken(f"{self.check.id} reached {len(said)} verdicts, expected 1")
         if not isinstance(said[0], Verdict):
-            return _broken(
+            return broken(
                 f"{self.check.id} concluded with {type(said[0]).__name__}, expected a Verdict"
             )
         return _writable(said[0])
@@ -53,6 +53,10 @@ class Registered:
 
 def _writable(verdict: Verdict) -> Verdict:
     """Return it fit for report.json: what cannot be written goes, the outcome stays."""
+    try:
+        msgspec.convert(msgspec.to_builtins(verdict.culprits), tuple[str, ...])
+    except (TypeError, ValueError, RecursionError):
+        return broken(f"culprits of {verdict.sentence!a:.80} are no names of nodes")
     try:
         msgspec.json.encode(verdict)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -65,7 +69,8 @@ def _writable(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _broken(sentence: str, **evidence: str) -> Verdict:
+def broken(sentence: str, **evidence: str) -> Verdict:
+    """The check itself is at fault; the node is neither condemned nor cleared."""
     return Verdict(
         outcome=Outcome.BROKEN,
         sentence=_legible(sentence),

@@ -26,6 +26,8 @@ _PARAMETERS: dict[str, Subject] = {
     "preflight_node": "node",
     "pair": "pair",
     "preflight_pair": "pair",
+    "fleet": "fleet",
+    "preflight_fleet": "fleet",
 }
 
 
@@ -65,8 +67,9 @@ class Registry:
         if required not in self._by_id:
             raise UsageError(f"{says}, which no check declares: correct the id")
         gate = self._by_id[required]
-        if gate.subject == "pair":
-            raise UsageError(f"{says}, which judges pairs: require a check of nodes")
+        if gate.subject != "node":
+            what = "pairs" if gate.subject == "pair" else "the whole fleet"
+            raise UsageError(f"{says}, which judges {what}: require a check of nodes")
         if _order(gate)[0] > _order(registered)[0]:
             raise UsageError(
                 f"{says} of the later stage {gate.check.stage}: require one of the stage "
@@ -139,8 +142,8 @@ def load_file(path: Path) -> Registered:
     subjects = [name for name in _PARAMETERS if name in names]
     if names - {"conclude"} != set(subjects) or len(subjects) != 1:
         raise UsageError(
-            f"{path}: {tests[0].__name__} takes {sorted(names)}, a check takes (node, conclude) "
-            "or (pair, conclude)"
+            f"{path}: {tests[0].__name__} takes {sorted(names)}, a check takes (node, conclude), "
+            "(pair, conclude) or (fleet, conclude)"
         )
     return Registered(check, _PARAMETERS[subjects[0]], subjects[0], tests[0], path)
 

@@ -102,6 +102,8 @@ class Run:
                 continue
             if registered.subject == "pair":
                 keys += [(check.id, pair) for pair in pairs]
+            elif registered.subject == "fleet":
+                keys.append((check.id, ()))
             else:
                 keys += [(check.id, (host.name,)) for host in self.fleet.hosts]
         return keys
@@ -150,8 +152,9 @@ class Run:
                     spread(gate, new)
 
         subjects: dict[str, set[str]] = {}
+        everyone = [host.name for host in self.fleet.hosts]
         for check_id, names in selected:
-            subjects.setdefault(check_id, set()).update(names)
+            subjects.setdefault(check_id, set()).update(names or everyone)
         for check_id, nodes in subjects.items():
             spread(check_id, nodes)
         return [
@@ -210,7 +213,7 @@ class Run:
         """Judge those who had answered before an interrupt; the rest stays open."""
         for check_id, nodes in selected:
             first_stages = self.registry[check_id].check.stage in ("reach", "facts")
-            if first_stages and all(name in names for name in nodes):
+            if first_stages and nodes and all(name in names for name in nodes):
                 self.judgement.verdict(check_id, nodes)
 
     def _try_ports(self, deadline_s: float) -> None:

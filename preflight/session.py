@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from preflight import __version__, handover
+from preflight.check import subject
 from preflight.console import TerminalProgress
 from preflight.errors import UsageError
+from preflight.fleet.nodeset import fold
 from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
 from preflight.options import Chosen, read_options
 from preflight.registry import Registry, declares_check, load_file
@@ -176,11 +178,11 @@ class Session:
     def _found(self, key: Key, verdict: Verdict) -> None:
         """Show a finding when it is known; one line for all verdicts that share its cause."""
         check, nodes = key
-        subject = verdict.blame or "-".join(nodes)
-        cause = (subject, verdict.cause or check)
+        about = fold(verdict.culprits) or verdict.blame or subject(nodes)
+        cause = (about, verdict.cause or check)
         if cause not in self._shown:
             self._shown.add(cause)
-            self.run.progress.line(finding_line(verdict.outcome, subject, check, verdict.sentence))
+            self.run.progress.line(finding_line(verdict.outcome, about, check, verdict.sentence))
 
     def pytest_report_header(self) -> list[str]:
         """Say who is judged, how reached, what will run, how long, where the report goes."""
@@ -196,6 +198,7 @@ class Session:
             budget_s=self.run.settings.wall_s,
             at_most=self.run.settings.at_most,
             per_node=per_node,
+            of_fleet=sum(not names for _, names in keys),
             rounds=len(self.run.rounds) if any(len(names) > 1 for _, names in keys) else 0,
             expected=len(keys),
             where=self._chosen.outputs.shown,

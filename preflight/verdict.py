@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+
+UNSEEN = "not_looked_at"
+"""Key of the evidence that names the nodes which a verdict on the whole fleet is not about."""
 
 
 class Outcome(StrEnum):
@@ -27,7 +30,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     `grant` is set on an `unknown` whose only cause is missing privilege and says what to grant;
     such a verdict counts as failure only under `--preflight-strict`. `blame` names the subject
-    (node, or `pair a-b`) to condemn where that is not the one the check was judged on.
+    (node, or `pair a-b`) to condemn where that is not the one the check was judged on; `culprits`
+    names the nodes where they are several, as when a whole fleet was judged.
     """
 
     outcome: Outcome
@@ -37,6 +41,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     grant: str = ""
     blame: str = ""
+    culprits: tuple[str, ...] = ()
     blocks: bool = True
     """Whether a condemned subject must be left out by the checks that require this one."""
 
@@ -57,10 +62,22 @@ def ok(sentence: str, **evidence: Any) -> Verdict:
     return Verdict(outcome=Outcome.OK, sentence=sentence, evidence=evidence)
 
 
-def warn(sentence: str, *, advice: str, cause: str = "", **evidence: Any) -> Verdict:
+def warn(
+    sentence: str,
+    *,
+    advice: str,
+    cause: str = "",
+    culprits: Iterable[str] = (),
+    **evidence: Any,
+) -> Verdict:
     """Worth a person's look, but the job may start."""
     return Verdict(
-        outcome=Outcome.WARN, sentence=sentence, advice=advice, evidence=evidence, cause=cause
+        outcome=Outcome.WARN,
+        sentence=sentence,
+        advice=advice,
+        evidence=evidence,
+        cause=cause,
+        culprits=_names(culprits),
     )
 
 
@@ -70,6 +87,7 @@ def fail(
     advice: str,
     cause: str = "",
     blame: str = "",
+    culprits: Iterable[str] = (),
     blocks: bool = True,
     **evidence: Any,
 ) -> Verdict:
@@ -81,17 +99,21 @@ def fail(
         evidence=evidence,
         cause=cause,
         blame=blame,
+        culprits=_names(culprits),
         blocks=blocks,
     )
 
 
-def flaky(k: int, n: int, sentence: str, *, advice: str, **evidence: Any) -> Verdict:
+def flaky(
+    k: int, n: int, sentence: str, *, advice: str, culprits: Iterable[str] = (), **evidence: Any
+) -> Verdict:
     """Bad in k of n tries: kept apart from `fail`, and never averaged away."""
     return Verdict(
         outcome=Outcome.FLAKY,
         sentence=f"{k} of {n}: {sentence}",
         advice=advice,
         evidence={"bad": k, "tries": n, **evidence},
+        culprits=_names(culprits),
     )
 
 
@@ -102,6 +124,7 @@ def unknown(
     grant: str = "",
     cause: str = "",
     blame: str = "",
+    culprits: Iterable[str] = (),
     **evidence: Any,
 ) -> Verdict:
     """Could not judge: a missing reading is never a pass."""
@@ -113,9 +136,15 @@ def unknown(
         grant=grant,
         cause=cause,
         blame=blame,
+        culprits=_names(culprits),
     )
 
 
 def not_run(sentence: str, **evidence: Any) -> Verdict:
     """Not applicable, or not reached: the sentence says which."""
     return Verdict(outcome=Outcome.NOT_RUN, sentence=sentence, evidence=evidence)
+
+
+def _names(culprits: Iterable[str]) -> tuple[str, ...]:
+    """One name may be given bare: its letters are no nodes."""
+    return (culprits,) if isinstance(culprits, str) else tuple(dict.fromkeys(culprits))

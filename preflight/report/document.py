@@ -46,6 +46,8 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     advice: str
     evidence: dict[str, Any]
     blame: str = ""
+    culprits: tuple[str, ...] = ()
+    """The nodes it condemns in place of its subject, where it names several."""
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):
@@ -139,9 +141,11 @@ def _escaped(match: re.Match[str]) -> str:
 def json_schema() -> dict[str, Any]:
     """Describe the document as JSON Schema; `docs/report.schema.json` holds a copy of this."""
     (root,), definitions = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
-    return {
+    schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"preflight report.json, schema {SCHEMA}",
         **root,
         "$defs": definitions,
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    return plain

@@ -54,7 +54,8 @@ def findings(
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.verdict.outcome in _RANK:
-            groups.setdefault(_cause(entry), []).append(entry)
+            for cause in _causes(entry):
+                groups.setdefault(cause, []).append(entry)
     by_component = {blame.component: blame for blame in blames}
     merged: dict[tuple[str, str, str, Outcome], list[Finding]] = {}
     for (subject, _), group in groups.items():
@@ -66,9 +67,10 @@ def findings(
     return tuple(sorted(found, key=lambda finding: _RANK[finding.outcome]))
 
 
-def _cause(entry: Entry) -> tuple[str, str]:
-    subject = entry.verdict.blame or entry.subject
-    return subject, entry.verdict.cause or entry.check
+def _causes(entry: Entry) -> list[tuple[str, str]]:
+    """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
+    subjects = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
+    return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
 
 def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Finding:
@@ -107,8 +109,11 @@ def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
     """
     condemned: dict[str, set[str]] = {}
     for entry in entries:
-        if entry.verdict.condemns and len(entry.nodes) == 1:
-            condemned.setdefault(entry.check, set()).add(entry.verdict.blame or entry.subject)
+        names = entry.verdict.culprits
+        if not names and len(entry.nodes) == 1:
+            names = (entry.verdict.blame or entry.subject,)
+        if entry.verdict.condemns and names:
+            condemned.setdefault(entry.check, set()).update(names)
     return {
         check: f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, "
         "the check or one shared cause rather than that many faults; do not drain on it"

@@ -24,6 +24,7 @@ def header(
     budget_s: float,
     at_most: int,
     per_node: int,
+    of_fleet: int,
     rounds: int,
     expected: int,
     where: str,
@@ -38,6 +39,7 @@ def header(
         f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
     fabric = f", {rounds} round{'s' if rounds != 1 else ''} of pairs" if rounds else ""
+    whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
     who = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
@@ -46,7 +48,7 @@ def header(
         f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
         f"reach    {_ways(fleet, ways)}, {at_most} at a time",
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
-        f"checks   {tier}: {per_node} per node{fabric}, {expected} verdicts expected",
+        f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         f"report   {where}",
     ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.verdict import Outcome
+from preflight.verdict import UNSEEN, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,8 +36,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
 def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -> Readiness:
     """Sort the nodes by whether any verdict condemns them.
 
-    A verdict condemns the node it blames, else its subject; a pair with both ends cleared keeps
-    them apart; a pair that blames neither makes both not ready, as either may be the culprit.
+    A verdict condemns the nodes it names, else its subject; a pair with both ends cleared keeps
+    them apart; a pair that blames neither makes both not ready, as either may be the culprit. A
+    fleet that is unfit as a whole condemns no node; one that was not judged clears none.
     """
     bad: set[str] = set()
     left: set[str] = set()
@@ -45,13 +46,16 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
     known = frozenset(nodes)
     judged: set[str] = set()
     for entry in entries:
-        judged.update(entry.nodes)
+        # A verdict on the fleet is about everybody who could be looked at.
+        judged.update(entry.nodes or known.difference(entry.verdict.evidence.get(UNSEEN, ())))
         if left_open(entry):
-            left.update(entry.nodes)
+            left.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
             continue
         pair = _cleared_pair(entry.verdict.blame, known)
-        if entry.verdict.blame in known:
+        if entry.verdict.culprits:
+            bad |= known.intersection(entry.verdict.culprits)
+        elif entry.verdict.blame in known:
             bad.add(entry.verdict.blame)
         elif pair is not None:
             apart[pair] = None
@@ -89,6 +93,12 @@ def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
     )
 
 
+def condemns_nobody(entry: Entry, *, strict: bool) -> bool:
+    """Whether the fleet is unfit as a whole: leaving nodes out is not known to mend that."""
+    named = entry.nodes or entry.verdict.culprits or entry.verdict.blame
+    return not named and counts_as_failure(entry, strict=strict)
+
+
 def exit_code(
     entries: Sequence[Entry],
     ready: Readiness,
@@ -102,7 +112,8 @@ def exit_code(
     """Map a finished run to its exit code.
 
     0 ready; 1 something is condemned, flaky or unknown; 2 interrupted; 3 preflight broke or lost
-    verdicts and nothing is condemned; 5 nothing to check. With `need`, enough ready nodes are 0.
+    verdicts and nothing is condemned; 5 nothing to check. With `need`, enough ready nodes are 0,
+    unless the fleet is unfit as a whole.
     `strangers_failed`: an ordinary test that ran beside the checks failed, which is never 0.
     """
     if interrupted:
@@ -111,7 +122,8 @@ def exit_code(
         return 3 if broke else 1 if strangers_failed else 5
     if any(counts_as_failure(entry, strict=strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
-        return 0 if enough and not broke and not strangers_failed else 1
+        whole = any(condemns_nobody(entry, strict=strict) for entry in entries)
+        return 0 if enough and not (whole or broke or strangers_failed) else 1
     if broke or any(left_open(entry) for entry in entries):
         return 3
     too_few = need is not None and len(ready.launchable) < need

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from preflight.check import FLEET
 from preflight.fleet.nodeset import fold
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome
@@ -12,7 +13,7 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.report.document import Report
+    from preflight.report.document import Report, VerdictRow
     from preflight.report.findings import Finding
 
 _WORD = {
@@ -55,9 +56,16 @@ def title(report: Report) -> str:
         return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
+    if any(map(_unfit_as_a_whole, report.verdicts)):
+        return "the fleet as a whole is not ready"
     if report.fleet.apart:
         return "all nodes ready, but not every pair of them"
     return "ready" if report.exit == 0 else "could not judge everything"
+
+
+def _unfit_as_a_whole(row: VerdictRow) -> bool:
+    condemns = row.outcome in (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN)
+    return condemns and row.subject == FLEET and not (row.culprits or row.blame)
 
 
 def summary(

@@ -35,9 +35,17 @@ class Here:
         """The three nodes n1, n2, n3."""
         return self.folder / "fleet.toml"
 
-    def check(self, check_id: str, body: str, *, requires: tuple[str, ...] = ()) -> Path:
-        """Add a check of the site; `body` may use `node` and must call `conclude`."""
-        return write_check(self.folder / "site", check_id, body, requires=requires)
+    def check(
+        self,
+        check_id: str,
+        body: str,
+        *,
+        requires: tuple[str, ...] = (),
+        subject: str = "node",
+    ) -> Path:
+        """Add a check of the site; `body` may use its subject and must call `conclude`."""
+        folder = self.folder / "site"
+        return write_check(folder, check_id, body, requires=requires, subject=subject)
 
     def judge(self, *arguments: str, env: Mapping[str, str] | None = None) -> Told:
         """Judge the three nodes by the site's checks alone."""

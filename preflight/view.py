@@ -1,0 +1,50 @@
+"""The whole fleet as a check sees it: for what no node and no pair shows alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from preflight.facts.node import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preflight.fabric.pair import Pair
+    from preflight.facts.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """Everybody who can be judged, who cannot and why, and what the sweep measured among them."""
+
+    nodes: Mapping[str, Node]
+    """In fleet order: those that gave facts and that no required check holds back."""
+    left_out: Mapping[str, str]
+    """The rest, and why: `{"h2": "reach.route of h2: nobody answers at h2:22"}`."""
+    groups: Mapping[str, Group]
+    """The promise groups of `nodes`, with the facts of those nodes alone; for `majority`."""
+    pairs: Mapping[tuple[str, str], Pair]
+    """By both names, the earlier of the fleet first; empty unless the check's stage is fabric."""
+
+
+def whole_fleet(
+    nodes: Mapping[str, Node],
+    left_out: Mapping[str, str],
+    pairs: Mapping[tuple[str, str], Pair],
+) -> FleetView:
+    """Put the view together so that no check can change what the next one sees."""
+    members: dict[str, dict[str, Node]] = {}
+    for node in nodes.values():
+        members.setdefault(node.group.name, {})[node.name] = node
+    groups = {
+        name: Group(name, MappingProxyType({n: node.facts for n, node in own.items()}))
+        for name, own in members.items()
+    }
+    return FleetView(
+        nodes=MappingProxyType(dict(nodes)),
+        left_out=MappingProxyType(dict(left_out)),
+        groups=MappingProxyType(groups),
+        pairs=MappingProxyType(dict(pairs)),
+    )
