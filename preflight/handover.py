@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preflight.check import STAGES
+from preflight.errors import WireError
+from preflight.fleet.files import read_regular
 from preflight.run import STOPPED_AT_FIRST, Run
-from preflight.stages.measured import Measured
+from preflight.stages.measured import LARGEST, Measured
+from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from preflight.outcome import Outputs
 
 _MEASURED = "preflight_measured"
+_DIGEST = "preflight_measured_sha256"
 _SKIPPED = "preflight_skipped"
 
 
 def give(luggage: dict[str, Any], run: Run, outputs: Outputs) -> None:
     """Name the file of the measurements; where it could not be written, send what it would hold."""
     path = outputs.path / "measured.json"
-    written = not outputs.trouble and path.is_file()
-    luggage[_MEASURED] = str(path) if written else run.judgement.measured.encode()
+    written = path.name in outputs.written
+    content = run.judgement.measured.encode()
+    luggage[_MEASURED] = str(path) if written else content
+    luggage[_DIGEST] = hashlib.sha256(content).hexdigest()
     luggage[_SKIPPED] = [[check, list(nodes)] for check, nodes in run.stopped]
 
 
 def take(luggage: dict[str, Any], run: Run) -> None:
     """Put a worker's run where the controller's run is."""
-    content = luggage[_MEASURED]
-    run.judgement.advance(
-        Measured.decode(content if isinstance(content, bytes) else Path(content).read_bytes())
-    )
+    try:
+        measured = Measured.decode(_content(luggage))
+    except (WireError, OSError) as error:
+        broken = Verdict(
+            outcome=Outcome.BROKEN,
+            sentence=f"its worker could not read what was measured: {error}",
+            advice="give a folder that nobody else may write to: --preflight-report DIR",
+        )
+        measured = Measured(nonce=run.nonce, skipped=dict.fromkeys(STAGES, broken))
+    run.judgement.advance(measured)
     for check, nodes in luggage[_SKIPPED]:
         run.judgement.skip(check, tuple(nodes), STOPPED_AT_FIRST)
+
+
+def _content(luggage: dict[str, Any]) -> bytes:
+    """What the controller measured, and not what somebody put in the file's place since."""
+    content = luggage[_MEASURED]
+    if isinstance(content, bytes):
+        return content
+    read = read_regular(Path(content), LARGEST)
+    if hashlib.sha256(read).hexdigest() != luggage[_DIGEST]:
+        raise WireError(f"somebody changed {content} while the run went on")
+    return read

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
+from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.outcome import Outputs
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.run import Settings
-from preflight.stages.measured import Measured
+from preflight.stages.measured import LARGEST, Measured
 
 if TYPE_CHECKING:
     import pytest
@@ -133,12 +134,9 @@ def _wish(config: pytest.Config) -> Wish:
 def _replayed(path: str | None) -> Measured | None:
     if path is None:
         return None
-    file = Path(path).expanduser()
     try:
-        if file.exists() and not file.is_file():
-            raise UsageError(f"{path} is no regular file: give the measured.json of a run")
-        return Measured.decode(file.read_bytes())
-    except (OSError, ValueError) as error:
+        return Measured.decode(read_regular(Path(path).expanduser(), LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"cannot read the measurements {path}: {error}; give the measured.json of a run"
         ) from error

@@ -18,8 +18,8 @@ from preflight.report.document import (
     SizeRow,
     VerdictRow,
     encode,
-    write_atomically,
 )
+from preflight.report.files import open_folder, write_atomically
 from preflight.report.findings import Finding, counts, findings, suspicions
 from preflight.report.header import next_command
 from preflight.report.ready import Readiness, exit_code, readiness
@@ -42,6 +42,7 @@ class Outputs:
 
     path: Path
     trouble: str = field(default="", init=False)
+    written: set[str] = field(default_factory=set, init=False)
 
     @classmethod
     def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
@@ -62,6 +63,15 @@ class Outputs:
             raise UsageError(f"--preflight-report: {there} is no folder: give another one")
         if not os.access(there, os.W_OK | os.X_OK):
             raise UsageError(f"cannot write into {there}: give a folder with --preflight-report")
+        try:
+            with open_folder(self.path, make=False):
+                return
+        except FileNotFoundError:
+            return  # what is there of the way to it is fine
+        except OSError as error:
+            raise UsageError(
+                f"--preflight-report: {error.strerror}: give a folder of your own"
+            ) from error
 
     @property
     def shown(self) -> str:
@@ -71,15 +81,11 @@ class Outputs:
         except ValueError:
             return str(self.path)
 
-    def folder(self) -> Path:
-        """Make the folder; OSError if that cannot be."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return self.path
-
     def write(self, name: str, content: bytes) -> None:
         """Write one file in one piece. A full disk costs the file, never the verdicts."""
         try:
-            write_atomically(self.folder() / name, content)
+            write_atomically(self.path / name, content)
+            self.written.add(name)
         except OSError as error:
             self.trouble = (
                 f"cannot write {self.path / name}: {error.strerror}; "

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -103,25 +100,6 @@ class Report(Struct, frozen=True, kw_only=True):
     pairs: tuple[PairRow, ...]
     blames: tuple[BlameRow, ...]
     suspicions: tuple[str, ...]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a sibling file and rename it, so that a reader sees the old or the new, never half.
-
-    Raises OSError (disk full, no permission) and leaves no temporary file behind.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o640)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def encode(report: Report) -> bytes:

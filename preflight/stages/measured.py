@@ -12,6 +12,9 @@ from preflight.facts.node import Reach
 from preflight.facts.ports import Ports
 from preflight.verdict import Verdict
 
+LARGEST = 1 << 30
+"""Bytes of a measured.json; a node takes some 100 KiB at most, a pair 50."""
+
 
 class Measured(Struct, frozen=True, kw_only=True):
     """By node name. A stage adds its own part and leaves the rest as it was."""

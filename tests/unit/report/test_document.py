@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.report.document import json_schema, write_atomically
+from preflight.report.document import json_schema
+from preflight.report.files import write_atomically
 from preflight.report.text import LONGEST, printable, wrapped
 
 DOCS = Path(__file__).parents[3] / "docs"

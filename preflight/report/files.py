@@ -1,0 +1,90 @@
+"""Writing what a run leaves: whole files, never through a link or into a folder of a stranger's.
+
+Whoever may write to a folder above could have put a link or a folder of his own in the place of
+ours. The way is therefore walked step by step, and each step is held open while the next is taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preflight.trust import strange_link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_MODE, FILE_MODE = 0o750, 0o640
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a sibling file and rename it, so that a reader sees the old or the new, never half.
+
+    Makes the folder where it is missing. Raises OSError (disk full, no permission, a folder that
+    is not safe) and leaves no temporary file behind.
+    """
+    with open_folder(path.parent, make=True) as folder:
+        temporary = f".{path.name}.{secrets.token_hex(8)}"
+        handle = os.open(temporary, _NEW, FILE_MODE, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(handle, FILE_MODE)
+                file.write(content)
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def open_folder(path: Path, *, make: bool) -> Iterator[int]:
+    """Hold a folder open; OSError says in words why it is not safe to write there.
+
+    FileNotFoundError if it is not there yet and is not to be made.
+    """
+    if said := strange_link(path):
+        raise OSError(errno.ELOOP, f"{said}, which is not followed")
+    handle = os.open("/", _STEP)
+    try:
+        place = Path("/")
+        for part in Path(os.path.realpath(path)).parts[1:]:
+            place /= part
+            inner = _step(handle, part, make=make)
+            outer, handle = handle, inner
+            try:
+                _refuse_planted(place, os.fstat(outer), os.fstat(inner))
+            finally:
+                os.close(outer)
+        if _open_to_all(os.fstat(handle)) and not os.fstat(handle).st_mode & stat.S_ISVTX:
+            raise OSError(errno.EPERM, f"everybody may replace what is in {place}")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _step(folder: int, name: str, *, make: bool) -> int:
+    if make:
+        with suppress(FileNotFoundError):
+            return os.open(name, _STEP, dir_fd=folder)
+        with suppress(FileExistsError):
+            os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+    return os.open(name, _STEP, dir_fd=folder)
+
+
+def _refuse_planted(place: Path, above: os.stat_result, found: os.stat_result) -> None:
+    if _open_to_all(above) and found.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.EPERM, f"{place} is neither ours nor root's, where everybody may write")
+
+
+def _open_to_all(found: os.stat_result) -> bool:
+    return bool(found.st_mode & stat.S_IWOTH)

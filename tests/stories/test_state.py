@@ -1,0 +1,95 @@
+"""What a run keeps on disk is its own: nobody else decides where it goes or what is read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.stories.here import Here
+
+STRANGER = 65534
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+REACH = ("-m", "preflight_reach")
+
+
+@root_only
+@pytest.mark.parametrize("trap", ["link", "folder", "open"])
+def test_a_report_folder_of_a_stranger(here: Here, trap: str) -> None:
+    """A link, a folder of another user in /tmp, a folder that is open to all: exit 4."""
+    shared, victim = here.folder / "shared", here.folder / "victim"
+    shared.mkdir()
+    victim.mkdir()
+    shared.chmod(0o1777)
+    runs = shared / "runs"
+    if trap == "link":
+        runs.symlink_to(victim)
+    else:
+        runs.mkdir()
+        runs.chmod(0o777 if trap == "open" else 0o755)
+    if trap != "open":
+        os.lchown(runs, STRANGER, STRANGER)
+    told = here.judge_all(*REACH, f"--preflight-report={runs}")
+    assert told.exit == 4
+    assert "--preflight-report: " in told.err
+    assert "give a folder of your own" in told.err
+    assert "probing" not in told.out
+    assert list(victim.iterdir()) == []
+
+
+def test_links_in_the_place_of_our_files(here: Here) -> None:
+    """A planted report.json, ready.hosts or measured.json is replaced; its target stays."""
+    victim = here.folder / "victim"
+    victim.write_text("precious")
+    folder = here.folder / "planted"
+    folder.mkdir()
+    for name in ("report.json", "ready.hosts", "measured.json"):
+        (folder / name).symlink_to(victim)
+    told = here.judge_all(*REACH, f"--preflight-report={folder}")
+    assert told.exit == 0, told.out
+    assert victim.read_text() == "precious"
+    assert not any(path.is_symlink() for path in folder.iterdir())
+
+
+def test_workers_judge_what_was_measured_and_nothing_else(here: Here) -> None:
+    """A measured.json swapped behind the controller's back is judged by no worker, and told."""
+    here.check("site.a", "conclude(ok('fine'))")
+    (here.folder / "conftest.py").write_text(
+        "import pathlib\n"
+        "def pytest_configure_node(node):\n"
+        "    path = pathlib.Path(node.workerinput['preflight_measured'])\n"
+        "    path.write_bytes(path.read_bytes().replace(b'n2', b'n4'))\n"
+    )
+    told = here.judge("-n", "2")
+    assert told.exit == 3, told.out
+    assert told.outcomes() == {("site.a", f"n{i}", "broken") for i in (1, 2, 3)}
+    assert "while the run went on" in " ".join(told.out.split())
+    assert "Traceback" not in told.out
+    assert told.report["fleet"]["ready"] == []
+
+
+def test_workers_do_not_read_an_older_runs_measurements(here: Here) -> None:
+    """A replay into the folder of an earlier run judges the replayed file, with workers too."""
+    here.check("site.a", "conclude(ok(node.facts.nonce))")
+    kept = here.folder / "kept.json"
+    kept.write_bytes((here.judge().folder / "measured.json").read_bytes())
+    here.judge()
+    again = here.judge(f"--preflight-replay={kept}", "-n", "2")
+    nonce = json.loads(kept.read_text())["nonce"]
+    assert {v["sentence"] for v in again.report["verdicts"]} == {nonce}
+
+
+def test_only_a_plain_file_is_replayed(here: Here) -> None:
+    """A pipe, a device and a document nested without end are exit 4 at once."""
+    here.check("site.a", "conclude(ok('fine'))")
+    pipe, deep = here.folder / "pipe", here.folder / "deep.json"
+    os.mkfifo(pipe)
+    deep.write_text('{"nonce":"n","skipped":{"net":{"outcome":"ok","sentence":"","evidence":'
+                    + '{"a":' * 100_000 + "1" + "}" * 100_003)  # fmt: skip
+    for path in (pipe, "/dev/zero", deep):
+        told = here.judge(f"--preflight-replay={path}")
+        assert told.exit == 4
+        assert "give the measured.json of a run" in told.err
