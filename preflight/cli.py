@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
-        from preflight.fleet.inventory import did_you_mean
+        from preflight.fleet.words import did_you_mean
 
         unknown = re.search(r"invalid choice: '([^']*)'", message)
         if unknown:

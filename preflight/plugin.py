@@ -25,7 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=False,
         help="Judge a fleet instead of running your tests; without more, judges this machine",
     )
-    add("--preflight-nodes", metavar="LIST", help="Nodes, as in 'gpu[001-064]' or 'a,b,c'")
+    add(
+        "--preflight-nodes",
+        metavar="LIST",
+        help="Nodes, as in 'gpu[001-064]' or 'a,b,c'; '@gpu' is a group of ClusterShell, "
+        "'@inventory:gpu' one of the inventory",
+    )
     add(
         "--preflight-inventory",
         metavar="FILE",

@@ -6,7 +6,6 @@ is not known is refused, since a misspelled promise that is ignored would be a f
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import shlex
@@ -18,9 +17,11 @@ from msgspec import Meta, Struct
 
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
+from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_text import parse
 from preflight.fleet.model import Host, Promise
-from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand
+from preflight.fleet.nodeset import MOST_NODES, check_host_name
+from preflight.fleet.words import did_you_mean
 from preflight.transport import TRANSPORTS
 
 LARGEST = 4 << 20
@@ -104,6 +105,14 @@ class Inventory:
         """Every node of the file, group by group; single nodes if there are no groups."""
         return tuple(self._group_of or self._content.node)
 
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of each group, for `@inventory:NAME`."""
+        members: dict[str, list[str]] = {group: [] for group in self._content.group}
+        for name, group in self._group_of.items():
+            members[group].append(name)
+        return {group: tuple(names) for group, names in members.items()}
+
     def host(self, name: str) -> Host:
         """Join what the file says of one node; a node it does not know gets the defaults."""
         group = self._group_of.get(name, "")
@@ -165,7 +174,7 @@ def _groups(tables: dict[str, _Group]) -> dict[str, str]:
     """The group of each node; a node has one, or two promises would contradict each other."""
     group_of: dict[str, str] = {}
     for group, table in tables.items():
-        for name in expand(table.nodes):
+        for name in expand_written(table.nodes):
             if name in group_of:
                 raise UsageError(
                     f"{name} is in [group.{group_of[name]}] and in [group.{group}]: "
@@ -263,12 +272,3 @@ def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None
         if key not in kind.__struct_fields__:
             hint = did_you_mean(str(key), kind.__struct_fields__)
             raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")
-
-
-def did_you_mean(word: str, known: Any) -> str:
-    """End a sentence with the nearest known word, or with all of them if they are few."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    names = sorted(known)
-    return f"; known: {', '.join(names)}" if 0 < len(names) <= 16 else ""  # noqa: PLR2004  a line

@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.fleet.inventory import did_you_mean
+from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -33,10 +33,10 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if not text.strip(" ,\t\n"):
         raise UsageError(f"the node list is empty: {_EXAMPLE}")
-    _refuse_bombs(text)
+    refuse_bombs(text)
     names: list[str] = []
     pattern = []
-    for word in _split(text):
+    for word in split(text):
         # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
         address = _as_address(word)
         if address is not None:
@@ -65,7 +65,7 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(part for part in (str(plain), *addresses) if part)
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Cut at commas and blanks outside of brackets."""
     return [word for word in re.split(r"[,\s]+(?![^\[]*\])", text.strip(" ,\t\n")) if word]
 
@@ -90,11 +90,12 @@ def _expand_names(pattern: str) -> list[str]:
         ) from error
 
 
-def _refuse_bombs(text: str) -> None:
+def refuse_bombs(text: str) -> None:
+    """Refuse ranges that would eat all memory before anybody expands them; UsageError."""
     if len(text) > 1 << 20:
         raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
     total = 0
-    for word in _split(text):
+    for word in split(text):
         total += math.prod(map(_range_size, _BRACKETS.findall(word)))
         if total > MOST_NODES:
             raise UsageError(

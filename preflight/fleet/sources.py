@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from preflight.errors import UsageError
+from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import (
     Inventory,
     JobTable,
     command,
-    did_you_mean,
     read_inventory,
     refuse_unknown_transport,
 )
@@ -24,7 +24,8 @@ from preflight.fleet.jobenv import public, read_env_file
 from preflight.fleet.launch import Launch, port_number, read_launch
 from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
-from preflight.fleet.nodeset import expand, fold
+from preflight.fleet.nodeset import expand, fold, split
+from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ def resolve(wish: Wish) -> Fleet:
     """Find the fleet; UsageError when a source names nobody or cannot be read."""
     inventory = _inventory(wish)
     names, origin, is_here = _names(wish, inventory)
-    names = _excluded(names, wish.exclude)
+    names = _excluded(names, wish.exclude, inventory)
     hosts = tuple(_with_choices(host, wish) for host in _hosts(names, inventory, here=is_here))
     table = inventory.job if inventory else JobTable()
     launch_line = wish.launch if wish.launch is not None else table.launch
@@ -90,20 +91,34 @@ def _inventory(wish: Wish) -> Inventory | None:
 def _names(wish: Wish, inventory: Inventory | None) -> tuple[tuple[str, ...], str, bool]:
     """Return names, the source that gave them, and whether it is just this machine."""
     if wish.nodes is not None:
-        return expand(wish.nodes), "--preflight-nodes", False
+        return *_written(wish.nodes, "--preflight-nodes", inventory), False
     if wish.inventory is not None and inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     for variable in ("PREFLIGHT_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if variable in wish.environ:
             try:
-                return expand(wish.environ[variable]), variable, False
+                return *_listed(wish.environ[variable], variable, inventory), False
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
     if wish.ini_nodes:
-        return expand(wish.ini_nodes), "preflight_nodes of the ini file", False
+        return *_written(wish.ini_nodes, "preflight_nodes of the ini file", inventory), False
     if inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     return (socket.gethostname().split(".")[0] or "localhost",), "this machine", True
+
+
+def _listed(text: str, variable: str, inventory: Inventory | None) -> tuple[tuple[str, ...], str]:
+    """Read a variable; only the operator's own may name groups, which may start commands."""
+    if variable == "PREFLIGHT_NODES":
+        return _written(text, variable, inventory)
+    return expand(text), variable
+
+
+def _written(text: str, origin: str, inventory: Inventory | None) -> tuple[tuple[str, ...], str]:
+    """Read what the operator wrote himself; the origin shows the groups he named."""
+    names = expand_written(text, inventory.groups if inventory else None)
+    groups = groups_in(text)
+    return names, f"{origin} ({groups})" if groups else origin
 
 
 def _all_of(inventory: Inventory) -> tuple[str, ...]:
@@ -114,11 +129,15 @@ def _all_of(inventory: Inventory) -> tuple[str, ...]:
     return inventory.names
 
 
-def _excluded(names: tuple[str, ...], exclude: str | None) -> tuple[str, ...]:
+def _excluded(
+    names: tuple[str, ...], exclude: str | None, inventory: Inventory | None
+) -> tuple[str, ...]:
     if exclude is None:
         return names
-    out = set(expand(exclude))
-    strangers = sorted(out - set(names))
+    out = set(expand_written(exclude, inventory.groups if inventory else None, may_be_empty=True))
+    # A group may well have nodes elsewhere; a name that was typed may not.
+    typed = ",".join(word for word in split(exclude) if "@" not in word)
+    strangers = sorted(set(expand(typed) if typed else ()) - set(names))
     if strangers:
         raise UsageError(
             f"--preflight-exclude names {fold(strangers)}, not of this fleet"

@@ -1,0 +1,136 @@
+"""Runs in a process of its own: ClusterShell's groups may start commands that never end.
+
+Reads `{"pattern": ..., "own": [source, {group: nodes}], "may_be_empty": ...}` and writes
+`{"names": [...]}` or `{"trouble": ..., "group": ..., "source": ..., "known": [...]}`.
+groups.py starts it, with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from ClusterShell.Defaults import config_paths
+from ClusterShell.NodeSet import ILLEGAL_GROUP_CHARS, NodeSet, NodeSetException
+from ClusterShell.NodeUtils import (
+    GroupResolverConfig,
+    GroupResolverError,
+    GroupResolverSourceError,
+    GroupSource,
+    GroupSourceError,
+)
+
+from preflight.errors import UsageError
+from preflight.fleet.nodeset import MOST_NODES, refuse_bombs
+
+MOST_MEMORY = 4 << 30
+"""Bytes of address space, for us and for each command: one may write without end."""
+
+MOST_KNOWN = 2000
+
+
+class Trouble(Exception):  # noqa: N818  told to the parent, not to a person
+    """What the parent makes a sentence of."""
+
+    def __init__(self, kind: str, group: str = "", source: str = "", known: Any = ()) -> None:
+        super().__init__(kind)
+        self.told = {
+            "trouble": kind,
+            "group": group,
+            "source": source,
+            "known": [str(name) for name in known][:MOST_KNOWN],
+        }
+
+
+class Resolver(GroupResolverConfig):  # type: ignore[misc]  # the library has no types
+    """ClusterShell's own, which also tells an unknown group from an empty one."""
+
+    def __init__(self, own: tuple[str, dict[str, str]] | None, *, may_be_empty: bool) -> None:
+        super().__init__(configs(), illegal_chars=ILLEGAL_GROUP_CHARS)
+        self._own = own
+        self._may_be_empty = may_be_empty
+
+    def _late_init(self) -> None:
+        super()._late_init()
+        if self._own is not None:
+            name, groups = self._own
+            self._sources[name] = GroupSource(name, groups, ",".join(groups.values()))
+
+    def _source(self, namespace: str | None) -> Any:
+        try:
+            return super()._source(namespace)
+        except GroupResolverSourceError as error:
+            known = list(self._sources)
+            raise Trouble("source", "", namespace or "", known) from error
+
+    def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
+        """Refuse what would come out empty, unless the group is known and may be."""
+        name = self._source(namespace).name
+        try:
+            nodes: list[str] = super().group_nodes(group, namespace)
+        except GroupSourceError as error:
+            raise Trouble("upcall", group, name) from error
+        _refuse_large(nodes, group, name)
+        if nodes and NodeSet(",".join(nodes), resolver=self):
+            return nodes
+        known: list[str] | None = None
+        with contextlib.suppress(GroupSourceError):
+            known = self.grouplist(namespace)
+        if known is not None and group not in known:
+            raise Trouble("unknown", group, name, known)
+        if known is None or not self._may_be_empty:
+            raise Trouble("empty", group, name, known or ())
+        return nodes
+
+    def all_nodes(self, namespace: str | None = None) -> list[str]:
+        """Refuse more nodes than any fleet has."""
+        nodes: list[str] = super().all_nodes(namespace)
+        _refuse_large(nodes, "*", namespace or "")
+        return nodes
+
+
+def _refuse_large(nodes: list[str], group: str, source: str) -> None:
+    try:
+        refuse_bombs(",".join(nodes))
+    except UsageError as error:
+        raise Trouble("large", group, source) from error
+
+
+def configs() -> list[str]:
+    """Return the operator's own files; where pip installs to lie ClusterShell's examples."""
+    pips = (Path(sys.prefix), Path("~/.local").expanduser())
+    examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pips}
+    named = os.environ.get("CLUSTERSHELL_CFGDIR")
+    if named is not None:
+        examples.discard(str(Path(named) / "groups.conf"))
+    return [path for path in config_paths("groups.conf") if path not in examples]
+
+
+def resolve(asked: dict[str, Any]) -> dict[str, Any]:
+    """Expand the pattern; what goes wrong comes back as a word and the group's name."""
+    resolver = Resolver(asked["own"], may_be_empty=asked["may_be_empty"])
+    try:
+        nodes = NodeSet(asked["pattern"], resolver=resolver)
+        if len(nodes) > MOST_NODES:
+            return Trouble("large").told
+        return {"names": [str(name) for name in nodes]}
+    except Trouble as trouble:
+        return trouble.told
+    except MemoryError:
+        return Trouble("large").told
+    except (NodeSetException, GroupResolverError, GroupSourceError, ValueError, OSError) as error:
+        return Trouble("said", str(error)).told
+    except RecursionError:
+        return Trouble("said", "its groups name each other in a circle").told
+
+
+def main() -> None:
+    """Answer one question."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    asked = json.load(sys.stdin)
+    json.dump({**resolve(asked), "files": configs()}, sys.stdout)
