@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight.errors import WireError
-from preflight.fabric.events import Done, Event, Ready, decode_event
+from preflight.fabric.events import Alive, Done, Event, Lapsed, Ready, decode_event
+from preflight.transport.leased import Leased, Talk
 from preflight.transport.protocol import ReachError
 
 if TYPE_CHECKING:
@@ -21,19 +22,8 @@ if TYPE_CHECKING:
 _LEAVING_S = 1.5
 _CLOSING_S = 3.0
 _EVENTS_BESIDE_PAIRS = 64
-
-
-class Talk(Protocol):
-    """A running agent: its events as JSON, one at a time, and a way to tell it something."""
-
-    def read(self, deadline_s: float) -> bytes:
-        """Return the next event; TimeoutError, WireError or ReachError if none comes."""
-
-    def send(self, message: Mapping[str, object]) -> None:
-        """Send one JSON object."""
-
-    def close(self) -> None:
-        """End the agent, whatever it is doing. Never raises."""
+_TURN_S = 0.1
+"""How long one of our orders may wait while we listen."""
 
 
 class Gone(Struct, frozen=True):
@@ -47,13 +37,13 @@ class Gone(Struct, frozen=True):
 
 
 class Agents:
-    """All conversations of one sweep. One thread each both listens and speaks."""
+    """All conversations of one sweep. One thread each listens, speaks, and renews the lease."""
 
     def __init__(self, most_pairs: int, deadline_s: float) -> None:
-        self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS
+        self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS + int(deadline_s)
         self._ends = time.monotonic() + deadline_s
         self._said: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
-        self._talks: dict[str, Talk] = {}
+        self._talks: dict[str, Leased] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
         self._idle: set[str] = set()
@@ -76,7 +66,8 @@ class Agents:
             return None
 
     def send(self, name: str, order: Mapping[str, object]) -> None:
-        """Tell an agent what to do next; if it is gone, `next` says so."""
+        """Tell an agent something; if it is gone, `next` says so."""
+        self._idle.discard(name)
         self._orders[name].put(order)
 
     def dismiss(self, name: str) -> None:
@@ -112,7 +103,7 @@ class Agents:
 
     def _serve(self, host: Host, begin: Callable[[Host], Talk]) -> None:
         try:
-            talk = begin(host)
+            talk = Leased(begin(host))
             with self._lock:
                 closed = self._closed
                 if not closed:
@@ -120,7 +111,7 @@ class Agents:
             if closed:
                 talk.close()
                 return
-            self._listen(host.name, talk)
+            self._converse(host.name, talk)
         except ReachError as error:
             self._said.put((host.name, Gone(error.sentence, error.advice)))
         except TimeoutError:
@@ -129,16 +120,27 @@ class Agents:
             self._said.put((host.name, Gone(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
-    def _listen(self, name: str, talk: Talk) -> None:
-        """Agents wait for an order after `ready` and after `done`; else they talk and we listen."""
-        for _ in range(self._most_events):
-            event = decode_event(talk.read(self._ends - time.monotonic()))
-            asks = isinstance(event, Ready | Done)
-            if asks:
+    def _converse(self, name: str, talk: Leased) -> None:
+        """Pass on what the agent says and what it is told, until it has no more to say."""
+        orders = self._orders[name]
+        events = 0
+        while events < self._most_events:
+            while not orders.empty():
+                talk.send(orders.get())
+            if time.monotonic() > self._ends:
+                raise TimeoutError
+            document = talk.hear(_TURN_S)
+            if document is None:
+                continue
+            events += 1
+            event = decode_event(document)
+            if isinstance(event, Alive):
+                continue
+            if isinstance(event, Ready):
+                talk.watch()  # before, importing torch may keep its Python from saying anything
+            if isinstance(event, Ready | Done):
                 self._idle.add(name)
             self._said.put((name, event))
-            if asks:
-                order = self._orders[name].get()
-                self._idle.discard(name)
-                talk.send(order)
+            if isinstance(event, Lapsed):
+                return
         raise WireError("its sweep said more than there was to say")

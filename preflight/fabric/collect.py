@@ -74,6 +74,12 @@ class Collected:
         self.stuck.add(name)
         self._words.append(Word(name, "said", error))
 
+    def step_out(self, name: str, error: str) -> None:
+        """Count a node as gone that left on somebody else's account."""
+        if name not in self.done:
+            self.lost.add(name)
+            self._words.append(Word(name, "said", error))
+
     def lose(self, name: str, reason: str, advice: str = "") -> None:
         """Count a node as gone; what it said before is kept."""
         if name not in self.done:

@@ -66,7 +66,17 @@ class Done(Struct, frozen=True, tag_field="event", tag="done"):
     """All its rails are through."""
 
 
-Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done
+class Alive(Struct, frozen=True, tag_field="event", tag="alive"):
+    """Nothing new, but its line works and it is not frozen."""
+
+
+class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
+    """It leaves, because the sweep's store has been silent for the length of the lease."""
+
+    error: _Error
+
+
+Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done | Alive | Lapsed
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

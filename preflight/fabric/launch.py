@@ -9,18 +9,30 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from preflight.fabric.agents import Agents, Gone, Talk
+from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import Busy, Done, Event, NoTorch, PairSeen, Ready, Store, Trouble
+from preflight.fabric.events import (
+    Busy,
+    Done,
+    Event,
+    Lapsed,
+    NoTorch,
+    PairSeen,
+    Ready,
+    Store,
+    Trouble,
+)
 from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
 from preflight.fabric.samples import Sweep
 from preflight.fabric.silence import Silence
+from preflight.transport.leased import LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fabric.plan import SweepPlan
     from preflight.fleet.model import Host
+    from preflight.transport.leased import Talk
 
     Start = Callable[[Host, Mapping[str, object]], Talk]
     Progress = Callable[[int, int, list[str]], None]
@@ -91,7 +103,7 @@ class _Stage:
         self.agents = Agents(len(plan.rounds) * rails, deadline_s)
 
     def run(self, start: Start) -> Sweep:
-        request = {"nonce": self._nonce, "deadline_s": self._deadline_s}
+        request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
@@ -190,7 +202,7 @@ class _Stage:
             if said is None:
                 collected.give_up(waiting)
                 return
-            self._take(*said, collected)
+            self._take(*said, who, collected)
             rest_s = self._rest_s(self._plan, who, collected)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
@@ -208,7 +220,7 @@ class _Stage:
             return limits.pair_s + limits.op_s + limits.meet_s
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
-    def _take(self, name: str, event: Event | Gone, collected: Collected) -> None:
+    def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
         if isinstance(event, PairSeen) and collected.take(name, event):
             return
         if isinstance(event, Done):
@@ -219,6 +231,10 @@ class _Stage:
             collected.give_up([name])
         elif isinstance(event, Gone):
             collected.lose(name, event.reason, event.advice)
+            if name != who.names[0]:  # its host tells the store, so that nobody waits for it
+                self.agents.send(who.names[0], {"gone": [who.names.index(name)]})
+        elif isinstance(event, Lapsed):
+            collected.step_out(name, event.error)
         elif name in collected.names:
             collected.lose(name, "it spoke of something that it was not asked")
             self.agents.dismiss(name)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _WAITED = re.compile(
     r"^(Dist(Store|Network)Error|Rendezvous\w*Error|TimeoutError|BrokenPipeError|Connection\w*Error)"
     r"|torch\.rendezvous|Socket Timeout|client socket|Connection reset|Broken pipe|failed to recv"
+    r"|^the sweep.s store was silent"
 )
 NOBODY = "the nodes waited for one another and none of them says what went wrong"
 _ALONE = "it waited in vain for the sweep's store or the others, who went on without it"

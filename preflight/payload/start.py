@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 GRACE_S = 2.0
 """An entry ends by its own deadlines; the alarm comes this much later."""
 
-DONE, WRONG, BROKE, LATE = 0, 2, 3, 4
-"""Exit statuses: answered (or nobody left to answer), wrong request, our bug, out of time."""
+DONE, WRONG, BROKE, LATE, LAPSED = 0, 2, 3, 4, 5
+"""Exit statuses: answered (or nobody left to answer), wrong request, our bug, out of time, or not
+heard from the controller for the length of the lease."""
 
 
 def main(entry: str) -> None:

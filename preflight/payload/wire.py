@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import time
 from _thread import allocate_lock
 
 TYPE_CHECKING = False  # `typing` itself would cost every node milliseconds
@@ -28,9 +30,16 @@ class Channel:
         self._buffer = bytearray()
         self._writing = allocate_lock()
 
-    def lines(self) -> dict[str, Any] | None:
-        """Return the controller's next message; None when there will be no more."""
+    def lines(self, within_s: float | None = None) -> dict[str, Any] | None:
+        """Return the controller's next message; None when there will be no more.
+
+        TimeoutError if none is whole within that time; it can still come later.
+        """
+        ends = None if within_s is None else time.monotonic() + within_s
         while b"\n" not in self._buffer:
+            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            if not select.select([self._in], [], [], left_s)[0]:
+                raise TimeoutError
             chunk = os.read(self._in, 65536)
             if not chunk or len(self._buffer) > LINE_LIMIT:
                 return None

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from preflight.errors import WireError
 from preflight.facts.decode import decode_ports
 from preflight.transport.bundle import start_payload
+from preflight.transport.leased import LEASE_S, Leased
 from preflight.transport.protocol import Connection, ReachError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ DATA_PORTS = 2
 
 PATIENCE_S = 10.0
 """How long the nodes that are ready wait for the rest before they go on without them."""
+
+_TURN_S = 1.0
+"""How often a lease is looked after while a node or the others are waited for."""
 
 _Arrived = TypeVar("_Arrived")
 _Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -127,24 +131,40 @@ class PortStage:
             "nonce": self._nonce,
             "name": name,
             "deadline_s": self._left_s(),
+            "lease_s": LEASE_S,
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        talk = start_payload(
-            self._connections[name], self._hosts[name], "ports", request, self._left_s()
+        talk = Leased(
+            start_payload(
+                self._connections[name], self._hosts[name], "ports", request, self._left_s()
+            )
         )
         try:
-            listening = _decode(talk.read(self._left_s()), _Listening)
+            listening = _decode(self._hear(talk), _Listening)
             self._arrive(self._listening, name, listening)
-            self._may_try.wait(self._left_s())
+            self._wait(self._may_try, talk)
             talk.send({"targets": self._targets(name)})
-            tried = _decode(talk.read(self._left_s()), _Tried)
+            tried = _decode(self._hear(talk), _Tried)
             self._arrive(self._tried, name, tried)
-            self._may_finish.wait(self._left_s())
+            self._wait(self._may_finish, talk)
             talk.send({"finish": True})
-            return decode_ports(talk.read(self._left_s()), self._nonce)
+            return decode_ports(self._hear(talk), self._nonce)
         finally:
             talk.close()
+
+    def _hear(self, talk: Leased) -> bytes:
+        """Return its next answer; TimeoutError when the stage's time is up."""
+        while time.monotonic() < self._ends:
+            document = talk.hear(min(_TURN_S, self._left_s()))
+            if document is not None:
+                return document
+        raise TimeoutError("gave no answer in time")
+
+    def _wait(self, step: threading.Event, talk: Leased) -> None:
+        """Wait until all may take the next step, so that meanwhile the node does not leave."""
+        while time.monotonic() < self._ends and not step.wait(min(_TURN_S, self._left_s())):
+            talk.renew()
 
     def _targets(self, name: str) -> list[dict[str, object]]:
         """List whom this node tries: the master's port, and its partners' data ports."""

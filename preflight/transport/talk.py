@@ -30,6 +30,9 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 OUT_OF_TIME = (124, 4)
 """timeout(1) after its SIGTERM; the payload's own alarm."""
 
+LAPSED = 5
+"""The payload's exit when it has not heard from us for the length of its lease."""
+
 KILLED = 137
 """What a shell makes of SIGKILL: timeout's last word to the stubborn, or the kernel's."""
 
@@ -74,14 +77,21 @@ class Talk:
         """The next answer's JSON; lines that are not ours are passed over.
 
         ReachError("python") if the node's Python never ran, ReachError("answer") if anything else
-        came than an answer; both end the payload.
+        came than an answer, or nothing in time; both end the payload.
         """
-        ends = time.monotonic() + deadline_s
+        document = self.hear(deadline_s)
+        if document is None:
+            raise self._late(deadline_s)
+        return document
+
+    def hear(self, within_s: float) -> bytes | None:
+        """As `read`, but None when nothing comes within that time, and the payload works on."""
+        ends = time.monotonic() + within_s
         while True:
             try:
                 line = self._remote.read_line(max(0.0, ends - time.monotonic()))
-            except TimeoutError as error:
-                raise self._late(deadline_s) from error
+            except TimeoutError:
+                return None
             except ReachError:
                 self.close()
                 raise
@@ -119,6 +129,9 @@ class Talk:
         elif killed:
             sentence = "it was killed by a signal before it answered"
             advice = "look at the kernel log on the node (out of memory?)"
+        elif status == LAPSED and self._booted:
+            sentence = "it left, because it no longer heard from this machine"
+            advice = "look at the network on the way there, and whether this machine stood still"
         elif self._booted:
             sentence = f"the payload stopped with exit {status} before it answered"
             advice = "report what it said: this is a fault of preflight"

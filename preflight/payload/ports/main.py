@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import time
 
+import lease
+import start
 import wire
 from probe.text import clean, words
 
@@ -26,21 +30,21 @@ MOST_DATA_PORTS = 16
 
 
 def run(
-    request: Message, lines: Callable[[], Message | None], emit: Callable[[Message], None]
+    request: Message, lines: Callable[[float], Message | None], emit: Callable[[Message], None]
 ) -> None:
     """Listen, connect, close; emit one `Ports` document: preflight.facts.ports, docs/wire.md."""
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     nonce = request["nonce"]
+    orders: queue.Queue[Message] = queue.Queue()
+    kept = lease.Lease(request.get("lease_s"))
+    threading.Thread(target=_attend, args=(lines, kept, orders.put), daemon=True).start()
     stage = _Stage(request)
     emit({"listening": stage.data_ports, "master_bound": stage.bound})
     attempts: list[Message] = []
     finished = False
     while not finished:
-        message = lines()
-        if message is None:
-            stage.close()
-            return
+        message = orders.get()
         if "targets" in message:
             tried = connect.try_all(message["targets"], nonce, until)
             attempts += tried
@@ -61,6 +65,16 @@ def run(
             "attempts": attempts,
         }
     )
+
+
+def _attend(
+    lines: Callable[[float], Message | None],
+    kept: lease.Lease,
+    take: Callable[[Message], None],
+) -> None:
+    """Without a controller nothing here has a purpose: the kernel closes our ports."""
+    ended = lease.attend(lines, kept, take)
+    start.leave(start.DONE if ended == lease.CLOSED else start.LAPSED)
 
 
 class _Stage:

@@ -38,7 +38,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def leave() -> None:
+def leave(status: int = 0) -> None:
     """End this process and all below it, and leave no zombie; one in D state keeps nobody."""
     children.end_all()
     deadline = time.monotonic() + _REAP_S
@@ -49,7 +49,7 @@ def leave() -> None:
                 children.end_all()  # those that were orphaned meanwhile are ours now
     except ChildProcessError:
         pass  # all reaped
-    os._exit(0)
+    os._exit(status)
 
 
 def let_go_of_the_wire() -> None:

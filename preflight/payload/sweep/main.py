@@ -1,19 +1,18 @@
 """The agent of one node: says what its torch can do, joins the launch, passes on its rails' words.
 
-It ends with its controller (end of input), when told to, and on its deadline; its ranks and their
-measuring processes end with it, because the kernel kills them then.
+It ends with its controller (end of input, or silence for the length of the lease), with the sweep's
+store, when told to, and on its deadline; its ranks and their measuring processes end with it,
+because the kernel kills them then.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
-import time
 from datetime import timedelta
 
-from . import engine, lifeline, lines, lock, plan, supervisor, torch_facts
+from . import engine, lifeline, line, lines, lock, plan, shared, supervisor, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Read = Callable[[], "dict[str, Any] | None"]
+    Read = Callable[[float], "dict[str, Any] | None"]
     Emit = Callable[["dict[str, Any]"], None]
 
 _STORE_S = 30.0
@@ -29,10 +28,8 @@ _DISCARD = 9  # any port will do: nothing is sent there
 
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
-    """Serve one sweep. `read_line()` gives the controller's next line; None when it is gone."""
-    orders: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_listen, args=(read_line, orders), daemon=True).start()
-    threading.Thread(target=_end_after, args=(request["deadline_s"],), daemon=True).start()
+    """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
+    orders, kept = line.hold(request, read_line, emit)
     lifeline.adopt_orphans()
     held = lock.claim(request["name"])
     if held is None:
@@ -43,31 +40,19 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     emit(first)
     if first["event"] == "no_torch":
         return
-    go = plan.read(orders.get()["go"])
+    go = plan.read(orders.go.get())
     server = None
     store = go.store
     if store is None:
         server = _host_store(go.address)
         store = (go.address, server.port)
+        shared.host(go, store, orders.shared)
         emit({"event": "store", "port": server.port})
+    else:
+        shared.follow(go, store, kept)
     _sweep(go, store, emit)
-    orders.get()  # until the controller lets us go: we may be hosting the store
+    threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
-
-
-def _listen(read_line: Read, orders: queue.Queue[dict[str, Any]]) -> None:
-    """Pass on the controller's lines; without a controller nothing here has a purpose."""
-    while True:
-        line = read_line()
-        if line is None or "finish" in line:
-            break
-        orders.put(line)
-    lifeline.leave()
-
-
-def _end_after(deadline_s: float) -> None:
-    time.sleep(deadline_s)
-    lifeline.leave()
 
 
 def _host_store(address: str) -> Any:

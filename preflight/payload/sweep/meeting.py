@@ -2,7 +2,8 @@
 
 All members meet at the store before each round. When the wait runs out, one of them notes who is
 missing: those sit that round out, and may come to the next. Whoever misses a second round, or has
-never come to one, is struck from the list; from then on nobody waits for it.
+never come to one, or is lost to the controller, is struck from the list; from then on nobody waits
+for it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ class Meeting:
     def struck(self, member: int) -> bool:
         """Whether the others gave up on that member for all rounds."""
         return bool(self._store.check([f"struck/{member}"]))
+
+    def strike(self, member: int, rounds: int) -> None:
+        """Give up on a member that is known to be lost, so that nobody waits for it any more."""
+        if self.struck(member):
+            return
+        now = next((n for n in range(rounds) if not self._store.check([f"begin/{n}"])), rounds)
+        if self._store.check([f"here/{now}/{member}"]):
+            self._store.add(f"count/{now}", -1)  # it came, and counts among the struck from here
+        self._store.set(f"struck/{member}", "1")
+        struck = self._store.add("struck", 1)
+        if now < rounds and self._store.add(f"count/{now}", 0) + struck >= self._members:
+            self._store.set(f"begin/{now}", "1")
 
     def leave(self, pair: str, rank: int) -> None:
         """Say that this end has finished with a pair, well or badly."""

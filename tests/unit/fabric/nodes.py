@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping
 
-    from preflight.fabric.agents import Talk
     from preflight.fabric.samples import Sweep
+    from preflight.transport.leased import Talk
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 DEADLINE_S = 90.0

@@ -134,3 +134,22 @@ def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck(
     assert other.arrive(3, 0.05)
     assert late.struck(0)
     assert not late.arrive(4, 0.05)
+
+
+def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
+    """Struck while others stand at the barrier, they go on, and so do all later rounds."""
+    store = torch.distributed.HashStore()
+    lost, *others = (meeting.Meeting(store, number, 3) for number in range(3))
+    with ThreadPoolExecutor(3) as all_three:
+        first = [all_three.submit(one.arrive, 0, 10.0) for one in (lost, *others)]
+        assert all(one.result() for one in first)
+        waiting = all_three.submit(others[0].arrive, 1, 60.0)
+        lost._count_in(1)
+        meeting.Meeting(store, -1, 3).strike(0, 3)
+        assert not store.check(["begin/1"])
+        assert others[1].arrive(1, 60.0)
+        assert waiting.result()
+    with ThreadPoolExecutor(2) as both:
+        assert all(both.map(lambda one: one.arrive(2, 60.0), others))
+    assert not any(store.check([f"striker/{number}"]) for number in range(3))
+    assert not lost.arrive(2, 60.0)

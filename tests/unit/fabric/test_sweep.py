@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from preflight.fabric import launch
 from preflight.fabric.blame import blame
 from preflight.fabric.launch import sweep
+from preflight.transport import leased
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,
@@ -30,8 +32,8 @@ from tests.unit.fabric.nodes import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preflight.fabric.agents import Talk
     from preflight.fleet.model import Host
+    from preflight.transport.leased import Talk
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -107,6 +109,28 @@ def test_a_killed_agent_loses_its_own_pairs_only(meanwhile: Meanwhile) -> None:
     assert [one.component for one in blame(found, hosts)] == ["h4"]
 
 
+def test_a_node_that_falls_silent_is_lost_and_named(
+    meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stands and nothing comes: the others are measured, none of them is blamed."""
+    monkeypatch.setattr(leased, "LOST_S", 3.0)
+    monkeypatch.setattr(leased, "RENEW_S", 1.0)
+    monkeypatch.setattr(launch, "LEASE_S", 5.0)
+    hosts = fleet(4)
+    start = Starter({})
+
+    def freeze_one() -> None:
+        wait_for(lambda: measuring(start.talks.get("h4")))
+        strike(agent(start.talks["h4"])[:1], signal.SIGSTOP)
+
+    meanwhile(freeze_one)
+    found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="frozen", deadline_s=DEADLINE_S)
+    seen = states(found)
+    assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
+    assert found.troubles == {"h4": "the connection to it was lost: it said nothing for 3 s"}
+    assert [one.component for one in blame(found, hosts)] == ["h4"]
+
+
 def test_losing_the_store_keeps_what_was_measured_and_blames_its_host(
     meanwhile: Meanwhile,
 ) -> None:
@@ -130,11 +154,11 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
         def __init__(self, talk: Talk) -> None:
             self._talk = talk
 
-        def read(self, deadline_s: float) -> bytes:
-            return self._talk.read(deadline_s)
+        def hear(self, within_s: float) -> bytes | None:
+            return self._talk.hear(within_s)
 
         def send(self, message: Mapping[str, object]) -> None:
-            if "finish" in message:
+            if "go" not in message:
                 self._talk.send(message)
 
         def close(self) -> None:
@@ -161,8 +185,8 @@ def test_a_node_that_talks_nonsense_is_left_out(answer: bytes) -> None:
     """Whatever it says instead of being ready, the other two measure each other."""
 
     class Odd:
-        def read(self, deadline_s: float) -> bytes:
-            del deadline_s
+        def hear(self, within_s: float) -> bytes:
+            del within_s
             return answer
 
         def send(self, message: Mapping[str, object]) -> None:
@@ -194,7 +218,7 @@ def test_agents_leave_when_their_controller_does() -> None:
     hosts = fleet(2)
     start = Starter({})
     talk = start(hosts[0], {"nonce": "alone", "name": "h1", "deadline_s": DEADLINE_S})
-    assert b"ready" in talk.read(DEADLINE_S)
+    assert b"ready" in (talk.hear(DEADLINE_S) or b"")
     assert agent(talk)
     talk.finish()  # type: ignore[attr-defined]
     assert wait_for(lambda: [] if agent(talk) else [1])
