@@ -34,7 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--preflight-inventory",
         metavar="FILE",
-        help="TOML or YAML file: nodes, how to reach them, what they were promised to have",
+        help="TOML or YAML file: nodes, how to reach them, what they were promised to have; or an "
+        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list)",
     )
     add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
     add(

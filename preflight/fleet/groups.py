@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +33,14 @@ _LIMIT = 32 << 20
 """Bytes of the answer: 64 Ki names of 255 characters are half of it."""
 
 
+class Grouped(Protocol):
+    """An inventory, as far as its groups go."""
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        """The nodes of each group."""
+
+
 class _Told(Struct, frozen=True):
     names: list[str] | None = None
     trouble: str = ""
@@ -49,11 +57,11 @@ def groups_in(text: str) -> str:
 
 
 def expand_written(
-    text: str, own: Mapping[str, Sequence[str]] | None = None, *, may_be_empty: bool = False
+    text: str, own: Grouped | None = None, *, may_be_empty: bool = False
 ) -> tuple[str, ...]:
     """Expand a node list that the operator wrote himself, groups included.
 
-    `own`: the groups of the inventory, `@inventory:NAME`. `may_be_empty`: a known group may have
+    `own`: the inventory, for its groups `@inventory:NAME`. `may_be_empty`: a known group may have
     no nodes today. Raises UsageError that names the group and the file to look at.
     """
     if "@" not in text:
@@ -61,7 +69,8 @@ def expand_written(
     if not text.isprintable():
         raise UsageError(f"{legible(text, 60)!a} holds a control character: remove it")
     refuse_bombs(text)
-    told = _ask(text, own if f"@{OURS}:" in text else None, may_be_empty=may_be_empty)
+    groups = own.groups if own and f"@{OURS}:" in text else None
+    told = _ask(text, groups, may_be_empty=may_be_empty)
     if told.names is None:
         raise UsageError(_sentence(told, text))
     for name in told.names:

@@ -51,7 +51,9 @@ class _Group(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     nodes: str
 
 
-class _Node(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NodeTable(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is said of one node alone."""
+
     address: str | None = None
 
 
@@ -70,11 +72,11 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     defaults: _Settings = _Settings()
     job: JobTable = JobTable()
     group: dict[str, _Group] = {}
-    node: dict[str, _Node] = {}
+    node: dict[str, NodeTable] = {}
 
 
-_PROMISES = tuple(name for name in Promise.__struct_fields__ if name != "origin")
-_WAYS_IN = ("transport", "user", "port", "identity_file", "known_hosts")
+PROMISES = tuple(name for name in Promise.__struct_fields__ if name != "origin")
+WAYS_IN = ("transport", "user", "port", "identity_file", "known_hosts")
 
 
 class Inventory:
@@ -92,7 +94,7 @@ class Inventory:
             check_host_name(own.address or name)
         for where, layer in _layers(content):
             command(layer.python, f"{path}: python")
-            _refuse_impossible(where, layer)
+            refuse_impossible(where, layer)
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
@@ -129,14 +131,14 @@ class Inventory:
 
         where = f"[group.{group}]" if group else "[defaults]"
         known = name in self._group_of or own is not None
-        promised = {key: said(key) for key in _PROMISES} if known else {}
+        promised = {key: said(key) for key in PROMISES} if known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
             group=group or "all",
             python=command(said("python"), f"{self.path}: python"),
             promised=Promise(**promised, origin=f"{self.path} {where}" if known else ""),
-            **{key: value for key in _WAYS_IN if (value := self._way(key, said(key))) is not None},
+            **{key: value for key in WAYS_IN if (value := self._way(key, said(key))) is not None},
         )
 
     def _way(self, key: str, value: Any) -> Any:
@@ -162,7 +164,7 @@ def read_inventory(path: Path) -> Inventory:
         _refuse_unknown_keys(content)
         return Inventory(path, msgspec.convert(content, _File))
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {_plainly(str(error))}: correct it") from error
+        raise UsageError(f"{path}: {plainly(str(error))}: correct it") from error
     except UsageError as error:
         message = str(error)
         raise (
@@ -194,7 +196,8 @@ def _layers(content: _File) -> list[tuple[str, _Settings]]:
     ]
 
 
-def _refuse_impossible(where: str, layer: _Settings) -> None:
+def refuse_impossible(where: str, layer: _Settings) -> None:
+    """Refuse what has the right type and still cannot be."""
     if layer.transport is not None:
         refuse_unknown_transport(layer.transport, where)
     if layer.allreduce_min_gbs is not None and not math.isfinite(layer.allreduce_min_gbs):
@@ -221,7 +224,7 @@ _WORDS = {
 }
 
 
-def _plainly(reason: str) -> str:
+def plainly(reason: str) -> str:
     """Say a schema's complaint in words: "expected a whole number, got text, at job.port"."""
 
     def words(match: re.Match[str]) -> str:
@@ -260,7 +263,7 @@ def _refuse_unknown_keys(content: Any) -> None:
     for table, kind in tables:
         if isinstance(content.get(table), dict):
             _refuse_others(content[table], kind, f"[{table}]")
-    for table, kind in (("group", _Group), ("node", _Node)):
+    for table, kind in (("group", _Group), ("node", NodeTable)):
         named = content.get(table)
         for name, keys in named.items() if isinstance(named, dict) else ():
             if isinstance(keys, dict):

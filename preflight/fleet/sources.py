@@ -12,12 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from preflight.errors import UsageError
+from preflight.fleet.any_inventory import open_inventory
 from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import (
-    Inventory,
     JobTable,
     command,
-    read_inventory,
     refuse_unknown_transport,
 )
 from preflight.fleet.jobenv import public, read_env_file
@@ -29,6 +28,8 @@ from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from preflight.fleet.any_inventory import AnyInventory
 
 
 _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
@@ -79,16 +80,18 @@ def _interface(name: str | None) -> str | None:
     raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
 
 
-def _inventory(wish: Wish) -> Inventory | None:
+def _inventory(wish: Wish) -> AnyInventory | None:
     path = wish.inventory if wish.inventory is not None else wish.ini_inventory
     if path is None:
         return None
     if not path:
-        raise UsageError("--preflight-inventory is empty: give the path of a TOML or YAML file")
-    return read_inventory(Path(path).expanduser())
+        raise UsageError(
+            "--preflight-inventory is empty: give the path of a TOML, YAML or Ansible inventory"
+        )
+    return open_inventory(Path(path).expanduser())
 
 
-def _names(wish: Wish, inventory: Inventory | None) -> tuple[tuple[str, ...], str, bool]:
+def _names(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str, bool]:
     """Return names, the source that gave them, and whether it is just this machine."""
     if wish.nodes is not None:
         return *_written(wish.nodes, "--preflight-nodes", inventory), False
@@ -107,21 +110,23 @@ def _names(wish: Wish, inventory: Inventory | None) -> tuple[tuple[str, ...], st
     return (socket.gethostname().split(".")[0] or "localhost",), "this machine", True
 
 
-def _listed(text: str, variable: str, inventory: Inventory | None) -> tuple[tuple[str, ...], str]:
+def _listed(
+    text: str, variable: str, inventory: AnyInventory | None
+) -> tuple[tuple[str, ...], str]:
     """Read a variable; only the operator's own may name groups, which may start commands."""
     if variable == "PREFLIGHT_NODES":
         return _written(text, variable, inventory)
     return expand(text), variable
 
 
-def _written(text: str, origin: str, inventory: Inventory | None) -> tuple[tuple[str, ...], str]:
+def _written(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
     """Read what the operator wrote himself; the origin shows the groups he named."""
-    names = expand_written(text, inventory.groups if inventory else None)
+    names = expand_written(text, inventory)
     groups = groups_in(text)
     return names, f"{origin} ({groups})" if groups else origin
 
 
-def _all_of(inventory: Inventory) -> tuple[str, ...]:
+def _all_of(inventory: AnyInventory) -> tuple[str, ...]:
     if not inventory.names:
         raise UsageError(
             f'{inventory.path} names no nodes: add a table [group.NAME] with nodes = "gpu[001-064]"'
@@ -130,11 +135,11 @@ def _all_of(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _excluded(
-    names: tuple[str, ...], exclude: str | None, inventory: Inventory | None
+    names: tuple[str, ...], exclude: str | None, inventory: AnyInventory | None
 ) -> tuple[str, ...]:
     if exclude is None:
         return names
-    out = set(expand_written(exclude, inventory.groups if inventory else None, may_be_empty=True))
+    out = set(expand_written(exclude, inventory, may_be_empty=True))
     # A group may well have nodes elsewhere; a name that was typed may not.
     typed = ",".join(word for word in split(exclude) if "@" not in word)
     strangers = sorted(set(expand(typed) if typed else ()) - set(names))
@@ -149,7 +154,7 @@ def _excluded(
     return rest
 
 
-def _hosts(names: Sequence[str], inventory: Inventory | None, *, here: bool) -> list[Host]:
+def _hosts(names: Sequence[str], inventory: AnyInventory | None, *, here: bool) -> list[Host]:
     if here and inventory is None:
         return [_this_machine(names[0])]
     hosts = [inventory.host(name) if inventory else Host(name=name, address=name) for name in names]
@@ -176,7 +181,7 @@ def _with_choices(host: Host, wish: Wish) -> Host:
 def _job(
     wish: Wish,
     hosts: Sequence[Host],
-    inventory: Inventory | None,
+    inventory: AnyInventory | None,
     launch: Launch | None,
     *,
     here: bool,

@@ -1,0 +1,89 @@
+"""Ansible reads its own inventories: INI, YAML, plugins, scripts and vaults are none of our trade.
+
+`ansible-inventory --list` is run with a deadline and a cap on what it may write, and its
+environment keeps what it prints plain JSON.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from preflight.errors import UsageError
+from preflight.transport.legible import legible
+from preflight.transport.local import LocalConnection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.transport.protocol import Answer
+
+LIST_S = 60.0
+"""Deadline; an inventory script that asks a cloud takes 10 to 30 s."""
+
+LARGEST = 128 << 20
+"""Bytes of JSON: every variable of a group is repeated for each of its hosts."""
+
+_ENVIRON = (
+    # Verbosity goes to standard output, before the JSON.
+    "ANSIBLE_VERBOSITY=0",
+    "ANSIBLE_DEBUG=0",
+    "ANSIBLE_FORCE_COLOR=0",
+    "ANSIBLE_NOCOLOR=1",
+    "ANSIBLE_INVENTORY_EXPORT=0",
+    # What cannot be parsed is only a warning otherwise, and its hosts are missing.
+    "ANSIBLE_INVENTORY_UNPARSED_FAILED=1",
+    "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=1",
+)
+
+_TROUBLE = re.compile(r"(?:\[?ERROR\]?[:!]|\[WARNING\]:)\s*(.*)", re.DOTALL)
+
+
+def list_inventory(path: Path) -> bytes:
+    """Return what `ansible-inventory --list` says of a path; UsageError when it says nothing."""
+    program = shutil.which("ansible-inventory")
+    if program is None:
+        raise UsageError(
+            f"{path} is neither TOML nor YAML of ours, so Ansible has to read it, and "
+            "ansible-inventory is not installed here: install ansible-core, give the JSON that "
+            "`ansible-inventory --list` writes elsewhere (as FILE.json), or write a TOML inventory"
+        )
+    answer = _run(program, path)
+    again = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
+    if answer.overflow:
+        raise UsageError(f"{path}: Ansible writes more than {LARGEST >> 20} MiB: split it")
+    if answer.status is None or answer.seconds >= LIST_S:
+        raise UsageError(
+            f"{path}: ansible-inventory gives no answer in {LIST_S:g} s (a script or a plugin "
+            f"that hangs?): {again}"
+        )
+    if answer.status != 0:
+        folder = "; in a folder Ansible passes over .ini and .cfg files" if path.is_dir() else ""
+        raise UsageError(
+            f"{path}: ansible-inventory ends with {answer.status} ({_reason(answer.stderr)}"
+            f"{folder}): {again}"
+        )
+    return answer.stdout
+
+
+def _run(program: str, path: Path) -> Answer:
+    # Isolated (`preflight run`), the ansible.cfg of the folder we stand in may be anybody's.
+    chdir = ["--chdir=/"] if sys.flags.isolated else []
+    argv = ["env", *chdir, *_ENVIRON, program, "-i", str(path.absolute()), "--list"]
+    remote = LocalConnection().start(argv, timeout_s=LIST_S, limit=LARGEST)
+    try:
+        remote.finish_input()
+        return remote.wait(LIST_S)
+    finally:
+        remote.kill()
+
+
+def _reason(stderr: bytes) -> str:
+    """Its first complaint; not the line of the file that it quotes, which may be a password."""
+    text = stderr.decode("utf-8", "replace")
+    found = _TROUBLE.search(text)
+    said = (found[1] if found else text).split("The offending line")[0]
+    return legible(re.split(r"\n\s*(?=\[?(?:ERROR|WARNING))|\n\n", said)[0], 160) or "no reason"
