@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from preflight import __version__, handover
+from preflight import __version__, handover, workers
 from preflight.check import subject
 from preflight.console import TerminalProgress
 from preflight.errors import UsageError
@@ -203,6 +203,7 @@ class Session:
             expected=len(keys),
             where=self._chosen.outputs.shown,
         )
+        lines += workers.warnings(self._config)
         width = self._config.get_terminal_writer().fullwidth
         return [
             piece

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
@@ -144,12 +145,15 @@ class PortStage:
             listening = _decode(self._hear(talk), _Listening)
             self._arrive(self._listening, name, listening)
             self._wait(self._may_try, talk)
-            talk.send({"targets": self._targets(name)})
+            targets = self._targets(name)
+            talk.send({"targets": targets})
             tried = _decode(self._hear(talk), _Tried)
             self._arrive(self._tried, name, tried)
             self._wait(self._may_finish, talk)
             talk.send({"finish": True})
-            return decode_ports(self._hear(talk), self._nonce)
+            report = decode_ports(self._hear(talk), self._nonce)
+            _refuse_unasked(report, targets)
+            return report
         finally:
             talk.close()
 
@@ -185,6 +189,14 @@ class PortStage:
 
     def _left_s(self) -> float:
         return max(0.1, self._ends - time.monotonic())
+
+
+def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> None:
+    """Whoever tells of connections that it was not asked to try may want to blame their target."""
+    asked = Counter((each["node"], each["port"], each["kind"]) for each in targets)
+    told = Counter((each.target, each.port, each.kind) for each in report.attempts)
+    if not told <= asked:
+        raise WireError("its report tells of connections that it was not asked to try")
 
 
 def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
+from tests.stories.recorded import Recorded, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,8 +58,16 @@ class Told:
         return {(check, subject) for check, subject, _ in self.outcomes(*bad)}
 
 
+@pytest.fixture(scope="session")
+def recorded() -> list[Recorded]:
+    """Every run so far that can be judged again; test_workers_agree.py reads it in the end."""
+    return []
+
+
 @pytest.fixture
-def preflight(tmp_path: Path) -> Callable[..., Told]:
+def preflight(
+    tmp_path: Path, recorded: list[Recorded], request: pytest.FixtureRequest
+) -> Callable[..., Told]:
     """Run `pytest --preflight ...` as a person would."""
 
     def run(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
@@ -77,19 +86,22 @@ def preflight(tmp_path: Path) -> Callable[..., Told]:
                 *arguments,
             ],
             cwd=working,
-            env={**_clean_environment(), **(env or {})},
+            env={**clean_environment(), **(env or {})},
             capture_output=True,
             text=True,
             errors="replace",
             timeout=LONGEST_S,
             check=False,
         )
-        return Told(done.returncode, done.stdout, done.stderr, folder)
+        told = Told(done.returncode, done.stdout, done.stderr, folder)
+        if env is None and (kept := record(request.node.name, told, arguments, working)):
+            recorded.append(kept)
+        return told
 
     return run
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Drop what would make this machine look like an allocation or a running job."""
     foreign = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH")
     return {k: v for k, v in os.environ.items() if not k.startswith(foreign)} | {"COLUMNS": "80"}

@@ -1,0 +1,103 @@
+"""Runs that a story made, kept so that several workers can judge the same measurements again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tests.stories.conftest import Told
+
+_NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "--preflight-replay", "--junitxml")
+"""Options that a replay does not repeat, or that are about workers already."""
+
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One finished run: how it was asked for, what it measured, what it said."""
+
+    name: str
+    arguments: tuple[str, ...]
+    working: Path
+    measured: Path
+    exit: int
+    said: dict[str, Any]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The same for runs of which one is as good as another: what was concluded by what."""
+        rows = frozenset((row["check"], row["outcome"]) for row in self.said["verdicts"])
+        return self.exit, rows, any("items=group" in each for each in self.arguments)
+
+
+def essence(text: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """All of a report but when it was, how long it took, and the order in which verdicts came."""
+    for inventory in (word.partition("=")[2] for word in arguments if "inventory=" in word):
+        text = text.replace(json.dumps(inventory)[1:-1], "INVENTORY")
+    report = json.loads(text)
+    left_out = ("run", "started", "seconds", "verdicts")
+    rows = sorted(report["verdicts"], key=lambda row: (row["check"], row["subject"]))
+    return {"verdicts": rows} | {k: v for k, v in report.items() if k not in left_out}
+
+
+def record(name: str, told: Told, arguments: Sequence[str], working: Path) -> Recorded | None:
+    """Keep copies of what a run was given and of what it left; None if it cannot be told again."""
+    measured, report = told.folder / "measured.json", told.folder / "report.json"
+    again = not any(each.startswith(_NOT_AGAIN) for each in arguments)
+    if not again or told.exit not in (0, 1) or not (measured.exists() and report.exists()):
+        return None
+    if "fail-fast=first" in " ".join(arguments):
+        return None
+    paired = _paired(arguments)
+    kept = _new_folder(working.parent)
+    shutil.copy(measured, kept / "measured.json")
+    shutil.copytree(working, kept / "working", symlinks=True, ignore=_large_and_special)
+    words = tuple(_kept(word, kept) for word in paired)
+    renamed = tuple(word.replace(str(working), str(kept / "working")) for word in words)
+    said = essence(report.read_text(), paired)
+    return Recorded(name, renamed, kept / "working", kept / "measured.json", told.exit, said)
+
+
+def _new_folder(beside: Path) -> Path:
+    numbers = (beside / f"recorded-{number}" for number in range(100))
+    kept = next(path for path in numbers if not path.exists())
+    kept.mkdir()
+    return kept
+
+
+def _paired(arguments: Sequence[str]) -> list[str]:
+    """Join `--preflight-inventory FILE` to one word."""
+    words = list(arguments)
+    if "--preflight-inventory" in words:
+        at = words.index("--preflight-inventory")
+        words[at : at + 2] = ["=".join(words[at : at + 2])]
+    return words
+
+
+def _kept(word: str, kept: Path) -> str:
+    """A story may write its inventory anew: the one that was read is copied."""
+    option, _, value = word.partition("=")
+    if option != "--preflight-inventory":
+        return word
+    shutil.copy(value, kept)
+    return f"{option}={kept / Path(value).name}"
+
+
+def _large_and_special(folder: str, names: Iterable[str]) -> set[str]:
+    found = {name: (Path(folder) / name).lstat() for name in names}
+    return {
+        name
+        for name, about in found.items()
+        if name in ("preflight-runs", "__pycache__")
+        or not stat.S_IFMT(about.st_mode) & (stat.S_IFREG | stat.S_IFDIR)
+        or (stat.S_ISREG(about.st_mode) and about.st_size > _LARGEST)
+        or stat.S_ISFIFO(about.st_mode)
+    }
