@@ -6,9 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from preflight.check import STAGES
 from preflight.errors import WireError
 from preflight.fleet.files import read_regular
+from preflight.fleet.sources import Found
 from preflight.run import STOPPED_AT_FIRST, Run
 from preflight.stages.measured import LARGEST, Measured
 from preflight.verdict import Outcome, Verdict
@@ -19,16 +22,23 @@ if TYPE_CHECKING:
 _MEASURED = "preflight_measured"
 _DIGEST = "preflight_measured_sha256"
 _SKIPPED = "preflight_skipped"
+_FOUND = "preflight_found"
 
 
-def give(luggage: dict[str, Any], run: Run, outputs: Outputs) -> None:
+def give(luggage: dict[str, Any], run: Run, outputs: Outputs, found: Found | None) -> None:
     """Name the file of the measurements; where it could not be written, send what it would hold."""
     path = outputs.path / "measured.json"
     written = path.name in outputs.written
     content = run.judgement.measured.encode()
     luggage[_MEASURED] = str(path) if written else content
     luggage[_DIGEST] = hashlib.sha256(content).hexdigest()
+    luggage[_FOUND] = msgspec.json.encode(found)
     luggage[_SKIPPED] = [[check, list(nodes)] for check, nodes in run.stopped]
+
+
+def found(luggage: dict[str, Any]) -> Found | None:
+    """Tell a worker which nodes the site's plugins named: only the controller asks them."""
+    return msgspec.json.decode(luggage[_FOUND], type=Found | None)
 
 
 def take(luggage: dict[str, Any], run: Run) -> None:

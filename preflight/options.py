@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight import handover
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.outcome import Outputs
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.run import Settings
+from preflight.sitehooks import ask_nodes, ask_sections
 from preflight.stages.measured import LARGEST, Measured
 
 if TYPE_CHECKING:
     import pytest
 
     from preflight.fleet.model import Fleet
+    from preflight.fleet.sources import Found
     from preflight.run import FailFast
 
 LONGEST_BUDGET_S = 7 * 86400
@@ -30,6 +33,8 @@ class Chosen:
     """A run as it was asked for. `wanted`: only these checks; None for all of the tier."""
 
     fleet: Fleet
+    found: Found | None
+    """What a hook of the site answered, for the workers."""
     registry: Registry
     wanted: frozenset[str] | None
     settings: Settings
@@ -51,18 +56,21 @@ def read_options(config: pytest.Config) -> Chosen:
         fail_fast=config.getoption("preflight_fail_fast") or _patience(config),
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
+        sections=() if hasattr(config, "workerinput") else ask_sections(config),
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
     if not config.option.collectonly:
         outputs.refuse_unusable()
-    fleet = resolve(_wish(config))
+    found = _found(config)
+    fleet = resolve(_wish(config, found))
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
     return Chosen(
         fleet=fleet,
+        found=found,
         registry=registry,
         wanted=_wanted(config.getoption("preflight_checks"), registry),
         settings=settings,
@@ -111,7 +119,15 @@ def _patience(config: pytest.Config) -> FailFast:
     return "never" if config.getoption("preflight_need") is not None else "stage"
 
 
-def _wish(config: pytest.Config) -> Wish:
+def _found(config: pytest.Config) -> Found | None:
+    """Ask the site's plugins, unless the operator named the nodes; a worker is told the answer."""
+    if hasattr(config, "workerinput"):
+        return handover.found(config.workerinput)
+    named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
+    return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
+
+
+def _wish(config: pytest.Config, found: Found | None) -> Wish:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
@@ -125,6 +141,7 @@ def _wish(config: pytest.Config) -> Wish:
         env_file=said("env_file"),
         launch=said("launch"),
         interface=said("interface"),
+        found=found,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),

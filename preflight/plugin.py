@@ -142,6 +142,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Offer a site's plugins their places: preflight.hookspecs."""
+    from preflight import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and the session proper when it was asked for."""
     config.addinivalue_line("markers", "preflight: an item that preflight made")

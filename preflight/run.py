@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
+from preflight.carried import Carried
 from preflight.check import STAGES, Stage, Tier
 from preflight.fabric.schedule import circle_rounds, repair
 from preflight.facts.busy import busy_with
@@ -54,6 +55,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     budget_s: float | None = None
     even_if_busy: bool = False
     """Load nodes although somebody works on their GPUs."""
+    sections: tuple[Carried, ...] = ()
+    """The site's own sections of the probe."""
     at_most: int = 64
     """Connections set up at once."""
 
@@ -194,6 +197,7 @@ class Run:
                 deadline_s=left_s,
                 at_most=self.settings.at_most,
                 progress=lambda *at: self.progress.step("probing", *at),
+                sections=self.settings.sections,
                 arrived=arrived.__setitem__,
             )
         except BaseException:

@@ -20,11 +20,12 @@ from preflight.report.header import header
 from preflight.report.terminal import finding_line
 from preflight.report.text import wrapped
 from preflight.run import Run
+from preflight.sitehooks import tell
 from preflight.stages.progress import Silent
 from preflight.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from preflight.registered import Registered
@@ -148,7 +149,7 @@ class Session:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell an xdist worker what was measured."""
-        handover.give(node.workerinput, self.run, self._chosen.outputs)
+        handover.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.found)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -159,6 +160,15 @@ class Session:
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
             return
         self._measure(session.items)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        """Pass the report on, last of all: a sink that fails or hangs takes nothing away."""
+        yield
+        conclusion = self._tally.conclusion
+        if conclusion is not None and conclusion.report.verdicts:
+            for trouble in tell(self._config, conclusion.report, conclusion.outputs.path):
+                self.run.progress.line(f"sink   {trouble}")
 
     def _measure(self, items: Sequence[pytest.Item]) -> None:
         keys_of = {item.nodeid: item.keys for item in items if isinstance(item, CheckItem)}

@@ -55,7 +55,7 @@ class Tally:
         self._broke = False
         self._interrupted = False
         self._strangers_failed = False
-        self._conclusion: Conclusion | None = None
+        self.conclusion: Conclusion | None = None
 
     def expect(self, keys: Sequence[Key], keys_of: Mapping[str, Sequence[Key]]) -> None:
         """Note what is owed, and which item owes what."""
@@ -115,7 +115,7 @@ class Tally:
         broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
             exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
         )
-        self._conclusion = conclude(
+        self.conclusion = conclude(
             self._run,
             self._settled(session),
             self._chosen.outputs,
@@ -127,7 +127,7 @@ class Tally:
             broke=self._broke or broke,
             strangers_failed=self._strangers_failed,
         )
-        session.exitstatus = self._conclusion.report.exit
+        session.exitstatus = self.conclusion.report.exit
 
     def _settled(self, session: pytest.Session) -> tuple[Entry, ...]:
         """Add what is known without an item: repair pairs, shut gates, findings after a stop."""
@@ -142,7 +142,7 @@ class Tally:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the findings by cause, whom to launch on, and the counts."""
-        conclusion = self._conclusion
+        conclusion = self.conclusion
         if conclusion is None:
             return
         terminalreporter.section(title(conclusion.report), sep="=")

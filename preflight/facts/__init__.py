@@ -2,6 +2,7 @@
 
 from preflight.facts.model import (
     Driver,
+    Extra,
     Facts,
     Gpu,
     GpuPair,
@@ -21,6 +22,7 @@ from preflight.facts.ports import Attempt, MasterPort, Ports
 __all__ = [
     "Attempt",
     "Driver",
+    "Extra",
     "Facts",
     "Gpu",
     "GpuPair",

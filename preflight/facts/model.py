@@ -7,7 +7,7 @@ shape and `preflight.facts.decode` turns it back, once. A section that could not
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -172,6 +172,16 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: Literal["slurm", "none"] = "none"
 
 
+class Extra(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a site's own probe section found on this node, or why it found nothing."""
+
+    data: Any = None
+    """As its `collect` returned it: plain JSON, at most 60 KiB."""
+    error: Text = ""
+    """Why there is no data: it raised, hung, flooded, or was not asked. Then it is unknown."""
+    seconds: Seconds = 0.0
+
+
 class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     """One node's whole answer to the probe."""
 
@@ -196,3 +206,13 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     processes: Processes | None = None
     problems: tuple[Text, ...] = ()
     """Sections that could not be read, in words: "processes: Permission denied"."""
+    extra: Annotated[dict[Line, Extra], Meta(max_length=64)] = {}
+    """By section id, what the site's own probe sections found; see `section`."""
+
+    def section(self, section_id: str) -> Extra:
+        """What that section of the site found; one that was not asked has an `error` that says so.
+
+        A section is asked when `pytest_preflight_probe_sections` names it.
+        """
+        absent = f"no probe section {section_id} in this run: name it in a conftest.py"
+        return self.extra.get(section_id) or Extra(error=absent)

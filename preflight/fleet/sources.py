@@ -36,6 +36,14 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
 """IFNAMSIZ leaves 15 characters; a dash in front is refused with the rest."""
 
 
+class Found(Struct, frozen=True, kw_only=True):
+    """The nodes that a hook of the site named, with their settings where it gave `hosts`."""
+
+    names: tuple[str, ...]
+    hosts: dict[str, Host] = {}
+    origin: str
+
+
 class Wish(Struct, frozen=True, kw_only=True):
     """What the operator asked for, by option, ini file and environment; None = said nothing."""
 
@@ -47,6 +55,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     env_file: str | None = None
     launch: str | None = None
     interface: str | None = None
+    found: Found | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
@@ -57,7 +66,9 @@ def resolve(wish: Wish) -> Fleet:
     inventory = _inventory(wish)
     names, origin, is_here = _names(wish, inventory)
     names = _excluded(names, wish.exclude, inventory)
-    hosts = tuple(_with_choices(host, wish) for host in _hosts(names, inventory, here=is_here))
+    brought = wish.found.hosts if wish.found and wish.found.origin == origin else {}
+    chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=is_here)
+    hosts = tuple(_with_choices(host, wish) for host in chosen)
     table = inventory.job if inventory else JobTable()
     launch_line = wish.launch if wish.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
@@ -97,12 +108,21 @@ def _names(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str, ...],
         return *_written(wish.nodes, "--preflight-nodes", inventory), False
     if wish.inventory is not None and inventory is not None:
         return _all_of(inventory), str(inventory.path), False
-    for variable in ("PREFLIGHT_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+    # What the site wrote down in a hook outranks the allocation that we happen to be in.
+    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if wish.found is None else ()
+    for variable in ("PREFLIGHT_NODES", *around):
         if variable in wish.environ:
             try:
                 return *_listed(wish.environ[variable], variable, inventory), False
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
+    if wish.found is not None:
+        return wish.found.names, wish.found.origin, False
+    return _unless_told(wish, inventory)
+
+
+def _unless_told(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str, bool]:
+    """Return what the ini file says, else this machine."""
     if wish.ini_nodes:
         return *_written(wish.ini_nodes, "preflight_nodes of the ini file", inventory), False
     if inventory is not None:

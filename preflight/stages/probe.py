@@ -16,6 +16,7 @@ from preflight.transport.protocol import Connection, ReachError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from preflight.carried import Carried
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
     from preflight.transport.ways import Ways
@@ -47,17 +48,19 @@ def probe_fleet(
     deadline_s: float,
     at_most: int,
     progress: Callable[[int, int, list[str]], None],
+    sections: Sequence[Carried] = (),
     arrived: Callable[[str, Reached], None] = lambda _name, _reached: None,
 ) -> dict[str, Reached]:
     """Log in everywhere and ask for facts; every host has an entry in the result.
 
-    `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage. `arrived`
-    hears of each answer at once, in its own thread: an interrupt must not lose what is known.
+    `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage; `sections` are
+    the site's own. `arrived` hears of each answer at once, in its own thread: an interrupt must
+    not lose what is known.
     """
     by_name = {host.name: host for host in hosts}
 
     def work(name: str) -> Reached:
-        reached = _probe(by_name[name], ways, nonce, deadline_s)
+        reached = _probe(by_name[name], ways, nonce, deadline_s, sections)
         arrived(name, reached)
         return reached
 
@@ -71,14 +74,16 @@ def probe_fleet(
     return {name: _reached(by_name[name], ways, answer) for name, answer in answers.items()}
 
 
-def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float) -> Reached:
+def _probe(
+    host: Host, ways: Ways, nonce: str, deadline_s: float, sections: Sequence[Carried]
+) -> Reached:
     """Log in and fetch one node's facts; every way it can fail is part of the result."""
     began = time.monotonic()
     connection: Connection | None = None
     try:
         connection = ways.connect(host, min(CONNECT_S, deadline_s))
         left_s = max(1.0, deadline_s - (time.monotonic() - began))
-        facts = _ask(connection, host, nonce, min(PROBE_S, left_s))
+        facts = _ask(connection, host, nonce, min(PROBE_S, left_s), sections)
     except ReachError as error:
         reach = Reach(
             ways.way(host), error.step, error.sentence, error.advice, time.monotonic() - began
@@ -100,14 +105,25 @@ def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float) -> Reached:
     return Reached(reach, None, None)
 
 
-def _ask(connection: Connection, host: Host, nonce: str, timeout_s: float) -> Facts:
+def _ask(
+    connection: Connection,
+    host: Host,
+    nonce: str,
+    timeout_s: float,
+    sections: Sequence[Carried],
+) -> Facts:
+    beside = tuple((f"site_section_{n}", each.source) for n, each in enumerate(sections))
     request = {
         "nonce": nonce,
         "name": host.name,
         "deadline_s": timeout_s,
         "driver_deadline_s": min(DRIVER_S, timeout_s / 2),
+        "sections": [
+            {"id": each.id, "module": module, "deadline_s": each.deadline_s}
+            for each, (module, _) in zip(sections, beside, strict=True)
+        ],
     }
-    talk = start_payload(connection, host, "probe", request, timeout_s)
+    talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
     try:
         talk.finish()
         return decode_facts(talk.read(timeout_s + 2), nonce)

@@ -58,6 +58,9 @@ BOOT = f"exec({_LOADER!r})"
 Its first lines must be readable by the oldest Python that a node may have, to say so.
 """
 
+Beside = tuple[tuple[str, bytes], ...]
+"""(module, source) of what travels along without being ours; compiled on the node."""
+
 _packing = threading.Lock()
 
 
@@ -76,15 +79,17 @@ def start_payload(
     *,
     limit: int = OUTPUT_LIMIT,
     payload: Path = PAYLOAD,
+    beside: Beside = (),
 ) -> Talk:
     """Send the payload and its request to a node; `Talk.read` then gives its answers.
 
     `entry`: "probe", "ports", "sweep". `request`: one JSON object with at least "nonce". Under
     `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may answer.
+    `beside`: modules by name that travel along: a site's own.
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
     nonce = msgspec.json.decode(line, type=_Bound).nonce
-    packed = bundle(entry, payload)
+    packed = bundle(entry, payload, beside)
     # The sweep runs in the job's Python as the job does: its environment may name what it needs.
     isolated = () if entry == "sweep" else ("-I",)
     argv = [*host.python, *isolated, "-c", BOOT, str(len(packed)), entry]
@@ -94,19 +99,21 @@ def start_payload(
     return talk
 
 
-def bundle(entry: str, payload: Path = PAYLOAD) -> bytes:
+def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
     """The zip for an entry, made once per process."""
     with _packing:
-        return _bundle(CARRIED.get(entry, ()), payload)
+        return _bundle(CARRIED.get(entry, ()), payload, beside)
 
 
 @lru_cache(maxsize=8)
-def _bundle(carried: tuple[str, ...], payload: Path) -> bytes:
+def _bundle(carried: tuple[str, ...], payload: Path, beside: Beside) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, path in (*_sources(payload), *map(_installed, carried)):
             _add(archive, name, path.read_bytes())
             _add(archive, name + "c", _compiled(name, path))
+        for module, source in beside:
+            _add(archive, f"{module}.py", source)
     return packed.getvalue()
 
 

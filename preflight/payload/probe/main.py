@@ -8,7 +8,7 @@ import time
 
 import wire
 
-from . import guard, nics, nvml, processes, smi
+from . import extra, guard, nics, nvml, processes, smi
 from .text import LINE_LIMIT, TEXT_LIMIT, clean
 from .users import Users, me
 
@@ -44,6 +44,9 @@ def run(
     facts["processes"] = processes.read(held, until, problems)
     facts["nics"] = _section("nics", nics_asked, min(until, began + driver_s), problems)
     facts["topo_text"] = smi.finish(drawing, min(until, time.monotonic() + driver_s), problems)
+    # Last and alone: what a site adds can take time from nothing of ours.
+    sections = request.get("sections") or []
+    facts["extra"] = extra.read(sections, str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
     facts["seconds"] = round(time.monotonic() - began, 3)
     emit(facts)
