@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--preflight-transport",
         metavar="NAME",
-        help="How to reach the nodes, whatever the inventory says: paramiko, local",
+        help="How to reach the nodes, whatever the inventory says: ssh, paramiko, openssh, local",
     )
     add(
         "--preflight-python",

@@ -17,6 +17,7 @@ from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
 from preflight.options import Chosen, read_options
 from preflight.registry import Registry, declares_check, load_file
 from preflight.report.header import header
+from preflight.report.reach import reach_words
 from preflight.report.terminal import finding_line
 from preflight.report.text import wrapped
 from preflight.run import Run
@@ -25,12 +26,17 @@ from preflight.stages.progress import Silent
 from preflight.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from preflight.registered import Registered
     from preflight.run import Key
+    from preflight.transport.ways import Way
     from preflight.verdict import Verdict
+
+
+WAYS_S = 5.0
+"""For the header to find out how nodes will be reached; who takes longer is asked again later."""
 
 
 def start(config: pytest.Config) -> tuple[Session, Tally]:
@@ -194,6 +200,11 @@ class Session:
             self._shown.add(cause)
             self.run.progress.line(finding_line(verdict.outcome, about, check, verdict.sentence))
 
+    def _ways(self) -> Mapping[str, Way]:
+        """Find out how each node will be reached; not worth it for a list of what would be run."""
+        looks_only = self._config.option.collectonly or self._chosen.replayed is not None
+        return {} if looks_only else self.run.ways.known(WAYS_S)
+
     def pytest_report_header(self) -> list[str]:
         """Say who is judged, how reached, what will run, how long, where the report goes."""
         keys = self.run.expected(self._chosen.wanted)
@@ -201,7 +212,7 @@ class Session:
         per_node = sum(len(names) == 1 for _, names in keys) // nodes
         lines = header(
             self.run.fleet,
-            self.run.ways,
+            reach_words(self.run.fleet.hosts, self._ways()),
             version=__version__,
             tier=self.run.settings.tier,
             fail_fast=self.run.settings.fail_fast,

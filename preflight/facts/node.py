@@ -28,6 +28,8 @@ class Reach(Struct, frozen=True):
     sentence: str = ""
     advice: str = ""
     seconds: float = 0.0
+    blame: str = ""
+    """What is at fault in the node's place: "jump host bastion"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,5 +31,7 @@ def judge_step(step: Step, reach: Reach) -> Verdict:
     if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
         return ok(_WORDS[step], transport=reach.transport)
     if step == reach.failed:
-        return fail(reach.sentence, advice=reach.advice, transport=reach.transport)
+        return fail(
+            reach.sentence, advice=reach.advice, blame=reach.blame, transport=reach.transport
+        )
     return not_run(f"not reached: {reach.failed} failed")

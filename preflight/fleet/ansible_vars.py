@@ -15,7 +15,7 @@ import msgspec
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import plain
 from preflight.fleet.ansible_ssh_args import odd_argument
-from preflight.fleet.inventory import NodeTable, plainly, refuse_impossible
+from preflight.fleet.inventory import FILES, NodeTable, plainly, refuse_impossible
 from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_variables(
         value = _value(variables, name, where)
         if value is None:
             continue
-        if field in ("identity_file", "known_hosts") and isinstance(value, str):
+        if field in FILES and isinstance(value, str):
             value = str(folder / Path(value).expanduser())
         said[field], names[field] = value, name
     group = _text(variables, GROUP, where)

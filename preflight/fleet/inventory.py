@@ -39,6 +39,7 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     port: Port | None = None
     identity_file: str | None = None
     known_hosts: str | None = None
+    ssh_config: str | None = None
     python: str | list[str] | None = None
     gpus: Positive | None = None
     gpu_model: str | None = None
@@ -76,7 +77,8 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 PROMISES = tuple(name for name in Promise.__struct_fields__ if name != "origin")
-WAYS_IN = ("transport", "user", "port", "identity_file", "known_hosts")
+FILES = ("identity_file", "known_hosts", "ssh_config")
+WAYS_IN = ("transport", "user", "port", *FILES)
 
 
 class Inventory:
@@ -142,7 +144,7 @@ class Inventory:
         )
 
     def _way(self, key: str, value: Any) -> Any:
-        return self.beside(value) if value and key in ("identity_file", "known_hosts") else value
+        return self.beside(value) if value and key in FILES else value
 
     def beside(self, file: str) -> str:
         """Read a relative path of the file as beside the file, and `~` as home."""

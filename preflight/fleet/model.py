@@ -25,11 +25,14 @@ class Host(Struct, frozen=True, kw_only=True):
     address: str
     """What other nodes and the controller connect to; the name itself unless given."""
     group: str = "all"
-    transport: str = "paramiko"
+    transport: str = "ssh"
+    """One of TRANSPORTS; "ssh" is paramiko, or OpenSSH for what paramiko cannot do."""
     user: str | None = None
     port: int | None = None
     identity_file: str | None = None
     known_hosts: str | None = None
+    ssh_config: str | None = None
+    """A file in place of the user's ~/.ssh/config (`ssh -F`)."""
     python: tuple[str, ...] = ("python3",)
     """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
     promised: Promise = Promise()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.fleet.nodeset import fold
@@ -11,12 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.fleet.model import Fleet
-    from preflight.transport.ways import Ways
 
 
 def header(
     fleet: Fleet,
-    ways: Ways,
+    reach: str,
     *,
     version: str,
     tier: str,
@@ -46,19 +44,12 @@ def header(
     return [
         f"preflight {version}",
         f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
-        f"reach    {_ways(fleet, ways)}, {at_most} at a time",
+        f"reach    {reach}, {at_most} at a time",
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         f"report   {where}",
     ]
-
-
-def _ways(fleet: Fleet, by: Ways) -> str:
-    ways = Counter(by.way(host) for host in fleet.hosts)
-    words = {"paramiko": "ssh (paramiko, known hosts only)", "local": "local processes"}
-    named = [words.get(way, way) + (f" x{n}" if len(ways) > 1 else "") for way, n in ways.items()]
-    return ", ".join(named)
 
 
 def next_command(fleet: Fleet, failing: Sequence[str], unjudged: Sequence[str]) -> str:

@@ -86,7 +86,12 @@ def _probe(
         facts = _ask(connection, host, nonce, min(PROBE_S, left_s), sections)
     except ReachError as error:
         reach = Reach(
-            ways.way(host), error.step, error.sentence, error.advice, time.monotonic() - began
+            ways.way(host),
+            error.step,
+            error.sentence,
+            error.advice,
+            time.monotonic() - began,
+            error.blame,
         )
     except (WireError, TimeoutError) as error:
         reach = Reach(

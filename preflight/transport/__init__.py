@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Transport
+    from preflight.transport.sshask import Asked
 
-TRANSPORTS = ("local", "paramiko")
-"""Every way there is, as inventories name them."""
+TRANSPORTS = ("ssh", "paramiko", "openssh", "local")
+"""Every way there is, as inventories name them; for "ssh" see `Ways`."""
 
 
-def transport_for(name: str, hosts: Sequence[Host] = ()) -> Transport:
+def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = None) -> Transport:
     """Return the transport of that name; UsageError names the nearest if there is none.
 
     `hosts`: all the nodes that it will serve, for a way that is opened to all of them at once.
@@ -30,7 +31,11 @@ def transport_for(name: str, hosts: Sequence[Host] = ()) -> Transport:
     if name == "paramiko":
         from preflight.transport.paramiko_ssh import ParamikoTransport
 
-        return ParamikoTransport()
+        return ParamikoTransport(asked)
+    if name == "openssh":
+        from preflight.transport.openssh import OpenSSHTransport
+
+        return OpenSSHTransport(asked)
     near = get_close_matches(name, TRANSPORTS, n=1)
     meant = f'did you mean "{near[0]}"?' if near else f"write one of: {', '.join(TRANSPORTS)}"
     raise UsageError(f"unknown transport {name[:40]!a}: {meant}")

@@ -11,6 +11,7 @@ import binascii
 import hashlib
 import hmac
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from preflight.fleet.files import read_regular
 from preflight.transport.protocol import ReachError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 LARGEST = 16 << 20
 """Bytes of a known_hosts file; 64 Ki hosts with three keys each need about 12 MiB hashed."""
@@ -66,16 +67,28 @@ def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[Known,
     return tuple(
         known
         for file in files
-        for known in _parsed(file)
+        for known in _parsed(file, _parse)
         if any(known.speaks_of(name) for name in names)
     )
 
 
-def _parsed(file: str) -> tuple[Known, ...]:
+def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a certificate authority vouches for a host; a file we cannot read says nothing."""
+    with suppress(ReachError):
+        return any(
+            known.speaks_of(name)
+            for file in files
+            for known in _parsed(file, _authorities)
+            for name in names
+        )
+    return False
+
+
+def _parsed(file: str, read: Callable[[Path, int, int], tuple[Known, ...]]) -> tuple[Known, ...]:
     path = Path(file)
     try:
         stamp = path.stat()
-        return _parse(path, stamp.st_mtime_ns, stamp.st_size)
+        return read(path, stamp.st_mtime_ns, stamp.st_size)
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
@@ -92,6 +105,12 @@ def _parse(path: Path, _mtime_ns: int, _size: int) -> tuple[Known, ...]:
     numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
     found = [_line(path, number, text.strip()) for number, text in numbered]
     return tuple(known for known in found if known)
+
+
+@lru_cache(maxsize=64)
+def _authorities(path: Path, mtime_ns: int, size: int) -> tuple[Known, ...]:
+    """The few lines that every node of a fleet is looked up in."""
+    return tuple(known for known in _parse(path, mtime_ns, size) if known.marker == AUTHORITY)
 
 
 def _line(path: Path, number: int, text: str) -> Known | None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from preflight.transport.protocol import Answer
+
+if TYPE_CHECKING:
+    import re
 
 STDERR_KEPT = 64 << 10
 """Bytes of standard error that are kept: the last ones, where the reason is."""
@@ -33,6 +38,13 @@ class Intake:
         """Keep the end of it."""
         self._err = (self._err + data)[-STDERR_KEPT:]
         self._err_seen += len(data)
+
+    def cut_stderr(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Find something in what is kept of standard error, and take it out of there."""
+        match = pattern.search(bytes(self._err))
+        if match:
+            del self._err[match.start() : match.end()]
+        return match
 
     def take_line(self) -> bytes | None:
         """The next whole line without its newline, if there is one."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.transport.legible import legible
 from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
+from preflight.transport.sshask import Asked
 from preflight.transport.sshauth import log_in
 from preflight.transport.sshconfig import route_to
 from preflight.transport.sshdial import dial, hang_up
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import paramiko
 
     from preflight.fleet.model import Host
+    from preflight.transport.sshask import Effective
 
 CHUNK = 1 << 21
 """paramiko's window: it drops what was read from the front of an array, at a cost of all behind."""
@@ -38,10 +40,15 @@ class ParamikoTransport:
 
     name = "paramiko"
 
+    def __init__(self, asked: Asked | None = None) -> None:
+        self._asked = asked or Asked()
+
     def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
         """Log in within that time; ReachError says at which step it failed."""
         ends = time.monotonic() + timeout_s
-        route = route_to(host, timeout_s)
+        config = self._asked.of(host, timeout_s)
+        refuse_jump_hosts(config)
+        route = route_to(host, config)
         transport = dial(route, ends)
         try:
             log_in(transport, route, ends)
@@ -157,6 +164,19 @@ class ParamikoRemote(StreamRemote):
 
         with suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.close()
+
+
+def refuse_jump_hosts(config: Effective) -> None:
+    """Say of a node behind another what would reach it, rather than try it directly."""
+    for way in ("proxyjump", "proxycommand"):
+        through = config.one(way)
+        if through not in ("", "none"):
+            raise ReachError(
+                "route",
+                f"ssh's configuration reaches it by {way} {legible(through, 80)}, "
+                "which the paramiko transport cannot",
+                'write transport = "openssh" in the inventory, or leave it out (needs ssh here)',
+            )
 
 
 @contextmanager

@@ -26,11 +26,13 @@ SEND_S = 30.0
 class ReachError(PreflightError):
     """A node could not be used: `step` says how far we came, `advice` what to do about it."""
 
-    def __init__(self, step: Step, sentence: str, advice: str) -> None:
+    def __init__(self, step: Step, sentence: str, advice: str, *, blame: str = "") -> None:
         super().__init__(sentence)
         self.step: Step = step
         self.sentence = sentence
         self.advice = advice
+        self.blame = blame
+        """What stands between us and the node and is at fault in its place ("jump host b")."""
 
 
 class Answer(Struct, frozen=True):

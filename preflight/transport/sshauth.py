@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.transport.legible import legible
-from preflight.transport.protocol import ReachError
+from preflight.transport.sshwords import login_refused, login_slow, login_wants_more
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +43,7 @@ def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
             return
         if not transport.is_active():
             break
-    raise _refused(route, tried, unusable)
+    raise login_refused(route, tried, unusable)
 
 
 def _keys(route: Route, unusable: list[str]) -> Iterator[_Key]:
@@ -90,50 +89,11 @@ def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: floa
     try:
         missing = transport.auth_publickey(route.user, key.secret)
     except paramiko.BadAuthenticationType as error:
-        raise _other_methods(route, error.allowed_types) from error
+        raise login_wants_more(route, error.allowed_types) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= ends:
-            raise _too_slow(route) from error
+            raise login_slow(route) from error
         return False
     if missing:
-        raise _other_methods(route, missing)
+        raise login_wants_more(route, missing)
     return True
-
-
-def _other_methods(route: Route, methods: list[str]) -> ReachError:
-    return ReachError(
-        "login",
-        f"{_whom(route)} wants more than a key: {legible(', '.join(methods), 80)}",
-        "allow login by key alone for this user; preflight never answers a prompt",
-    )
-
-
-def _too_slow(route: Route) -> ReachError:
-    return ReachError(
-        "login",
-        f"the login of {_whom(route)} had no answer in time",
-        "look at the node's load, and at what its login waits for (LDAP, a network home)",
-    )
-
-
-def _refused(route: Route, tried: list[str], unusable: list[str]) -> ReachError:
-    """Say what was tried, and give the command that shows the same refusal."""
-    without = f"; not usable: {', '.join(unusable)}" if unusable else ""
-    if tried:
-        sentence = f"{_whom(route)} is refused with {', '.join(tried)}{without}"
-        remedy = "add the key's public half to that user's ~/.ssh/authorized_keys on the node"
-    else:
-        sentence = f"there is no key to log in with as {_whom(route)}{without}"
-        remedy = "make a key usable without a prompt (load it into ssh-agent)"
-    identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
-    by_hand = ["ssh", "-o", "BatchMode=yes", "-p", str(route.port), *identity, _whom(route), "true"]
-    return ReachError(
-        "login",
-        sentence,
-        f"{remedy}, or correct `user` and `identity_file` in the inventory; "
-        f"this must work: `{shlex.join(by_hand)}`",
-    )
-
-
-def _whom(route: Route) -> str:
-    return f"{route.user}@{route.hostname}"

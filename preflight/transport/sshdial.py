@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from preflight.transport.hostkey_check import kinds_known, verify
 from preflight.transport.hostkeys import read_known_hosts
 from preflight.transport.legible import legible
-from preflight.transport.protocol import ReachError
 from preflight.transport.sshtcp import connected
+from preflight.transport.sshwords import closes_early, handshake_fails, never_speaks, not_ssh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import paramiko
 
+    from preflight.transport.protocol import ReachError
     from preflight.transport.sshconfig import Route
 
 WEAK = {
@@ -106,24 +107,15 @@ def _signatures(kind: str) -> tuple[str, ...]:
 
 
 def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
-    where = f"{route.hostname} port {route.port}"
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        sentence = f"{where} greets, but the SSH handshake fails: {_words(error, seconds)}"
-        advice = "look at sshd's log on the node; `ssh -v` shows what the two sides offer"
-    elif cause is None or isinstance(cause, TimeoutError):
-        sentence = (
-            f"{where} accepts connections and never speaks: no SSH greeting in {seconds:.0f} s"
-        )
-        advice = "look at sshd on the node: it hangs, or something else listens there"
-    elif isinstance(cause, EOFError | OSError):
-        sentence = f"{where} accepts connections and closes them before the SSH greeting"
-        advice = "look at sshd's log on the node (MaxStartups, PerSourcePenalties, full disk)"
-    else:
-        sentence = f"{where} does not speak SSH: {_words(error, seconds)}"
-        advice = "correct the node's `port` in the inventory"
-    return ReachError("route", sentence, advice)
+        return handshake_fails(route.where, _words(error, seconds))
+    if cause is None or isinstance(cause, TimeoutError):
+        return never_speaks(route.where, seconds)
+    if isinstance(cause, EOFError | OSError):
+        return closes_early(route.where)
+    return not_ssh(route.where, _words(error, seconds))
 
 
 def _words(error: BaseException | None, seconds: float) -> str:

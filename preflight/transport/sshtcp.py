@@ -7,8 +7,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from preflight.transport.legible import legible
 from preflight.transport.protocol import ReachError
+from preflight.transport.sshwords import no_answer, no_name, refuses, unreachable
 
 if TYPE_CHECKING:
     from preflight.transport.sshconfig import Route
@@ -52,22 +52,13 @@ def _addresses(route: Route) -> list[tuple[int, _Address]]:
         found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not a host name"
-        raise ReachError(
-            "name",
-            f"the name {legible(route.hostname, 80)!a} does not resolve: {reason}",
-            "correct the name in the node list, or give the node an `address` in the inventory",
-        ) from error
+        raise no_name(route.hostname, reason) from error
     return [(family, address) for family, _, _, _, address in found]
 
 
 def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
     if isinstance(error, ConnectionRefusedError):
-        sentence = f"{where} refuses connections"
-        advice = "start sshd on the node, or correct its `port` in the inventory"
-    elif isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        sentence = f"no answer from {where} in {seconds:.0f} s"
-        advice = "look whether the node is up, and whether a firewall drops the port"
-    else:
-        sentence = f"{where} cannot be reached: {error.strerror or error}"
-        advice = "look whether the node is up, and at the route to its network"
-    return ReachError("route", sentence, advice)
+        return refuses(where)
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return no_answer(where, seconds)
+    return unreachable(where, error.strerror or str(error))

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from preflight.transport import transport_for
+from preflight.transport.fanout import fan_out
+from preflight.transport.protocol import ReachError
+from preflight.transport.sshask import Asked
+from preflight.transport.sshchoice import why_openssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Connection, Transport
+
+ASK_S = 10.0
+"""For `ssh -G` of one node; a `Match exec` of the user's configuration may take its time."""
+
+ASKED_AT_ONCE = 16
+
+
+class Way(Struct, frozen=True):
+    """How a node is reached, and what decided it where nobody said so."""
+
+    transport: str
+    why: str = ""
 
 
 class Ways:
@@ -21,16 +40,51 @@ class Ways:
         self._hosts: dict[str, list[Host]] = {}
         for host in hosts:
             self._hosts.setdefault(host.transport, []).append(host)
+        self._asked = Asked()
+        self._chosen: dict[str, Way] = {}
         self._made: dict[str, Transport] = {}
         self._making = threading.Lock()
 
     def way(self, host: Host) -> str:
         """Name the transport that serves a node."""
-        return host.transport
+        return self.choose(host).transport
+
+    def choose(self, host: Host, timeout_s: float = ASK_S) -> Way:
+        """Decide between paramiko and OpenSSH where the inventory leaves it open; contacts nobody.
+
+        Where `ssh -G` fails, paramiko: `connect` then says why, as a finding.
+        """
+        if host.transport != "ssh":
+            return Way(host.transport)
+        if host.name not in self._chosen:
+            try:
+                why = why_openssh(host, self._asked.of(host, timeout_s))
+            except ReachError:
+                why = ""
+            usable = why and shutil.which("ssh")
+            self._chosen[host.name] = Way("openssh", why) if usable else Way("paramiko")
+        return self._chosen[host.name]
+
+    def known(self, deadline_s: float) -> dict[str, Way]:
+        """The way to every node by its name; those that take longer to find out are left out."""
+        hosts = [host for some in self._hosts.values() for host in some]
+        open_ones = [host for host in hosts if host.transport == "ssh"]
+        fan_out(
+            open_ones,
+            lambda host: self.choose(host, deadline_s),
+            deadline_s=deadline_s,
+            at_most=ASKED_AT_ONCE,
+        )
+        said = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
+        return {
+            host.name: way
+            for host in hosts
+            if (way := said.get(host.name) or self._chosen.get(host.name))
+        }
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
         """Log in to a node; raises ReachError that says which step failed."""
-        return self._transport(self.way(host)).connect(host, timeout_s)
+        return self._transport(self.choose(host, timeout_s).transport).connect(host, timeout_s)
 
     def close(self) -> None:
         """Leave everything that was set up for the fleet as a whole. Never raises."""
@@ -41,5 +95,5 @@ class Ways:
     def _transport(self, name: str) -> Transport:
         with self._making:
             if name not in self._made:
-                self._made[name] = transport_for(name, self._hosts[name])
+                self._made[name] = transport_for(name, self._hosts.get(name, ()), self._asked)
             return self._made[name]

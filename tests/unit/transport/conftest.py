@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.transport.protocol import Connection
+    from preflight.transport.protocol import Connection, Transport
 
 
 @pytest.fixture
@@ -26,18 +27,30 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.stop()
 
 
-@pytest.fixture(params=["local", "paramiko"])
+@pytest.fixture
+def openssh() -> Iterator[Transport]:
+    """Reach hosts by the ssh binary, and leave nothing of it behind."""
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh on this machine")
+    transport = transport_for("openssh")
+    yield transport
+    transport.close()
+
+
+@pytest.fixture(params=["local", "paramiko", "openssh"])
 def node(request: pytest.FixtureRequest) -> Host:
     """Describe a node that can be reached, once for each transport."""
     if request.param == "local":
         return Host(name="here", address="localhost", transport="local")
     server: Sshd = request.getfixturevalue("sshd")
-    return server.host(transport="paramiko")
+    return server.host(transport=request.param)
 
 
 @pytest.fixture
 def connection(node: Host) -> Iterator[Connection]:
     """Log in to that node."""
-    there = transport_for(node.transport).connect(node, PATIENCE_S)
+    transport = transport_for(node.transport)
+    there = transport.connect(node, PATIENCE_S)
     yield there
     there.close()
+    transport.close()

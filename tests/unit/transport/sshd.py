@@ -35,9 +35,9 @@ class Sshd:
         self.known_hosts = folder / "known_hosts"
         self.vouch(self.host_key)
         (folder / "sshd_config").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.host_key}\n"
+            f"{extra}\nPort {self.port}\nListenAddress 127.0.0.1\nHostKey {self.host_key}\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nStrictModes no\nUsePAM no\n"
-            f"PidFile none\nLogLevel VERBOSE\nMaxStartups 100\n{extra}\n"
+            f"PidFile none\nLogLevel VERBOSE\nMaxStartups 100\n"
         )
         self._log = folder / "log"
         program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "sshd"
@@ -67,6 +67,32 @@ class Sshd:
             "python": (sys.executable,),
         }
         return Host(**(fields | changes))  # type: ignore[arg-type]
+
+    def ssh_config(self, alias: str, *lines: str) -> str:
+        """Describe it as a user's ssh configuration would."""
+        words = (
+            f"Host {alias}",
+            "HostName 127.0.0.1",
+            f"Port {self.port}",
+            f"IdentityFile {self.identity}",
+            "IdentitiesOnly yes",
+            f"UserKnownHostsFile {self.known_hosts}",
+            "GlobalKnownHostsFile /dev/null",
+            *lines,
+        )
+        return "\n  ".join(words) + "\n"
+
+    def log(self) -> str:
+        """What it has written to its log so far."""
+        return self._log.read_text()
+
+    def reload(self, *lines: str) -> None:
+        """Go on with more lines in its configuration, which count only where it had none."""
+        before = self.log().count("Server listening")
+        with (self.folder / "sshd_config").open("a") as config:
+            config.writelines(f"{line}\n" for line in lines)
+        os.kill(self.process.pid, signal.SIGHUP)
+        wait_until(lambda: self.log().count("Server listening") > before, "sshd restarted")
 
     def sessions(self) -> list[int]:
         """Pids of everything that descends from it."""

@@ -71,7 +71,7 @@ def test_a_flood_on_stderr_blocks_nothing(connection: Connection) -> None:
     answer = remote.wait(PATIENCE_S)
     assert answer.status == 0
     assert answer.stderr.endswith(b"last words")
-    assert len(answer.stderr) == STDERR_KEPT
+    assert STDERR_KEPT - 64 < len(answer.stderr) <= STDERR_KEPT
 
 
 def test_both_sides_may_write_at_once(connection: Connection) -> None:

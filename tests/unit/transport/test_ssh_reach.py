@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from preflight.fleet.model import Host
+from preflight.transport import transport_for
 from preflight.transport.paramiko_ssh import ParamikoTransport
 from preflight.transport.protocol import ReachError, Step
 from tests.unit.transport.sshd import PATIENCE_S, free_port, new_key, signal_all, wait_until
@@ -23,13 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from preflight.transport.protocol import Transport
     from tests.unit.transport.sshd import Sshd
 
 
-def refused(host: Host, step: Step, timeout_s: float = PATIENCE_S) -> ReachError:
+@pytest.fixture(params=["paramiko", "openssh"])
+def way(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    """Reach hosts with each SSH that we have."""
+    transport = transport_for(request.param)
+    yield transport
+    transport.close()
+
+
+def refused(way: Transport, host: Host, step: Step, timeout_s: float = PATIENCE_S) -> ReachError:
     """Return why the host cannot be reached, having seen that it is for that step."""
     with pytest.raises(ReachError) as caught:
-        ParamikoTransport().connect(host, timeout_s)
+        way.connect(host, timeout_s)
     assert caught.value.step == step, caught.value.sentence
     assert caught.value.advice
     return caught.value
@@ -42,59 +52,59 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_known_host_lets_us_in(sshd: Sshd) -> None:
+def test_a_known_host_lets_us_in(way: Transport, sshd: Sshd) -> None:
     """With the right host key and an authorized key, commands run as the user asked for."""
-    connection = ParamikoTransport().connect(sshd.host(), PATIENCE_S)
+    connection = way.connect(sshd.host(), PATIENCE_S)
     answer = connection.start(["id", "-un"], timeout_s=PATIENCE_S).wait(PATIENCE_S)
     connection.close()
     assert answer.stdout.decode().strip() == sshd.host().user
     wait_until(lambda: not sshd.sessions(), "the session is gone from the node")
 
 
-def test_an_unknown_key_is_refused_with_its_fingerprint(sshd: Sshd) -> None:
+def test_an_unknown_key_is_refused_with_its_fingerprint(way: Transport, sshd: Sshd) -> None:
     """A host nobody vouches for is not logged in to; the sentence shows what to compare."""
     sshd.known_hosts.write_text("")
-    error = refused(sshd.host(), "hostkey")
+    error = refused(way, sshd.host(), "hostkey")
     assert fingerprint(sshd.host_key) in error.sentence
     assert f"ssh-keyscan -t ed25519 -p {sshd.port} -- 127.0.0.1 >> " in error.advice
 
 
-def test_a_changed_key_is_refused_with_both_fingerprints(sshd: Sshd) -> None:
+def test_a_changed_key_is_refused_with_both_fingerprints(way: Transport, sshd: Sshd) -> None:
     """A host that shows another key than the known one is named as changed."""
     sshd.vouch(new_key(sshd.folder / "old"))
-    error = refused(sshd.host(), "hostkey")
+    error = refused(way, sshd.host(), "hostkey")
     assert "changed" in error.sentence
     assert fingerprint(sshd.host_key) in error.sentence
     assert fingerprint(sshd.folder / "old") in error.sentence
     assert f"ssh-keygen -R '[127.0.0.1]:{sshd.port}' -f {sshd.known_hosts}" in error.advice
 
 
-def test_the_advice_on_host_keys_works(sshd: Sshd) -> None:
+def test_the_advice_on_host_keys_works(way: Transport, sshd: Sshd) -> None:
     """Typing the two commands of the advice lets us in (the comparing is a person's)."""
     sshd.vouch(new_key(sshd.folder / "old"))
-    commands = refused(sshd.host(), "hostkey").advice.split("`")[3::2]
+    commands = refused(way, sshd.host(), "hostkey").advice.split("`")[3::2]
     assert len(commands) == 2
     for command in commands:
         subprocess.run(command, shell=True, check=True, capture_output=True)  # noqa: S602 (ours)
-    ParamikoTransport().connect(sshd.host(), PATIENCE_S).close()
+    way.connect(sshd.host(), PATIENCE_S).close()
 
 
-def test_a_revoked_key_is_never_accepted(sshd: Sshd) -> None:
+def test_a_revoked_key_is_never_accepted(way: Transport, sshd: Sshd) -> None:
     """`@revoked` outweighs a line that vouches for the same key."""
     kind, blob = (sshd.folder / "host_key.pub").read_text().split()[:2]
     with sshd.known_hosts.open("a") as known:
         known.write(f"@revoked * {kind} {blob}\n")
-    assert "revokes" in refused(sshd.host(), "hostkey").sentence
+    assert "revokes" in refused(way, sshd.host(), "hostkey").sentence
 
 
 def test_a_certificate_authority_needs_openssh(sshd: Sshd) -> None:
     """`@cert-authority` alone cannot be verified here, and the sentence says what can."""
     authority = (new_key(sshd.folder / "ca").with_suffix(".pub")).read_text()
     sshd.known_hosts.write_text(f"@cert-authority * {authority}")
-    assert "OpenSSH" in refused(sshd.host(), "hostkey").sentence
+    assert "OpenSSH" in refused(ParamikoTransport(), sshd.host(), "hostkey").sentence
 
 
-def test_the_known_type_of_key_is_asked_for(sshd: Sshd) -> None:
+def test_the_known_type_of_key_is_asked_for(way: Transport, sshd: Sshd) -> None:
     """A host with several keys shows the one we know, not the one paramiko likes best."""
     rsa = sshd.folder / "rsa_key"
     argv = ["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", str(rsa)]
@@ -105,7 +115,7 @@ def test_the_known_type_of_key_is_asked_for(sshd: Sshd) -> None:
     sshd.vouch(rsa)
     listening = "Server listening"
     wait_until(lambda: (sshd.folder / "log").read_text().count(listening) == 2, "sshd restarted")
-    ParamikoTransport().connect(sshd.host(), PATIENCE_S).close()
+    way.connect(sshd.host(), PATIENCE_S).close()
 
 
 @pytest.mark.parametrize("change", [{"user": "nobody-of-that-name"}, {"identity_file": None}])
@@ -118,54 +128,56 @@ def test_a_refused_login_names_user_and_keys(
     (sshd.folder / ".ssh").mkdir()
     other = new_key(sshd.folder / ".ssh" / "id_ed25519")
     host = sshd.host(**({"identity_file": str(other)} | change))
-    error = refused(host, "login")
+    error = refused(ParamikoTransport(), host, "login")
     assert f"{host.user}@127.0.0.1" in error.sentence
     assert str(other) in error.sentence
     assert f"-p {sshd.port} -i {other} {host.user}@127.0.0.1 true" in error.advice
 
 
-def test_a_missing_identity_is_named(sshd: Sshd) -> None:
+def test_a_missing_identity_is_named(way: Transport, sshd: Sshd) -> None:
     """An identity file that is not there is the reason given."""
-    error = refused(sshd.host(identity_file="/nowhere/key"), "login")
+    error = refused(way, sshd.host(identity_file="/nowhere/key"), "login")
     assert "/nowhere/key" in error.sentence
 
 
 def test_a_key_with_a_passphrase_is_taken_from_the_agent(
-    sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+    way: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is asked for a passphrase: the agent's copy of the same key is used, or none."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     bare = sshd.identity.read_bytes()
     lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(sshd.identity)]
     subprocess.run(lock, check=True, capture_output=True)
-    assert str(sshd.identity) in refused(sshd.host(), "login").sentence
+    assert str(sshd.identity) in refused(way, sshd.host(), "login").sentence
     agent = sshd.folder / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL) as held:
         wait_until(agent.exists, "the agent listens")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         subprocess.run(["ssh-add", "-q", "-"], input=bare, check=True, capture_output=True)
-        ParamikoTransport().connect(sshd.host(), PATIENCE_S).close()
+        way.connect(sshd.host(), PATIENCE_S).close()
         held.terminate()
 
 
-def test_a_name_that_does_not_resolve_is_a_name() -> None:
+def test_a_name_that_does_not_resolve_is_a_name(way: Transport) -> None:
     """`.invalid` never resolves."""
-    error = refused(Host(name="h", address="gpu017.invalid"), "name")
+    error = refused(way, Host(name="h", address="gpu017.invalid"), "name")
     assert "gpu017.invalid" in error.sentence
 
 
-def test_a_closed_port_refuses(sshd: Sshd) -> None:
+def test_a_closed_port_refuses(way: Transport, sshd: Sshd) -> None:
     """Nobody listens: the route fails, with the port."""
     port = free_port()
-    error = refused(sshd.host(port=port), "route")
+    error = refused(way, sshd.host(port=port), "route")
     assert f"127.0.0.1 port {port} refuses" in error.sentence
 
 
-def test_who_accepts_and_never_speaks_is_found_out(sshd: Sshd, listener: socket.socket) -> None:
+def test_who_accepts_and_never_speaks_is_found_out(
+    way: Transport, sshd: Sshd, listener: socket.socket
+) -> None:
     """A port that accepts and stays silent ends at the deadline and is named for it."""
     port = listener.getsockname()[1]
     before = threading.active_count()
-    error = refused(sshd.host(port=port), "route", timeout_s=1)
+    error = refused(way, sshd.host(port=port), "route", timeout_s=1)
     assert "never speaks" in error.sentence
     wait_until(lambda: threading.active_count() <= before, "no thread of it stays")
 
@@ -179,7 +191,7 @@ def test_who_accepts_and_never_speaks_is_found_out(sshd: Sshd, listener: socket.
     ],
 )
 def test_who_does_not_speak_ssh_is_found_out(
-    sshd: Sshd, listener: socket.socket, greeting: bytes, word: str
+    way: Transport, sshd: Sshd, listener: socket.socket, greeting: bytes, word: str
 ) -> None:
     """Whatever else answers on the port is said in a sentence without control characters."""
 
@@ -193,12 +205,14 @@ def test_who_does_not_speak_ssh_is_found_out(
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()
-    error = refused(sshd.host(port=listener.getsockname()[1]), "route")
+    error = refused(way, sshd.host(port=listener.getsockname()[1]), "route")
     assert word in error.sentence
     assert error.sentence.isprintable()
 
 
-def test_a_handshake_that_stops_half_way_ends(sshd: Sshd, listener: socket.socket) -> None:
+def test_a_handshake_that_stops_half_way_ends(
+    way: Transport, sshd: Sshd, listener: socket.socket
+) -> None:
     """A host that greets and then says nothing more costs its deadline, and leaves no thread."""
 
     def serve() -> None:
@@ -211,14 +225,14 @@ def test_a_handshake_that_stops_half_way_ends(sshd: Sshd, listener: socket.socke
     before = threading.active_count()
     server = threading.Thread(target=serve, daemon=True)
     server.start()
-    error = refused(sshd.host(port=listener.getsockname()[1]), "route", timeout_s=1)
+    error = refused(way, sshd.host(port=listener.getsockname()[1]), "route", timeout_s=1)
     assert "greets, but" in error.sentence
     wait_until(lambda: threading.active_count() <= before, "no thread of it stays")
 
 
-def test_an_sshd_killed_in_the_middle_is_a_lost_line(sshd: Sshd) -> None:
+def test_an_sshd_killed_in_the_middle_is_a_lost_line(way: Transport, sshd: Sshd) -> None:
     """When the connection breaks, the reader hears the end and no status."""
-    connection = ParamikoTransport().connect(sshd.host(), PATIENCE_S)
+    connection = way.connect(sshd.host(), PATIENCE_S)
     remote = connection.start(["sh", "-c", "echo half; cat"], timeout_s=PATIENCE_S)
     assert remote.read_line(PATIENCE_S) == b"half"
     signal_all(sshd.sessions(), signal.SIGKILL)
@@ -228,9 +242,9 @@ def test_an_sshd_killed_in_the_middle_is_a_lost_line(sshd: Sshd) -> None:
         connection.start(["true"], timeout_s=PATIENCE_S)
 
 
-def test_a_frozen_sshd_holds_nobody(sshd: Sshd) -> None:
+def test_a_frozen_sshd_holds_nobody(way: Transport, sshd: Sshd) -> None:
     """A node that stops dead between login and command is given up at the sending deadline."""
-    connection = ParamikoTransport().connect(sshd.host(), PATIENCE_S)
+    connection = way.connect(sshd.host(), PATIENCE_S)
     remote = connection.start(["cat"], timeout_s=60)
     signal_all(sshd.sessions(), signal.SIGSTOP)
     with pytest.raises((TimeoutError, ReachError)):

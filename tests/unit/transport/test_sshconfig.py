@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
+from preflight.transport.paramiko_ssh import ParamikoTransport
 from preflight.transport.protocol import ReachError
-from preflight.transport.sshconfig import route_to
+from preflight.transport.sshask import Asked
+from preflight.transport.sshconfig import Route, route_to
 from tests.unit.transport.sshd import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HOST = Host(name="gpu017", address="gpu017")
+
+
+def route(host: Host) -> Route:
+    """Ask ssh of a node, once."""
+    return route_to(host, Asked().of(host, PATIENCE_S))
 
 
 @pytest.fixture
@@ -46,12 +53,12 @@ def test_sshs_configuration_fills_what_the_inventory_leaves_open(
         " GlobalKnownHostsFile /dev/null\n"
     )
     config.write_text(f"Include {tmp_path}/included\n")
-    route = route_to(HOST, PATIENCE_S)
-    assert (route.hostname, route.user, route.port) == ("gpu017.cluster.example", "ml", 2222)
-    assert route.known_names == ("fleet",)
-    assert route.identity_files == (f"{tmp_path}/key",)
-    assert route.known_hosts == (f"{tmp_path}/known", "/dev/null")
-    assert route.use_agent
+    found = route(HOST)
+    assert (found.hostname, found.user, found.port) == ("gpu017.cluster.example", "ml", 2222)
+    assert found.known_names == ("fleet",)
+    assert found.identity_files == (f"{tmp_path}/key",)
+    assert found.known_hosts == (f"{tmp_path}/known", "/dev/null")
+    assert found.use_agent
 
 
 def test_the_inventory_outranks_ssh(config: Path) -> None:
@@ -60,34 +67,35 @@ def test_the_inventory_outranks_ssh(config: Path) -> None:
     host = Host(
         name="h", address="h", user="root", port=22, identity_file="~/own", known_hosts="~/known"
     )
-    route = route_to(host, PATIENCE_S)
-    assert (route.user, route.port) == ("root", 22)
-    assert route.identity_files == (str(config.parent / "own"),)
-    assert route.known_hosts == (str(config.parent / "known"),)
-    assert not route.use_agent
+    found = route(host)
+    assert (found.user, found.port) == ("root", 22)
+    assert found.identity_files == (str(config.parent / "own"),)
+    assert found.known_hosts == (str(config.parent / "known"),)
+    assert not found.use_agent
 
 
 @pytest.mark.parametrize("way", ["ProxyJump bastion", "ProxyCommand nc %h %p"])
-def test_a_jump_host_is_said_to_be_unsupported(config: Path, way: str) -> None:
+def test_paramiko_says_that_a_jump_host_takes_openssh(config: Path, way: str) -> None:
     """A node behind a jump host is not tried directly."""
     config.write_text(f"Host gpu*\n {way}\n")
-    with pytest.raises(ReachError, match="jump host is not supported yet") as caught:
-        route_to(HOST, PATIENCE_S)
+    with pytest.raises(ReachError, match="which the paramiko transport cannot") as caught:
+        ParamikoTransport().connect(HOST, PATIENCE_S)
     assert caught.value.step == "route"
+    assert 'transport = "openssh"' in caught.value.advice
 
 
 def test_a_broken_configuration_is_named(config: Path) -> None:
     """What ssh itself cannot read, nobody guesses at."""
     config.write_text("Host gpu*\n Prot 22\n")
     with pytest.raises(ReachError, match="line 2: Bad configuration option: prot"):
-        route_to(HOST, PATIENCE_S)
+        route(HOST)
 
 
 def test_an_address_is_never_an_option(config: Path, tmp_path: Path) -> None:
     """An address that looks like an option of ssh does not become one."""
     config.touch()
     with pytest.raises(ReachError):
-        route_to(Host(name="h", address=f"-oProxyCommand=touch {tmp_path}/owned"), PATIENCE_S)
+        route(Host(name="h", address=f"-oProxyCommand=touch {tmp_path}/owned"))
     assert not (tmp_path / "owned").exists()
 
 
@@ -97,8 +105,8 @@ def test_without_ssh_there_are_defaults(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "id_ed25519").touch()
-    route = route_to(HOST, PATIENCE_S)
-    assert (route.hostname, route.port, route.user) == ("gpu017", 22, getpass.getuser())
-    assert route.known_names == ("gpu017",)
-    assert route.identity_files == (f"{tmp_path}/.ssh/id_ed25519",)
-    assert route.known_hosts == (f"{tmp_path}/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+    found = route(HOST)
+    assert (found.hostname, found.port, found.user) == ("gpu017", 22, getpass.getuser())
+    assert found.known_names == ("gpu017",)
+    assert found.identity_files == (f"{tmp_path}/.ssh/id_ed25519",)
+    assert found.known_hosts == (f"{tmp_path}/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")

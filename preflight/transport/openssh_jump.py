@@ -1,0 +1,182 @@
+"""One login on each jump host, whatever the number of nodes behind it.
+
+A bastion lets few connections log in at once (sshd's MaxStartups); an ssh per node would be turned
+away by it at random, and each of those nodes be called down.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from preflight.fleet.model import Host
+from preflight.transport import sshwords
+from preflight.transport.legible import legible
+from preflight.transport.protocol import ReachError
+from preflight.transport.sshask import config_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preflight.transport.openssh_master import Master
+    from preflight.transport.sshconfig import Route
+
+MOST_HOPS: Final = 8
+NEWS_S: Final = 1.0
+"""For the master's word on why a connection through it failed; it comes before ours fails."""
+
+WAIT_SLACK_S: Final = 2.0
+
+_HOP: Final = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^\s,]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:@/\[\],]+)"
+    r"(?::(?P<port>\d{1,5}))?/?"
+)
+_FAILED: Final = re.compile(r"channel (\d+): open failed: (.*)")
+_FREED: Final = re.compile(r"debug1: channel (\d+): free: direct-tcpip: .*? for (\S+) port (\d+),")
+
+_Way: TypeAlias = tuple[tuple[str, ...], str | None]
+
+
+def hop(text: str, ssh_config: str | None) -> Host | None:
+    """Read one jump host as ProxyJump writes it; None if it says what we cannot read."""
+    match = _HOP.fullmatch(text)
+    if match is None:
+        return None
+    name = match["host"].strip("[]")
+    port = int(match["port"]) if match["port"] else None
+    return Host(name=name, address=name, user=match["user"], port=port, ssh_config=ssh_config)
+
+
+class Gate:
+    """A login on a jump host, and what it says of the connections that fail behind it."""
+
+    def __init__(self, host: Host, master: Master) -> None:
+        self.name = host.name
+        self.master = master
+        self._host = host
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._news = threading.Condition()
+        threading.Thread(
+            target=self._listen, name=f"preflight-jump-{host.name}", daemon=True
+        ).start()
+
+    def trouble(self, said: str, route: Route, seconds: float) -> ReachError | None:
+        """Say why there was no way on from here; None if the fault lies behind the node's port."""
+        if "debug1: Remote protocol version" in said:
+            return None
+        if "forwarding request failed" in said:
+            return self._why_closed(route, seconds)
+        if not self.master.alive:
+            return in_the_way(self._host, "the connection to it was lost")
+        return None
+
+    def _why_closed(self, route: Route, seconds: float) -> ReachError:
+        reason = self._reason(route.hostname, route.port)
+        kind, _, detail = reason.partition(": ")
+        if kind != "connect failed":
+            advice = "look at AllowTcpForwarding and PermitOpen in its sshd_config"
+            return in_the_way(self._host, f"it forwards no connection: {reason}", advice)
+        if detail == "Connection refused":
+            return sshwords.refuses(route.where)
+        if "timed out" in detail:
+            return sshwords.no_answer(route.where, seconds)
+        if re.search(r"not known|resol|nodename|No address", detail):
+            return sshwords.no_name(route.hostname, f"{legible(detail)} (asked on {self.name})")
+        return sshwords.unreachable(route.where, legible(detail))
+
+    def _reason(self, host: str, port: int) -> str:
+        with self._news:
+            self._news.wait_for(lambda: (host, str(port)) in self._reasons, NEWS_S)
+            return legible(self._reasons.get((host, str(port)), "no reason given"))
+
+    def _listen(self) -> None:
+        """Take off what the master says until it ends; it would stop at a full pipe."""
+        failed: dict[str, str] = {}
+        stderr = self.master.stderr
+        with suppress(OSError, ValueError):
+            import os
+
+            os.set_blocking(stderr.fileno(), True)
+            while line := stderr.readline(4096):
+                text = line.decode("utf-8", "replace").strip()
+                if match := _FAILED.search(text):
+                    failed[match[1]] = match[2]
+                elif (match := _FREED.search(text)) and match[1] in failed:
+                    with self._news:
+                        self._reasons[match[2], match[3]] = failed.pop(match[1])
+                        self._news.notify_all()
+
+
+class Jumps:
+    """The jump hosts of a run, each logged in to by whoever comes first."""
+
+    def __init__(self, open_gate: Callable[[Host, float, tuple[str, ...]], Gate]) -> None:
+        """`open_gate(host, ends, before)`: logs in to a jump host that has others before it."""
+        self._open_gate = open_gate
+        self._gates: dict[_Way, Future[Gate]] = {}
+        self._lock = threading.Lock()
+
+    def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> Gate | None:
+        """Reach the last of these jump hosts; None if their names are ssh's own business.
+
+        ReachError("route") that blames the jump host if it lets us not in: the same one for all.
+        """
+        host = hop(hops[-1], ssh_config)
+        if host is None or len(hops) > MOST_HOPS:
+            return None
+        with self._lock:
+            gate = self._gates.get((hops, ssh_config))
+            is_first = gate is None
+            if gate is None:
+                gate = self._gates[hops, ssh_config] = Future()
+        if is_first:
+            self._open(gate, host, ends, hops[:-1])
+        try:
+            return gate.result(max(0.0, ends - time.monotonic()) + WAIT_SLACK_S)
+        except TimeoutError as error:
+            raise in_the_way(host, "its login had no answer in time") from error
+        except ReachError as error:
+            raise ReachError(error.step, error.sentence, error.advice, blame=error.blame) from error
+
+    def _open(self, gate: Future[Gate], host: Host, ends: float, before: tuple[str, ...]) -> None:
+        # Those who wait must hear of a failure before their own time is over.
+        soon = time.monotonic() + 0.8 * (ends - time.monotonic())
+        try:
+            gate.set_result(self._open_gate(host, soon, before))
+        except ReachError as error:
+            gate.set_exception(error if error.blame else _blamed(host, error))
+        except BaseException as error:
+            gate.set_exception(error)
+            raise
+
+
+def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
+    """The jump host is at fault, and nobody knows anything of the nodes behind it."""
+    login = [
+        *(["-l", host.user] if host.user else []),
+        *(["-p", str(host.port)] if host.port else []),
+    ]
+    words = [
+        "ssh",
+        *config_option(host.ssh_config),
+        "-o",
+        "BatchMode=yes",
+        *login,
+        host.name,
+        "true",
+    ]
+    return ReachError(
+        "route",
+        f"the jump host {host.name} is in the way: {sentence}",
+        advice or f"repair the jump host first, until this works: `{shlex.join(words)}`",
+        blame=f"jump host {host.name}",
+    )
+
+
+def _blamed(host: Host, error: ReachError) -> ReachError:
+    return in_the_way(host, error.sentence, error.advice if error.step == "hostkey" else "")
