@@ -101,3 +101,7 @@ def _explain(check_id: str) -> int:
             return 0
     print(f"{check_id} has no page here; see docs/checks in the sources")  # noqa: T201
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from preflight import __version__
 from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
 from preflight.transport.talk import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
 
@@ -30,6 +31,7 @@ CARRIED = {"probe": ("pynvml",)}
 """Modules that travel along, by entry: a node need not have them installed."""
 
 _LOADER = f"""
+preflight_version = "{__version__}"
 import sys
 v = tuple(sys.version_info[:2])
 if v < {PYTHON_FLOOR}:
@@ -55,7 +57,8 @@ start.main(sys.argv[2])
 BOOT = f"exec({_LOADER!r})"
 """The program given to `python -c`: one line, without what csh or fish would read inside quotes.
 
-Its first lines must be readable by the oldest Python that a node may have, to say so.
+Its first lines must be readable by the oldest Python that a node may have, to say so. A node with a
+preinstalled payload (`preflight.answer`) reads the version in it, and runs none of it.
 """
 
 Beside = tuple[tuple[str, bytes], ...]

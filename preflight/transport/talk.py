@@ -26,6 +26,9 @@ BOOTED: Final = b"@preflight booted"
 CUT_SHORT: Final = "the payload was cut short"
 """The boot line's word for an input that ended too early."""
 
+REFUSED: Final = 98
+"""Exit status of a forced command of ours (`preflight.answer`) that turns a call away."""
+
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 OUT_OF_TIME = (124, 4)
 """timeout(1) after its SIGTERM; the payload's own alarm."""
@@ -135,6 +138,9 @@ class Talk:
         elif self._booted:
             sentence = f"the payload stopped with exit {status} before it answered"
             advice = "report what it said: this is a fault of preflight"
+        elif status == REFUSED:
+            sentence = "its forced command refused the call"
+            advice = "install the same preflight there and here; see docs/preinstalled.md"
         elif status == 0:
             sentence = "something else answered"
             advice = "look for a forced command or a login shell that runs something else"

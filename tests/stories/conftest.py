@@ -15,10 +15,10 @@ import pytest
 
 from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
-from tests.stories.recorded import Recorded, record
+from tests.stories.recorded import Recorded, disagreement, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["cluster", "here", "lab", "slurm", "slurm_cluster"]
 
@@ -59,9 +59,16 @@ class Told:
 
 
 @pytest.fixture(scope="session")
-def recorded() -> list[Recorded]:
-    """Every run so far that can be judged again; test_workers_agree.py reads it in the end."""
-    return []
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Recorded]]:
+    """Every run of every story; in the end four workers judge the same measurements again.
+
+    Of runs that came to the same outcomes by the same kinds of check one is enough.
+    """
+    runs: list[Recorded] = []
+    yield runs
+    folder = tmp_path_factory.mktemp("four-workers")
+    for number, one in enumerate({one.kind: one for one in runs}.values()):
+        assert not (said := disagreement(one, folder / str(number), clean_environment())), said
 
 
 @pytest.fixture

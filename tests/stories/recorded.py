@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tests.stories.conftest import Told
 
@@ -18,6 +20,7 @@ _NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "--preflight-replay
 """Options that a replay does not repeat, or that are about workers already."""
 
 _LARGEST = 1 << 20
+_LONGEST_S = 300
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class Recorded:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The same for runs of which one is as good as another: what was concluded by what."""
-        rows = frozenset((row["check"], row["outcome"]) for row in self.said["verdicts"])
+        """The same for runs of which one is as good as another: what came out, by what family."""
+        rows = frozenset(
+            (row["check"].partition(".")[0], row["outcome"]) for row in self.said["verdicts"]
+        )
         return self.exit, rows, any("items=group" in each for each in self.arguments)
 
 
@@ -43,6 +48,8 @@ def essence(text: str, arguments: Sequence[str]) -> dict[str, Any]:
     for inventory in (word.partition("=")[2] for word in arguments if "inventory=" in word):
         text = text.replace(json.dumps(inventory)[1:-1], "INVENTORY")
     report = json.loads(text)
+    for row in report["verdicts"]:
+        row["evidence"].pop("traceback", None)  # the site's folder was copied elsewhere
     left_out = ("run", "started", "seconds", "verdicts")
     rows = sorted(report["verdicts"], key=lambda row: (row["check"], row["subject"]))
     return {"verdicts": rows} | {k: v for k, v in report.items() if k not in left_out}
@@ -101,3 +108,21 @@ def _large_and_special(folder: str, names: Iterable[str]) -> set[str]:
         or (stat.S_ISREG(about.st_mode) and about.st_size > _LARGEST)
         or stat.S_ISFIFO(about.st_mode)
     }
+
+
+def disagreement(one: Recorded, folder: Path, environ: Mapping[str, str]) -> str:
+    """Have four workers judge the same measurements; say where they conclude something else."""
+    argv = [
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight",
+        f"--preflight-report={folder}", *one.arguments,
+        f"--preflight-replay={one.measured}", "-n", "4",
+    ]  # fmt: skip
+    told = subprocess.run(
+        argv, cwd=one.working, env=dict(environ), capture_output=True, text=True,
+        errors="replace", timeout=_LONGEST_S, check=False,
+    )  # fmt: skip
+    if told.returncode != one.exit or "4 workers [" not in told.stdout:
+        return f"{one.name}: exit {told.returncode} with four workers, {one.exit}\n{told.stdout}"
+    again = essence((folder / "report.json").read_text(), one.arguments)
+    differing = [key for key in one.said if one.said[key] != again[key]]
+    return "".join(f"{one.name}: {key}: {one.said[key]}\n{again[key]}\n" for key in differing)

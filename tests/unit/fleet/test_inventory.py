@@ -85,6 +85,18 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ('[defaults]\npython = ["/bin/p\\u001b[31m"]', "control character"),
         ('[defaults]\nidentity_file = "k\\u0000"', "control character"),
         ('[group.a]\nnodes = "h[1-3]"\n[group.b]\nnodes = "h3"', r"h3 is in \[group.a\].*group.b"),
+        ('[node."../../etc/cron.d/x"]\ngpus = 1', "not a host name"),
+        ('[group.t]\nnodes = "/etc/passwd"', "not a host name"),
+        ('[group.t]\nnodes = "-oProxyCommand=reboot"', "not a host name"),
+        ('[node."-lroot"]\ngpus = 1', "not a host name"),
+        ('[node.h1]\naddress = "h1 -oProxyCommand=reboot"', "not a host name"),
+        ('[node.h1]\naddress = "h1/../h2"', "not a host name"),
+        ('[node.h1]\naddress = "$(reboot)"', "not a host name"),
+        ('[defaults]\nuser = "-lroot"', "user"),
+        ('[defaults]\nuser = "ops -oProxyCommand=reboot"', "user"),
+        ('[group.t]\nnodes = "h[1-9][1-9999][1-9999]"', "more than 65536"),
+        ("[defaults]\ngpus = 99999999999999999999999", "gpus|not TOML|number"),
+        ("[defaults]\ngpus = -1", "gpus"),
         ("[defaults]\nallreduce_min_gbs = inf", "give a number of GB/s"),
         ("[defaults]\nallreduce_min_gbs = nan", "allreduce_min_gbs"),
         ('[group.a]\nnodes = "a[1-40000]"\n[group.b]\nnodes = "b[1-40000]"', "more than 65536"),
@@ -131,6 +143,24 @@ def test_a_repeated_key_of_yaml_is_refused(tmp_path: Path) -> None:
     text = YAML + "    gpus: 4\n"
     with pytest.raises(UsageError, match="line 6 repeats the key 'gpus'"):
         read_inventory(_write(tmp_path, text, "fleet.yaml"))
+
+
+@pytest.mark.parametrize("value", ["!!python/object/apply:os.system [reboot]", "!!python/name:os"])
+def test_a_tag_of_yaml_makes_no_object(tmp_path: Path, value: str) -> None:
+    """YAML that asks for a Python object is refused as it is read, and calls nothing."""
+    with pytest.raises(UsageError, match="not YAML: could not determine a constructor"):
+        read_inventory(_write(tmp_path, f"defaults:\n  python: {value}\n", "fleet.yaml"))
+
+
+def test_a_link_to_something_else_is_no_inventory(tmp_path: Path) -> None:
+    """A link is followed to what it is: a pipe or a device behind it is refused unread."""
+    pipe, link = tmp_path / "pipe", tmp_path / "fleet.toml"
+    os.mkfifo(pipe)
+    for target in (pipe, Path("/dev/zero"), tmp_path):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(UsageError, match="cannot read the inventory"):
+            read_inventory(link)
 
 
 def test_only_plain_files_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""A forced command for nodes that run nothing they were sent: it serves the installed payload.
+
+    restrict,command="/opt/preflight/bin/python -I -m preflight.answer" ssh-ed25519 AAAA...
+
+The controller calls as ever. What it sends as code is read and thrown away; whatever else the key
+is used for is refused in one line. Standard library only: this starts for every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from preflight import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ENTRIES: Final = ("probe", "ports", "sweep")
+REFUSED: Final = 98
+"""Exit status by which the controller knows that it was turned away here."""
+
+BOOTED: Final = b"@preflight booted\n"
+CUT_SHORT: Final = "the payload was cut short"
+PAYLOAD: Final = Path(__file__).resolve().with_name("payload")
+LONGEST_S, LARGEST, LONGEST_LINE = 86_400, 64 << 20, 64 << 10
+
+_STARTER: Final = (
+    "import sys; sys.path[:] = [sys.argv[1]] + [p for p in sys.path if p]; "
+    "import start; start.main(sys.argv[2])"
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_VERSION: Final = re.compile(r"""preflight_version = \\?["']([\w.+-]{1,40})""")
+_DROPPED: Final = ("PYTHON", "LD_", "SSH_ORIGINAL_COMMAND")
+
+
+class Call(NamedTuple):
+    """What the controller wants: an entry, under a deadline, behind so many bytes of code."""
+
+    timeout_s: int
+    size: int
+    entry: str
+
+
+class RefusedError(Exception):
+    """Not a call of preflight, or not of this version; the text says which."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve one call, or refuse it. Never returns."""
+    parser = argparse.ArgumentParser(prog="preflight.answer", description=__doc__)
+    parser.add_argument("--sweep-python", default=sys.executable, help="a Python that has torch")
+    told = parser.parse_args(argv)
+    try:
+        call = read_call(os.environ.get("SSH_ORIGINAL_COMMAND", ""))
+        _serve(call, told.sweep_python)
+    except RefusedError as refusal:
+        os.write(2, f"preflight.answer: {refusal}\n".encode("ascii", "replace"))
+    sys.exit(REFUSED)
+
+
+def read_call(line: str) -> Call:
+    """Take the controller's command line apart; RefusedError if it is anything else.
+
+    `timeout -k 2 SECONDS PYTHON... [-I] -c BOOT SIZE ENTRY`: of all this only the three values are
+    used, and no word of it is ever run.
+    """
+    try:
+        words = shlex.split(line) if len(line) <= LONGEST_LINE else []
+    except ValueError:
+        words = []
+    if len(words) < 9 or words[:3] != ["timeout", "-k", "2"] or words[-4] != "-c":  # noqa: PLR2004  the words above
+        raise RefusedError("this key serves preflight and nothing else")
+    seconds, boot, size, entry = words[3], *words[-3:]
+    fits = _NUMBER.fullmatch(seconds) and _NUMBER.fullmatch(size) and boot.startswith("exec(")
+    if not fits or entry not in ENTRIES:
+        raise RefusedError("this key serves preflight and nothing else")
+    theirs = _VERSION.search(boot)
+    if theirs is None or theirs[1] != __version__:
+        raise RefusedError(
+            f"preflight {__version__} is installed here, "
+            f"{theirs[1] if theirs else 'another version'} asks"
+        )
+    if not 0 < int(seconds) <= LONGEST_S or int(size) > LARGEST:
+        raise RefusedError("it asks for too much time, or sends too much")
+    return Call(int(seconds), int(size), entry)
+
+
+def _serve(call: Call, sweep_python: str) -> None:
+    """Throw away what was sent as code, then become the installed payload under the deadline."""
+    signal.alarm(call.timeout_s)
+    _throw_away(call.size)
+    signal.alarm(0)
+    os.write(1, BOOTED)
+    # The sweep runs as the job does: `-I` would hide what its Python needs.
+    python = [sweep_python] if call.entry == "sweep" else [sys.executable, "-I"]
+    limit = ["timeout", "-k", "2", str(call.timeout_s)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    words = [*limit, *python, "-c", _STARTER, str(PAYLOAD), call.entry]
+    try:
+        os.execvpe(words[0], words, kept)  # noqa: S606  no shell is wanted
+    except OSError as error:
+        raise RefusedError(f"timeout cannot be run here: {error.strerror}") from error
+
+
+def _throw_away(size: int) -> None:
+    """Read exactly so many bytes: the request that follows is the payload's to read."""
+    while size:
+        part = os.read(0, min(size, 1 << 20))
+        if not part:
+            raise RefusedError(CUT_SHORT)
+        size -= len(part)
+
+
+if __name__ == "__main__":
+    main()
