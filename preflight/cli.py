@@ -18,6 +18,8 @@ from preflight import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.registered import Registered
+
 USAGE = 4
 VERBS = ("checks", "run")
 WIDTH = 80
@@ -77,9 +79,14 @@ def _parser() -> argparse.ArgumentParser:
 def _checks(check_id: str | None) -> int:
     from preflight.registry import Registry, load_folder, shipped_folder
 
-    registry = Registry(load_folder(shipped_folder()))
+    shipped = load_folder(shipped_folder())
+    if any(registered.check.id == check_id for registered in shipped):
+        return _explain(str(check_id))
+    from preflight.site import site_checks
+
+    registry = Registry([*shipped, *site_checks()])
     if check_id is not None:
-        return _explain(registry.find(check_id).check.id)
+        return _explain_own(registry.find(check_id))
     wide = max(len(registered.check.id) for registered in registry)
     for registered in registry:
         check = registered.check
@@ -88,6 +95,14 @@ def _checks(check_id: str | None) -> int:
         print(  # noqa: T201
             textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
         )
+    return 0
+
+
+def _explain_own(registered: Registered) -> int:
+    """Print the page of a site's check: what its author wrote at the top of its file."""
+    page = (sys.modules[registered.function.__module__].__doc__ or "").strip()
+    first = f"# {registered.check.id}\n\n{page}\n\n(from {registered.path})"
+    print("\n".join(line.rstrip() for line in first.splitlines()))  # noqa: T201
     return 0
 
 

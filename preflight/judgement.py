@@ -84,12 +84,10 @@ class Judgement:
 
     def may_take_part(self, name: str, stage: Stage) -> str:
         """Return why a node must be left out of a stage, or nothing when it may take part."""
-        for registered in self._registry:
-            # A check of the whole fleet leaves a blocked node out of its view only.
-            if registered.check.stage == stage and registered.subject != "fleet":
-                blocker = self._blocker(registered.check, (name,))
-                if blocker:
-                    return blocker
+        for check in _admitting(self._registry, stage):
+            blocker = self._blocker(check, (name,))
+            if blocker:
+                return blocker
         return ""
 
     def _reach_verdict(self, registered: Registered, names: Names) -> Verdict:
@@ -219,6 +217,14 @@ class _Attempts:
         self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
 
 
+def _admitting(registry: Registry, stage: Stage) -> list[Check]:
+    """Return the checks whose gates decide who takes part in a stage.
+
+    A check of the whole fleet is not among them: it leaves a blocked node out of its view only.
+    """
+    return [r.check for r in registry if r.check.stage == stage and r.subject != "fleet"]
+
+
 def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
     """Name the stages that these checks and all that they require need; all need the way in."""
     needed: set[Stage] = {"reach"}
@@ -228,6 +234,10 @@ def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
         check_id = todo.pop()
         if check_id not in seen:
             seen.add(check_id)
-            needed.add(registry[check_id].check.stage)
+            stage = registry[check_id].check.stage
             todo += registry[check_id].check.requires
+            if stage not in needed:
+                needed.add(stage)
+                # Who may take part in a stage is asked of the gates of all its checks.
+                todo += [gate for each in _admitting(registry, stage) for gate in each.requires]
     return needed

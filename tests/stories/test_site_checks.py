@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,3 +111,34 @@ def test_what_a_selected_check_waits_for(here: Here) -> None:
     assert told.exit == 1
     assert told.found() == {("site.gate", "n2")}
     assert told.report["fleet"]["not_ready"] == ["n2"]
+
+
+def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
+    path.write_text(f'"""No node is bent.\n\n## Fix\nStraighten it.\n"""\n{path.read_text()}')
+    path = here.check("site.a", "os._exit(9)")
+    path.write_text('"""No node is bent.\n\n## Fix\nStraighten it.\n"""\n' + path.read_text())
+    (here.folder / "conftest.py").write_text("raise SystemExit(9)\n")
+    status, out, err = _command(here)
+    assert (status, err) == (0, "")
+    assert any(line.split()[:4] == ["site.a", "quick", "facts", "No"] for line in out.splitlines())
+    assert "gpu.count" in out
+    status, out, _ = _command(here, "site.a")
+    assert (status, out.splitlines()[0]) == (0, "# site.a")
+    assert "No node is bent.\n\n## Fix\nStraighten it.\n" in out
+    status, out, err = _command(here, "site.b")
+    assert (status, out) == (4, "")
+    assert err == "preflight: there is no check 'site.b': did you mean 'site.a'?\n"
+    for ini in ("[pytest]\npreflight_checks = nosuch\n", "[pytest\n"):
+        (here.folder / "pytest.ini").write_text(ini)
+        status, out, err = _command(here)
+        assert (status, out, len(err.splitlines())) == (4, "", 1), err
+        assert _command(here, "gpu.count")[0] == 0
+
+
+def _command(here: Here, *arguments: str) -> tuple[int, str, str]:
+    """Run `preflight checks` in the site's folder."""
+    argv = [sys.executable, "-c", "from preflight.cli import main; raise SystemExit(main())"]
+    done = subprocess.run(
+        [*argv, "checks", *arguments], cwd=here.folder, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr

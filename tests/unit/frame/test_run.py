@@ -153,6 +153,14 @@ def test_a_check_without_gates_still_needs_the_way_in(tmp_path: Path) -> None:
     assert "nobody answers" in _outcome(run, "site.a", "h2")[1]
 
 
+def test_a_stage_needs_the_gates_of_all_its_checks(tmp_path: Path) -> None:
+    """A site's pair check alone is swept among nodes whose ports were tried, as the sweep asks."""
+    write_check(tmp_path, "site.pair", stage="fabric", subject="pair")
+    assert stages_needed(_run(tmp_path).registry, ["site.pair"]) == {
+        "reach", "facts", "net", "fabric",
+    }  # fmt: skip
+
+
 def test_who_is_left_out_of_a_stage() -> None:
     """A stage asks the gates of its checks, and hears the reason in words."""
     run = _run()
