@@ -7,7 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
@@ -282,6 +282,7 @@ _json = st.recursive(
 )
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.dictionaries(_words, _json, max_size=5) | _json)
 def test_any_json_gives_a_listing_or_a_usage_error(tables: object) -> None:
     """No JSON raises anything else, and what comes out names each host once, in a known group."""

@@ -136,10 +136,14 @@ def test_others_cannot_start_a_command(config: Path) -> None:
 
 def test_a_command_that_hangs_is_ended(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the deadline the upcall is gone with everything it started."""
-    monkeypatch.setattr(groups, "UPCALL_S", 3.0)
-    with pytest.raises(UsageError, match=r"not resolved @hangs:x in 3 s.*nodeset -e '@hangs:x'"):
-        resolve(Wish(nodes="@hangs:x"))
-    pid = int((config / "upcall.pid").read_text())
+    started = config / "upcall.pid"
+    for deadline_s in (3.0, 12.0, 48.0):  # a busy machine may need longer to come that far
+        monkeypatch.setattr(groups, "UPCALL_S", deadline_s)
+        with pytest.raises(UsageError, match=r"not resolved @hangs:x in .*nodeset -e '@hangs:x'"):
+            resolve(Wish(nodes="@hangs:x"))
+        if started.exists() and started.read_text().strip():
+            break
+    pid = int(started.read_text())
     ends = time.monotonic() + 20
     while _lives(pid) and time.monotonic() < ends:
         time.sleep(0.05)
