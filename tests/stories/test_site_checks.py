@@ -114,7 +114,7 @@ def test_what_a_selected_check_waits_for(here: Here) -> None:
 
 
 def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
-    path.write_text(f'"""No node is bent.\n\n## Fix\nStraighten it.\n"""\n{path.read_text()}')
+    """`preflight checks` in the site's folder lists them; a page is how a file begins."""
     path = here.check("site.a", "os._exit(9)")
     path.write_text('"""No node is bent.\n\n## Fix\nStraighten it.\n"""\n' + path.read_text())
     (here.folder / "conftest.py").write_text("raise SystemExit(9)\n")
