@@ -39,6 +39,9 @@ LAPSED = 5
 KILLED = 137
 """What a shell makes of SIGKILL: timeout's last word to the stubborn, or the kernel's."""
 
+MOST_NOISE = 100_000
+"""Lines that are not ours; millions of empty ones would keep us from hearing the other nodes."""
+
 LAST_WORDS_S = 2.0
 """For the exit status and standard error of a payload that has stopped answering."""
 
@@ -54,6 +57,7 @@ class Talk:
         self._timeout_s = timeout_s
         self._booted = False
         self._noise = b""
+        self._passed_over = 0
 
     def push(self, data: bytes) -> None:
         """Send bytes as they are. If the node takes no more, `read` will tell why."""
@@ -106,6 +110,17 @@ class Talk:
                 self._booted = True
             else:
                 self._noise = line or self._noise
+                self._passed_over += 1
+            if self._passed_over > MOST_NOISE:
+                raise self._endless()
+
+    def _endless(self) -> ReachError:
+        self.close()
+        return ReachError(
+            "answer",
+            f"it wrote over {MOST_NOISE} lines where an answer was expected",
+            "find what the login shell or a wrapper prints on every command, and silence it",
+        )
 
     def _late(self, deadline_s: float) -> ReachError:
         """No answer in time: its last words may say what it waits for."""

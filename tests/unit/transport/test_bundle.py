@@ -117,6 +117,15 @@ def test_noise_is_passed_over(payload: Path) -> None:
     assert ask(LocalConnection(), noisy, payload, do) == b'{"a": 2}'
 
 
+def test_noise_without_end_is_not_listened_to(payload: Path) -> None:
+    """A few megabytes of empty lines are cut off: hearing them all would starve other nodes."""
+    do = "sys.stdout.write(chr(10) * 200_000)\nemit({'a': 2})"
+    error = refused(LocalConnection(), here(), payload, do)
+    assert (error.step, error.sentence) == (
+        "answer", "it wrote over 100000 lines where an answer was expected",
+    )  # fmt: skip
+
+
 def test_only_the_probe_carries_the_driver_library(payload: Path) -> None:
     """Each zip holds the payload at its root with compiled twins; pynvml goes with the probe."""
     names = zipfile.ZipFile(io.BytesIO(bundle("ports", payload))).namelist()
