@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.transport.openssh_jump import Gate, Jumps
+from preflight.transport.openssh_jump import Gate, Jumps, hop
 from preflight.transport.openssh_log import trouble
 from preflight.transport.openssh_master import Master
 from preflight.transport.openssh_options import guest_argv, master_argv, proxy_through
@@ -71,8 +71,11 @@ class OpenSSHTransport:
         """`before`: jump hosts to go through, where the configuration does not say it."""
         began = time.monotonic()
         config = self._asked.of(host, max(0.1, ends - began))
-        gate = self._gate(before or _hops(config), host, ends)
-        master = self._started(host, config, gate, ends)
+        hops = before or _hops(config)
+        loops = not before and _is_last(host, config, hops)
+        gate = self._jumps.to(hops, host.ssh_config, ends) if hops and not loops else None
+        proxy = "none" if loops else proxy_through(_ssh(), gate.master.socket) if gate else ""
+        master = self._started(host, config, proxy, ends)
         try:
             if master.logged_in(ends):
                 return master
@@ -85,18 +88,8 @@ class OpenSSHTransport:
         behind = gate.trouble(said, route, seconds) if gate else None
         raise behind or trouble(said, route, seconds, timed_out=timed_out)
 
-    def _gate(self, hops: tuple[str, ...], host: Host, ends: float) -> Gate | None:
-        return self._jumps.to(hops, host.ssh_config, ends) if hops else None
-
-    def _started(self, host: Host, config: Effective, gate: Gate | None, ends: float) -> Master:
-        ssh = shutil.which("ssh")
-        if ssh is None:
-            raise ReachError(
-                "route",
-                "there is no ssh on this machine, and the openssh transport needs it",
-                'install openssh-client here, or write transport = "paramiko" in the inventory',
-            )
-        proxy = proxy_through(ssh, gate.master.socket) if gate else ""
+    def _started(self, host: Host, config: Effective, proxy: str, ends: float) -> Master:
+        ssh = _ssh()
         with self._lock:
             if self._closed:
                 raise ReachError("answer", "the run ended before its turn came", "run again")
@@ -116,9 +109,26 @@ class OpenSSHTransport:
         master.end()
 
 
+def _ssh() -> str:
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        raise ReachError(
+            "route",
+            "there is no ssh on this machine, and the openssh transport needs it",
+            'install openssh-client here, or write transport = "paramiko" in the inventory',
+        )
+    return ssh
+
+
 def _hops(config: Effective) -> tuple[str, ...]:
     told = config.one("proxyjump")
     return () if told in ("", "none") else tuple(told.split(","))
+
+
+def _is_last(host: Host, config: Effective, hops: tuple[str, ...]) -> bool:
+    """Whether a node is its own jump host, by a `Host *` meant for the others: ssh would loop."""
+    last = hop(hops[-1], None) if hops else None
+    return last is not None and last.address in (host.address, config.one("hostname"))
 
 
 class OpenSSHConnection:

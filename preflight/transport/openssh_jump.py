@@ -6,12 +6,14 @@ away by it at random, and each of those nodes be called down.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from io import BufferedReader
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from preflight.fleet.model import Host
@@ -31,6 +33,7 @@ NEWS_S: Final = 1.0
 """For the master's word on why a connection through it failed; it comes before ours fails."""
 
 WAIT_SLACK_S: Final = 2.0
+LINE: Final = 4096
 
 _HOP: Final = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^\s,]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:@/\[\],]+)"
@@ -98,11 +101,10 @@ class Gate:
         """Take off what the master says until it ends; it would stop at a full pipe."""
         failed: dict[str, str] = {}
         stderr = self.master.stderr
+        lines = BufferedReader(stderr)
         with suppress(OSError, ValueError):
-            import os
-
             os.set_blocking(stderr.fileno(), True)
-            while line := stderr.readline(4096):
+            while line := lines.readline(LINE):
                 text = line.decode("utf-8", "replace").strip()
                 if match := _FAILED.search(text):
                     failed[match[1]] = match[2]

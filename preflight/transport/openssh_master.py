@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Final
+from io import FileIO
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +45,9 @@ class Master:
         return self._process.poll() is None
 
     @property
-    def stderr(self) -> IO[bytes]:
-        """What it goes on saying."""
-        assert self._process.stderr is not None
+    def stderr(self) -> FileIO:
+        """What it goes on saying, unbuffered."""
+        assert isinstance(self._process.stderr, FileIO)
         return self._process.stderr
 
     def logged_in(self, ends: float) -> bool:

@@ -62,7 +62,7 @@ def _reasons(host: Host, config: Effective) -> Iterator[str]:
             yield "a FIDO key"
     if vouching(known_hosts_files(host, config), route_to(host, config).known_names):
         yield "@cert-authority"
-    if config.one("gssapiauthentication") == "yes" and _has_ticket():
+    if config.one("gssapiauthentication") == "yes" and has_ticket():
         yield "Kerberos"
 
 
@@ -81,7 +81,7 @@ def _is_on_a_token(key_file: Path) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _has_ticket() -> bool:
+def has_ticket() -> bool:
     """Debian's ssh asks for Kerberos everywhere; only a ticket shows that the user does too."""
     klist = shutil.which("klist")
     if klist is None:

@@ -71,7 +71,7 @@ class Ways:
         open_ones = [host for host in hosts if host.transport == "ssh"]
         fan_out(
             open_ones,
-            lambda host: self.choose(host, deadline_s),
+            self.choose,
             deadline_s=deadline_s,
             at_most=ASKED_AT_ONCE,
         )

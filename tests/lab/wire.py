@@ -53,6 +53,13 @@ def firewall(
 
 
 @contextmanager
+def no_login_from_outside(host: Host, controller: str) -> Iterator[None]:
+    """The controller's address may not log in; the other hosts may, as behind a bastion."""
+    with _rules(host, [f"ip saddr {controller} tcp dport 22 drop"]):
+        yield
+
+
+@contextmanager
 def dead_link(host: Host) -> Iterator[None]:
     """The cable ends nowhere, though the card still shows a link: connects hang."""
     ip("link", "set", host.cable, "nomaster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,13 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server = Sshd(tmp_path_factory.mktemp("sshd"))
     yield server
     server.stop()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Listen on loopback without ever speaking SSH."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
 
 
 @pytest.fixture

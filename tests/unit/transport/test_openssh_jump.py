@@ -73,6 +73,15 @@ def test_a_bastion_sees_one_login_for_all_nodes(
     wait_until(lambda: not bastion.sessions() and not sshd.sessions(), "all have logged out")
 
 
+def test_a_jump_host_is_not_reached_through_itself(
+    openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd]
+) -> None:
+    """`Host *` with a ProxyJump, as many write it, means the nodes."""
+    every = "Host *\n  ProxyJump bastion\n"
+    host = behind(sshd, serve().ssh_config("bastion"), every)[0]
+    assert reached(openssh, host) == "h1\n"
+
+
 def test_a_chain_of_jump_hosts_is_gone_through_in_order(
     openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd]
 ) -> None:

@@ -45,13 +45,6 @@ def refused(way: Transport, host: Host, step: Step, timeout_s: float = PATIENCE_
     return caught.value
 
 
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """Listen on loopback without ever speaking SSH."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
-
-
 def test_a_known_host_lets_us_in(way: Transport, sshd: Sshd) -> None:
     """With the right host key and an authorized key, commands run as the user asked for."""
     connection = way.connect(sshd.host(), PATIENCE_S)
