@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from preflight.carried import Carried
 from preflight.fleet.model import Host
 from preflight.stages.probe import probe_fleet
@@ -103,6 +105,15 @@ def test_what_a_section_leaves_running_ends_with_the_probe() -> None:
     while _alive(pid):
         assert time.monotonic() < ends, "it is still there"
         time.sleep(0.05)
+
+
+def test_a_request_cannot_load_what_the_node_has() -> None:
+    """An installed payload runs nothing for its controller: only what travelled is imported."""
+    from probe import extra
+
+    with pytest.raises(extra.WrongError, match="no module of the node's own"):
+        extra._collect({"id": "site.a", "module": "antigravity", "deadline_s": 1}, "n1")
+    assert "antigravity" not in sys.modules
 
 
 def test_a_section_that_was_not_asked_is_unknown() -> None:
