@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import facts, infra, judging, pairs, unused
+from tests.bench import facts, infra, judging, pairs, unused, ways
 from tests.bench.machine import machine
 from tests.bench.report import Result, row_document, table, write
 from tests.lab.cluster import Lab, why_not
@@ -30,12 +30,13 @@ _OF_LAB: dict[str, Callable[[Path], Iterator[Row]]] = {
     "facts": facts.measure,
     "testinfra": infra.measure,
     "pairs": pairs.measure,
+    "ways": ways.measure,
 }
 _OF_THIS_MACHINE: dict[str, Callable[[], Iterator[Row]]] = {
     "unused": unused.measure,
     "judging": judging.measure,
 }
-_LAB_HOSTS = 16
+_LAB_HOSTS = ways.HOSTS
 
 
 def main() -> int:
