@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 # Most tests wait for something; those that load hosts of the lab run one after the other.
 WORKERS ?= 4
 
-.PHONY: help demo test lint preflight lab bench bench-scale wheel setup clean system
+.PHONY: help demo test parity lint preflight lab bench bench-scale wheel setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culpr
 test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not lab" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m lab $(PYTEST_ARGS)
+
+parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
+	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
 	$(BIN)/ruff check .
