@@ -8,7 +8,7 @@ from preflight.facts.master_port import taken, unfit
 from preflight.facts.port_blame import Fault, data_fault, master_fault, own_trouble, untold
 from preflight.facts.wiring import natural
 from preflight.facts.words import count
-from preflight.verdict import Conclude, Verdict, fail, ok, unknown
+from preflight.verdict import Conclude, Outcome, Verdict, fail, ok, unknown
 
 CHECK = Check("net.ports", stage="net", tier="quick", requires=("reach.answer",))
 
@@ -22,8 +22,11 @@ def judge(name: str, net: Net) -> Verdict:
         )
     if net.is_master and net.own.master is None:
         return unknown("the master did not try its port", advice="run again")
+    held = None
     if net.own.master is not None and not net.own.master.bound:
-        return taken(net.own.master, net.master_port_origin)
+        held = taken(net.own.master, net.master_port_origin)
+        if held.outcome is not Outcome.OK:
+            return held
     fault = master_fault(name, net) or data_fault(name, net)
     fault = fault or own_trouble(name, net)
     if fault is not None:
@@ -32,7 +35,7 @@ def judge(name: str, net: Net) -> Verdict:
         said = f"cannot reach {dead}, whose port stage gave no report"
         return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
     bad = unfit(net.own.master, net.own, net.master_port_origin) if net.own.master else None
-    return bad or _sound(net, net.own)
+    return held or bad or _sound(net, net.own)
 
 
 def _condemn(name: str, fault: Fault) -> Verdict:

@@ -13,6 +13,7 @@ from preflight.section import LONGEST_S, MOST, Section
 from preflight.trust import who_may_change
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _ID = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
@@ -28,6 +29,11 @@ class Carried:
     id: str
     source: bytes
     deadline_s: float
+
+
+def modules(sections: Sequence[Carried]) -> tuple[tuple[str, bytes], ...]:
+    """Name the code of sections as modules that travel beside the probe."""
+    return tuple((f"site_section_{n}", each.source) for n, each in enumerate(sections))
 
 
 def add(carried: dict[str, Carried], section: Section, root: Path) -> None:

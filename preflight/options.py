@@ -13,6 +13,7 @@ from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.outcome import Outputs
+from preflight.ranks import leading
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.run import Settings
 from preflight.sitehooks import ask_nodes, ask_sections
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import Found
     from preflight.run import FailFast
+    from preflight.torchrun.crew import Crew
 
 LONGEST_BUDGET_S = 7 * 86400
 
@@ -63,8 +65,9 @@ def read_options(config: pytest.Config) -> Chosen:
     )
     if not config.option.collectonly:
         outputs.refuse_unusable()
-    found = _found(config)
-    fleet = resolve(_wish(config, found))
+    rank_0 = leading(config)
+    found = None if rank_0 else _found(config)
+    fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
@@ -127,7 +130,7 @@ def _found(config: pytest.Config) -> Found | None:
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
 
-def _wish(config: pytest.Config, found: Found | None) -> Wish:
+def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) -> Wish:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
@@ -145,6 +148,7 @@ def _wish(config: pytest.Config, found: Found | None) -> Wish:
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,
         environ=dict(os.environ),
+        ranked=crew.ranked() if crew else None,
     )
 
 

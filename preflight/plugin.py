@@ -5,6 +5,7 @@ Imports the standard library and pytest only: every pytest run of an environment
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,11 +135,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Look at whose conftest and ini files these are before root runs them."""
+    """Look at whose conftest and ini files these are before root runs them; take a rank's part."""
     if early_config.known_args_namespace.preflight:
         from preflight.guard import refuse_strangers
 
         refuse_strangers(early_config)
+        if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
+            from preflight.ranks import role_of
+
+            early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
     return (yield)
 
 

@@ -238,11 +238,11 @@ class Run:
         self._set(ports=ports, port_troubles=troubles)
 
     def _sweep(self, deadline_s: float) -> None:
-        hosts = [host for host in self._able("fabric") if not self._busy(host.name)]
+        hosts = [host for host in self._able("fabric") if not self._hindered(host.name)]
         able = {host.name for host in hosts}
         out = {
             host.name: self.judgement.may_take_part(host.name, "fabric")
-            or self._busy(host.name)
+            or self._hindered(host.name)
             or "no connection"
             for host in self.fleet.hosts
             if host.name not in able
@@ -277,6 +277,13 @@ class Run:
             for host in self.fleet.hosts
             if host.name in self._connections and not self.judgement.may_take_part(host.name, stage)
         ]
+
+    def _hindered(self, name: str) -> str:
+        """Say why a node that may be loaded must not or cannot be, if so."""
+        reach = self.judgement.measured.reach.get(name)
+        if reach is not None and reach.shortfall is not None:
+            return f"reach.answer of {name}: {reach.shortfall.sentence}"
+        return self._busy(name)
 
     def _busy(self, name: str) -> str:
         """Say whose work a measurement under load would disturb on a node, if anyone's."""

@@ -15,6 +15,7 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
 from preflight.options import Chosen, read_options
+from preflight.ranks import leading
 from preflight.registry import Registry, declares_check, load_file
 from preflight.report.header import header
 from preflight.report.reach import reach_words
@@ -47,6 +48,9 @@ def start(config: pytest.Config) -> tuple[Session, Tally]:
         raise pytest.UsageError(str(error)) from error
     is_worker = hasattr(config, "workerinput")
     run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent())
+    rank_0 = leading(config)
+    if rank_0 is not None:
+        run.ways.use(rank_0.transport())
     tally = Tally(run, chosen, is_worker=is_worker)
     return Session(config, run, chosen, tally, is_worker=is_worker), tally
 

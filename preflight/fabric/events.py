@@ -21,6 +21,8 @@ class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
     torch: Annotated[str, Meta(max_length=64)]
     cuda: bool
     gpus: _Small
+    rails: _Small = 0
+    """How many rails it has, where each is a rank of the job; 0 leaves the choice to us."""
 
 
 class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):

@@ -42,7 +42,7 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
     return Roster(
         names=tuple(names),
         backend="nccl" if nccl else "gloo",
-        rails=min(ready[name].gpus for name in names) if nccl else 1,
+        rails=min((_rails(ready[name], nccl=nccl) for name in names), default=1),
         rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=plan.nccl if nccl else plan.gloo,
         unfit={
@@ -51,6 +51,10 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
             if name not in names
         },
     )
+
+
+def _rails(ready: Ready, *, nccl: bool) -> int:
+    return ready.rails or (ready.gpus if nccl else 1)
 
 
 def budget(plan: SweepPlan, who: Roster) -> Budget:

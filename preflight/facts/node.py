@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from preflight.transport.protocol import Step
+from preflight.transport.protocol import Shortfall, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +30,8 @@ class Reach(Struct, frozen=True):
     seconds: float = 0.0
     blame: str = ""
     """What is at fault in the node's place: "jump host bastion"."""
+    shortfall: Shortfall | None = None
+    """What the node lacks although it answered: ranks of the job that fell silent there."""
 
 
 @dataclass(frozen=True, slots=True)

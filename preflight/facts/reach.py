@@ -14,6 +14,7 @@ STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python",
 """In the order in which they are taken."""
 
 _SSH_STEPS: Final = frozenset({"name", "route", "hostkey", "login"})
+_NO_LOGIN: Final = frozenset({"local", "torchrun"})
 _WORDS: Final[dict[Step, str]] = {
     "name": "its name resolves",
     "route": "it accepts connections",
@@ -26,8 +27,12 @@ _WORDS: Final[dict[Step, str]] = {
 
 def judge_step(step: Step, reach: Reach) -> Verdict:
     """Say whether one step of the way succeeded; a step behind the failed one is `not_run`."""
-    if reach.transport == "local" and step in _SSH_STEPS:
-        return not_run("local: no login needed")
+    if reach.transport in _NO_LOGIN and step in _SSH_STEPS:
+        return not_run(f"{reach.transport}: no login needed")
+    if step == "answer" and reach.failed is None and reach.shortfall is not None:
+        # Its facts are whole and may tell why, so that they are judged all the same.
+        short = reach.shortfall
+        return fail(short.sentence, advice=short.advice, cause="ranks", blocks=False)
     if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
         return ok(_WORDS[step], transport=reach.transport)
     if step == reach.failed:

@@ -36,6 +36,8 @@ class Host(Struct, frozen=True, kw_only=True):
     python: tuple[str, ...] = ("python3",)
     """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
     promised: Promise = Promise()
+    group_rank: int | None = None
+    """torchrun's number of the node, where the job's own ranks are the way in."""
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -62,6 +64,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
     job: Job = Job()
     interface: str | None = None
     """Network interface for gloo and NCCL bootstrap; None lets them choose by the address."""
+    ranks: int = 0
+    """How many ranks torchrun has started on these nodes; 0 where it is not the way in."""
+    restarts: int = 0
+    """torchrun's --max-restarts, where it is the way in."""
 
     def host(self, name: str) -> Host:
         """Return the node of that name; KeyError if there is none."""

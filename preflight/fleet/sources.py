@@ -24,6 +24,7 @@ from preflight.fleet.launch import Launch, port_number, read_launch
 from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
 from preflight.fleet.nodeset import expand, fold, split
+from preflight.fleet.ranked import ENVIRONMENT, ORIGIN, Ranked
 from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ class Wish(Struct, frozen=True, kw_only=True):
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
+    ranked: Ranked | None = None
+    """The nodes that torchrun gives; they win over every other source."""
 
 
 def resolve(wish: Wish) -> Fleet:
     """Find the fleet; UsageError when a source names nobody or cannot be read."""
     inventory = _inventory(wish)
+    if wish.ranked is not None:
+        return _ranked(wish, wish.ranked, inventory)
     names, origin, is_here = _names(wish, inventory)
     names = _excluded(names, wish.exclude, inventory)
     brought = wish.found.hosts if wish.found and wish.found.origin == origin else {}
@@ -78,6 +83,34 @@ def resolve(wish: Wish) -> Fleet:
         origin=origin,
         job=job,
         interface=_interface(_first(wish.interface, table.interface)),
+    )
+
+
+def _ranked(wish: Wish, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
+    """The nodes of torchrun's ranks; an inventory says what they were promised to have."""
+    every = ranked.hosts(inventory)
+    names = _excluded(tuple(host.name for host in every), wish.exclude, inventory)
+    hosts = tuple(host for host in every if host.name in names)
+    environ = ranked.environs(every)
+    master, remark = choose_master(
+        hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
+    )
+    port, origin = _master_port(None, environ[""], JobTable())
+    table = inventory.job if inventory else JobTable()
+    return Fleet(
+        hosts=hosts,
+        origin=ORIGIN,
+        job=Job(
+            master=master,
+            master_port=port,
+            master_port_origin=origin + remark,
+            nproc_per_node=ranked.per_node,
+            environ=environ,
+            environ_origin=ENVIRONMENT,
+        ),
+        interface=_interface(_first(wish.interface, table.interface)),
+        ranks=ranked.ranks,
+        restarts=ranked.restarts,
     )
 
 

@@ -44,7 +44,7 @@ def header(
     return [
         f"preflight {version}",
         f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
-        f"reach    {reach}, {at_most} at a time",
+        f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
@@ -52,10 +52,21 @@ def header(
     ]
 
 
+def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
+    if not fleet.ranks:
+        return f"{at_most} at a time"
+    ranks = "1 rank" if fleet.ranks == 1 else f"{fleet.ranks} ranks"
+    again = "; a failed rank would start preflight anew: use --max-restarts=0"
+    return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
+
+
 def next_command(fleet: Fleet, failing: Sequence[str], unjudged: Sequence[str]) -> str:
     """Say what to type next, where that is plain."""
     if fleet.origin == "this machine":
         return "to judge a fleet: pytest --preflight --preflight-nodes 'gpu[001-064]'"
+    if failing and fleet.ranks:
+        names = fold(failing)
+        return f"to look at these alone: torchrun on them, or --preflight-nodes '{names}' over SSH"
     if failing and unjudged:
         return (
             f"to judge the others: add --preflight-exclude '{fold(failing)}', "

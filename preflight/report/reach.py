@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from preflight.transport.ways import Way
 
 _WORDS: Final = {"paramiko": "paramiko", "openssh": "OpenSSH", "ssh": "paramiko or OpenSSH"}
+_OTHERS: Final = {"local": "local processes", "torchrun": "torchrun (the job's own store)"}
 _MOST_PARTS: Final = 4
 
 
@@ -30,7 +31,7 @@ def reach_words(hosts: Sequence[Host], known: Mapping[str, Way]) -> str:
     parts = [f"ssh ({_ssh(by_ssh)}, known hosts only)"] if by_ssh else []
     mixed = len(others) + len(by_ssh) > 1
     for name, names in others.items():
-        words = "local processes" if name == "local" else name
+        words = _OTHERS.get(name, name)
         parts.append(f"{words} x{len(names)}" if mixed else words)
     return ", ".join(parts)
 

@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preflight.carried import modules
 from preflight.errors import WireError
 from preflight.facts.decode import decode_facts
 from preflight.facts.node import Reach
 from preflight.transport.bundle import start_payload
 from preflight.transport.fanout import fan_out
-from preflight.transport.protocol import Connection, ReachError
+from preflight.transport.protocol import Connection, Manned, ReachError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,8 @@ def _probe(
             time.monotonic() - began,
         )
     else:
-        reach = Reach(ways.way(host), seconds=time.monotonic() - began)
+        shortfall = connection.shortfall if isinstance(connection, Manned) else None
+        reach = Reach(ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall)
         return Reached(reach, facts, connection)
     if connection is not None:
         connection.close()
@@ -117,7 +119,7 @@ def _ask(
     timeout_s: float,
     sections: Sequence[Carried],
 ) -> Facts:
-    beside = tuple((f"site_section_{n}", each.source) for n, each in enumerate(sections))
+    beside = modules(sections)
     request = {
         "nonce": nonce,
         "name": host.name,

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan
+from preflight.fabric.seats import start_seats
 from preflight.transport.bundle import start_payload
+from preflight.transport.protocol import Manned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds
     from preflight.fleet.model import Host
+    from preflight.transport.leased import Talk
     from preflight.transport.protocol import Connection
-    from preflight.transport.talk import Talk
 
 
 def sweep_fleet(
@@ -40,6 +42,9 @@ def sweep_fleet(
     )
 
     def start(host: Host, request: Mapping[str, object]) -> Talk:
-        return start_payload(connections[host.name], host, "sweep", request, deadline_s)
+        connection = connections[host.name]
+        if isinstance(connection, Manned):
+            return start_seats(connection, host, request, deadline_s)
+        return start_payload(connection, host, "sweep", request, deadline_s)
 
     return sweep(plan, hosts, start, nonce=nonce, deadline_s=deadline_s, progress=progress)

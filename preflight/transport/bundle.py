@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
+from preflight.transport.protocol import OUTPUT_LIMIT, Furnished, ReachError
 from preflight.transport.talk import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType
 
     from preflight.fleet.model import Host
@@ -92,14 +92,23 @@ def start_payload(
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
     nonce = msgspec.json.decode(line, type=_Bound).nonce
-    packed = bundle(entry, payload, beside)
-    # The sweep runs in the job's Python as the job does: its environment may name what it needs.
-    isolated = () if entry == "sweep" else ("-I",)
-    argv = [*host.python, *isolated, "-c", BOOT, str(len(packed)), entry]
-    remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
+    if isinstance(connection, Furnished):
+        packed = b""
+        remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
+    else:
+        packed = bundle(entry, payload, beside)
+        argv = boot(host.python, entry, len(packed))
+        remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
     talk = Talk(remote, host.python, nonce, timeout_s)
     talk.push(packed + line.replace(b"\n", b" ") + b"\n")
     return talk
+
+
+def boot(python: Sequence[str], entry: str, size: int) -> list[str]:
+    """The command that reads a payload of `size` bytes from its standard input and runs `entry`."""
+    # The sweep runs in the job's Python as the job does: its environment may name what it needs.
+    isolated = () if entry == "sweep" else ("-I",)
+    return [*python, *isolated, "-c", BOOT, str(size), entry]
 
 
 def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:

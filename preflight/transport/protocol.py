@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -86,6 +86,33 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Leave. Never raises."""
+
+
+@runtime_checkable
+class Furnished(Protocol):
+    """A connection to a node that has the payload already: it need not travel there."""
+
+    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start an entry of the payload; what it reads first is its request."""
+
+
+class Shortfall(Struct, frozen=True):
+    """What a node that answers lacks all the same: some of the processes that the job has there."""
+
+    sentence: str
+    advice: str
+
+
+@runtime_checkable
+class Manned(Protocol):
+    """A connection to a node on which the job's own ranks answer, one per rail."""
+
+    shortfall: Shortfall | None
+    """Ranks of the node that do not answer; None when all do."""
+
+    @property
+    def seats(self) -> Sequence[Connection]:
+        """A connection to each rank of the node, in the order of its rails."""
 
 
 class Transport(Protocol):

@@ -45,6 +45,11 @@ class Ways:
         self._made: dict[str, Transport] = {}
         self._making = threading.Lock()
 
+    def use(self, transport: Transport) -> None:
+        """Take a way that is open already, for the nodes that name it."""
+        with self._making:
+            self._made[transport.name] = transport
+
     def way(self, host: Host) -> str:
         """Name the transport that serves a node."""
         return self.choose(host).transport

@@ -78,7 +78,7 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
     if rail.go.interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + rail.go.interface
     nccl = torch.distributed.ProcessGroupNCCL
-    device = torch.device("cuda", rail.rail)
+    device = torch.device("cuda", rail.rail if rail.gpu is None else rail.gpu)
     torch.cuda.set_device(device)
     options = nccl.Options()
     options._timeout = timedelta(seconds=rail.go.op_s)

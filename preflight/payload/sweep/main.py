@@ -12,7 +12,7 @@ import socket
 import threading
 from datetime import timedelta
 
-from . import engine, lifeline, line, lines, lock, plan, shared, supervisor, torch_facts
+from . import engine, lifeline, line, lines, lock, plan, seat, shared, supervisor, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
@@ -31,12 +31,12 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
     orders, kept = line.hold(request, read_line, emit)
     lifeline.adopt_orphans()
-    held = lock.claim(request["name"])
+    held = lock.claim(seat.lock_name(request))
     if held is None:
         emit({"event": "busy", "error": "another preflight run measures this node; wait for it"})
         return
     engine.prepare()
-    first = torch_facts.describe()
+    first = seat.own(torch_facts.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
         return
@@ -50,7 +50,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         emit({"event": "store", "port": server.port})
     else:
         shared.follow(go, store, kept)
-    _sweep(go, store, emit)
+    _sweep(go, store, emit, request.get("seat"))
     threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
 
@@ -78,14 +78,20 @@ def _local_address(other: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _sweep(go: plan.Go, store: tuple[str, int], emit: Emit) -> None:
-    """Launch the ranks and relay their accounts, each rail through a pipe of its own."""
-    pipes = [os.pipe() for _ in range(go.rails)]
+def _sweep(go: plan.Go, store: tuple[str, int], emit: Emit, seated: dict[str, Any] | None) -> None:
+    """Launch the ranks and relay their accounts, each rail through a pipe of its own.
+
+    `seated`: the job's own torchrun has launched the ranks, and this is one of them.
+    """
+    pipes = [os.pipe() for _ in range(1 if seated else go.rails)]
     threading.Thread(target=_relay_all, args=([out for out, _ in pipes], emit), daemon=True).start()
     try:
         local = _local_address(go.towards)
         writing = [into for _, into in pipes]
-        engine.launch(go, local, store, _rank, go, local, store, writing, os.getpid())
+        if seated:
+            seat.sit(seated["rail"], go, local, store, writing[0])
+        else:
+            engine.launch(go, local, store, _rank, go, local, store, writing, os.getpid())
     except Exception as error:  # noqa: BLE001 - whatever the rendezvous raises is the finding
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

@@ -72,6 +72,8 @@ class Rail:
     store: tuple[str, int]
     world: int
     """Ranks that torchrun's rendezvous let in; fewer than expected when a node never joined."""
+    gpu: int | None = None
+    """The GPU of this rail, where it is not the one of the rail's own number."""
 
     @property
     def member(self) -> int:

@@ -1,0 +1,126 @@
+"""A real store on loopback, rank 0's end of it here, and real follower processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from preflight import __version__
+from preflight.torchrun.board import Board
+from preflight.torchrun.gather import gather
+from preflight.torchrun.hub import Hub
+from preflight.torchrun.notes import Decoder, Hello
+from preflight.torchrun.place import Place
+from preflight.transport.torchrun import TorchrunTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from preflight.torchrun.crew import Crew
+
+NONCE = "0123456789abcdef"
+
+_FOLLOW = """
+import json, os, sys
+from preflight.torchrun.follower import follow
+from preflight.torchrun.place import Place
+os._exit(follow(Place(**json.loads(sys.argv[1]))))
+"""
+
+
+def place(rank: int, port: int, *, world: int = 2, per_node: int = 1) -> Place:
+    """Rank `rank` of a small job on this machine."""
+    return Place(
+        rank=rank,
+        world=world,
+        local_rank=rank % per_node,
+        per_node=per_node,
+        group=rank // per_node,
+        run_id="test",
+        restart=0,
+        max_restarts=0,
+        master="127.0.0.1",
+        port=port,
+        agent_store=True,
+    )
+
+
+@dataclass
+class Job:
+    """Rank 0 of a job, its store, and the followers that were started."""
+
+    store: Any
+    world: int = 2
+    per_node: int = 1
+    followers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    hub: Hub = field(init=False)
+    crew: Crew = field(init=False)
+
+    @property
+    def port(self) -> int:
+        """The store's."""
+        return int(self.store.port)
+
+    def place(self, rank: int) -> Place:
+        """The place of one rank."""
+        return place(rank, self.port, world=self.world, per_node=self.per_node)
+
+    def follower(self, rank: int) -> subprocess.Popen[bytes]:
+        """Start one as torchrun would."""
+        argv = [sys.executable, "-c", _FOLLOW, msgspec.json.encode(self.place(rank)).decode()]
+        self.followers[rank] = subprocess.Popen(argv, stderr=subprocess.PIPE)
+        return self.followers[rank]
+
+    def gather(self) -> TorchrunTransport:
+        """Be rank 0: say hello, wait for the others, watch over them."""
+        listening, speaking = Board.open(self.place(0)), Board.open(self.place(0))
+        self.hub = Hub(listening, speaking, NONCE)
+        self.hub.begin()
+        speaking.write("hello", msgspec.json.encode(Hello(NONCE, __version__)))
+        self.crew = gather(self.place(0), speaking, Decoder(NONCE), NONCE, self.said.append)
+        self.hub.man(m.rank for m in self.crew.members if m.present and m.rank)
+        return TorchrunTransport(self.crew, self.hub)
+
+
+@pytest.fixture
+def store() -> Any:
+    """The store that torchrun's agent would host."""
+    dist = pytest.importorskip("torch.distributed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dist.TCPStore(
+            "127.0.0.1",
+            0,
+            None,
+            is_master=True,
+            timeout=timedelta(seconds=10),
+            wait_for_workers=False,
+        )
+
+
+@pytest.fixture
+def job(store: Any) -> Iterator[Callable[..., Job]]:
+    """Make a job; its followers end with the test."""
+    jobs: list[Job] = []
+
+    def make(*, world: int = 2, per_node: int = 1) -> Job:
+        jobs.append(Job(store, world=world, per_node=per_node))
+        return jobs[-1]
+
+    yield make
+    for each in jobs:
+        if hasattr(each, "hub"):
+            each.hub.finish(0)
+        for process in each.followers.values():
+            process.kill()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
