@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 WRONG, BROKE, INTERRUPTED = 4, 3, 2
 
+SAID_S = 10.0
+"""For rank 0 to say what is refused before a rank beside it leaves."""
+
 
 def role_of(environ: Mapping[str, str]) -> Leading | Following:
     """What this process does; pytest.UsageError if torchrun's environment makes no sense."""
@@ -59,6 +63,8 @@ class Following:
                 code = follow(self._place, _sections(config))
             except UsageError:  # rank 0 comes to the same, and says it
                 code = WRONG
+                if self._place.rank < self._place.per_node:
+                    time.sleep(SAID_S)  # torchrun ends us, and with us rank 0, when one has left
         # Threads that are inside the store would crash an interpreter that shuts down.
         os._exit(code)
 
