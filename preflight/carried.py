@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
 from preflight.section import LONGEST_S, MOST, Section
-from preflight.trust import who_may_change
+from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ def _source(section_id: str, path: Path) -> bytes:
     try:
         if not path.is_file():
             raise UsageError(f"names {path} for {section_id}, which is no file: correct the path")
-        if os.geteuid() == 0 and (said := who_may_change(path)):
+        if os.geteuid() == 0 and (said := who_may_plant(path)):
             raise UsageError(f"names {path}, and {said}: give it to root, it runs on every node")
         source = path.read_bytes()
         tree = ast.parse(source, path.name, feature_version=(3, 8))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.trust import who_may_change
+from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def refuse_strangers(config: pytest.Config) -> None:
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:
     for path in files:
-        if said := who_may_change(path):
+        if said := who_may_plant(path):
             raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
 
 

@@ -40,6 +40,19 @@ def who_may_change(path: Path) -> str:
     return ""
 
 
+def who_may_plant(path: Path) -> str:
+    """Say as `who_may_change` who could change a file of somebody else's.
+
+    A file of preflight's own installation, or of its checkout, is none: whoever may write there
+    (the owner of a folder that a container mounts) has his code run by this very process already.
+    """
+    package = Path(__file__).resolve().parent
+    checkout = package.parent if (package.parent / "checks").is_dir() else package
+    if path.resolve().is_relative_to(checkout) and who_may_change(package / "__init__.py"):
+        return ""
+    return who_may_change(path)
+
+
 def strange_link(path: Path) -> str:
     """Name a symbolic link on the way that neither root nor we have made; empty if there is none.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.unit.frame.site_checks import write_check
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+REPOSITORY = Path(__file__).parents[2]
 STRANGER = 65534
 LONGEST_S = 120
 
@@ -49,10 +51,13 @@ def _started(
     )  # fmt: skip
 
 
-def _pytest(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _pytest(
+    *words: str, folder: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     # `pytest`, unlike `python -m pytest`, does not look for modules in the working folder.
     program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    return _started(sys.executable, "-P", "-c", program, "--preflight", *words, folder=folder)
+    argv = [sys.executable, "-P", "-c", program, "--preflight", *words]
+    return _started(*argv, folder=folder, env=env)
 
 
 def _run(
@@ -167,3 +172,24 @@ def test_the_isolated_run_stays_isolated(tmp_path: Path, words: str) -> None:
     assert told.returncode == 4
     assert "unrecognized arguments" in told.stderr
     assert len(told.stderr.splitlines()[-1:]) == 1
+
+
+@root_only
+def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None:
+    """Root in a checkout mounted from its owner runs that owner's preflight anyway: no refusal."""
+    checkout = tmp_path / "preflight"
+    for name in ("preflight", "checks", "docs"):
+        shutil.copytree(REPOSITORY / name, checkout / name, symlinks=True)
+    shutil.copy(REPOSITORY / "conftest.py", checkout)
+    (checkout / "pytest.ini").write_text("[pytest]\n")
+    _give_away(checkout)
+    told = _pytest(folder=checkout, env={"PYTHONPATH": str(checkout)})
+    assert told.returncode == 0, told.stderr
+    his = tmp_path / "his"
+    his.mkdir()
+    (his / "conftest.py").write_text("raise SystemExit('sprung')\n")
+    _give_away(his)
+    (checkout / "elsewhere").symlink_to(his)
+    refused = _pytest(folder=checkout / "elsewhere", env={"PYTHONPATH": str(checkout)})
+    assert refused.returncode == 4
+    assert "root would run the code of" in refused.stderr
