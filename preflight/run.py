@@ -28,6 +28,7 @@ from preflight.verdict import Outcome, Verdict, not_run, unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+    from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Fleet, Host
     from preflight.registry import Registry
     from preflight.stages.progress import Progress
@@ -185,7 +186,7 @@ class Run:
         elif stage == "net":
             self._try_ports(min(left_s, PORTS_S))
         else:
-            self._sweep(left_s)
+            self._sweep(left_s, selected)
 
     def _probe(self, left_s: float, selected: Sequence[Key]) -> None:
         arrived: dict[str, Reached] = {}
@@ -237,7 +238,7 @@ class Run:
         ports, troubles = stage.run(lambda *at: self.progress.step("ports", *at))
         self._set(ports=ports, port_troubles=troubles)
 
-    def _sweep(self, deadline_s: float) -> None:
+    def _sweep(self, deadline_s: float, selected: Sequence[Key]) -> None:
         hosts = [host for host in self._able("fabric") if not self._hindered(host.name)]
         able = {host.name for host in hosts}
         out = {
@@ -267,8 +268,17 @@ class Run:
             deadline_s=deadline_s,
             interface=self.fleet.interface,
             progress=lambda *at: self.progress.step("pairs", *at),
+            interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )
         self._set(sweep=sweep)
+
+    def _judge_so_far(self, sweep: Sweep, selected: Sequence[Key]) -> None:
+        """Judge the pairs that were measured before an interrupt; the rest stays open."""
+        self._set(sweep=sweep)
+        for check_id, nodes in (*selected, *self.repairs):
+            pair = self.judgement.sweep.pairs.get((nodes[0], nodes[-1]))
+            if pair is not None and (pair.state != "not_run" or pair.trouble):
+                self.judgement.verdict(check_id, nodes)
 
     def _able(self, stage: Stage) -> list[Host]:
         """Ask the judges of a stage's prerequisites who can take part in it."""

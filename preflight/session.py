@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,6 +11,7 @@ from preflight.check import subject
 from preflight.console import TerminalProgress
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
+from preflight.interrupt import Interrupts
 from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
 from preflight.options import Chosen, read_options
 from preflight.ranks import leading
@@ -55,13 +54,6 @@ def start(config: pytest.Config) -> tuple[Session, Tally]:
     return Session(config, run, chosen, tally, is_worker=is_worker), tally
 
 
-def _heed_sigterm() -> None:
-    """Let a scheduler's SIGTERM end a run as Ctrl-C does: with what is known, and nothing left."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
 class Session:
     """The plugin object that collects and measures, in the controller and in xdist's workers."""
 
@@ -73,6 +65,7 @@ class Session:
         self._chosen = chosen
         self._tally = tally
         self._is_worker = is_worker
+        self._interrupts = Interrupts()
         self._stop: KeyboardInterrupt | None = None
         self._shown: set[tuple[str, str]] = set()
         self._grouped = chosen.items == "group" or (
@@ -130,9 +123,13 @@ class Session:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
-        _heed_sigterm()
+        self._interrupts.hold()
         if self._is_worker:
             handover.take(cast("Any", session.config).workerinput, self.run)
+
+    def pytest_unconfigure(self) -> None:
+        """Give Ctrl-C back to whoever runs pytest inside of a program."""
+        self._interrupts.let_go()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:

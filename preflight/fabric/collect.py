@@ -95,13 +95,17 @@ class Collected:
             reason = "its agent said nothing more, and did not finish in time"
             self._words.append(Word(name, "silent", reason))
 
-    def pairs(self) -> tuple[PairSamples, ...]:
-        """Both ends' accounts of every pair, rail and round of the launch."""
+    def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
+        """Both ends' accounts of every pair, rail and round of the launch.
+
+        `unfinished`: why we stopped listening, if we did so before all had spoken: accounts that
+        are missing for that reason say so, and nothing against their nodes.
+        """
         silence = self.silence()
         return tuple(
             PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), kept in self._ends.items()
-            for ends in (self._excused(a, b, kept, silence),)
+            for ends in (self._excused(a, b, kept, silence, unfinished),)
         )
 
     def silence(self) -> Silence:
@@ -117,12 +121,16 @@ class Collected:
         ends = (end for kept in self._ends.values() for end in kept.values())
         return {end.node for end in ends if end.state == "measured"}
 
-    def _excused(self, a: str, b: str, ends: dict[str, End], silence: Silence) -> dict[str, End]:
+    def _excused(
+        self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
+    ) -> dict[str, End]:
         """A pair that was not finished says nothing of nodes that merely waited for others."""
         host = self._who.names[0]
         finished = {end.state for end in ends.values()} == {"measured"}
         if finished or not silence.culprits.keys().isdisjoint((a, b)):
             return ends
+        if unfinished:
+            return {name: End(name, "not_run", error=unfinished) for name in (a, b)} | ends
         waited = [f"{name} {silence.victims[name]}" for name in (a, b) if name in silence.victims]
         if not waited and host not in silence.culprits:
             return ends

@@ -54,7 +54,8 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
         )
         for ends, rails in by_pair.items()
     }
-    pairs |= _left_out(sweep, names, pairs)
+    left = _left_out(sweep, names, pairs)
+    pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
     return Decoded(seen, found, pairs | _owed(sweep, names, pairs))
 
 
@@ -74,7 +75,12 @@ def _joined(found: Sequence[Blame]) -> Blame | None:
 
 
 def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
-    """A measurement that ended while its nodes waited for another is missing, which is no pass."""
+    """A measurement that ended while its nodes waited for another is missing, which is no pass.
+
+    Nor is one that had no turn because the time was up: it says so once, for both ends.
+    """
+    if pair.state == "not_run" and sweep.unfinished and sweep.unfinished in pair.error:
+        return replace(pair, waited=True, error=sweep.unfinished)
     waited = not sweep.waited.keys().isdisjoint((pair.a, pair.b))
     if pair.state != "not_run" or pair.trouble or not waited:
         return pair

@@ -48,6 +48,8 @@ _NOTHING_CAME = (
     "look at the link and the load of {0}, and at how fast its Python is read (network file "
     "system?); then run again"
 )
+_TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget SECONDS"
+_INTERRUPTED = "interrupted before it was measured"
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
@@ -59,15 +61,21 @@ def sweep(
     nonce: str,
     deadline_s: float,
     progress: Progress | None = None,
+    interrupted: Callable[[Sweep], None] | None = None,
 ) -> Sweep:
     """Measure the plan's pairs among `hosts` (those cleared to take part) and return everything.
 
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
-    `deadline_s`. Returns by the deadline at the latest, whatever the nodes do.
+    `deadline_s`. Returns by the deadline at the latest, whatever the nodes do. On Ctrl-C
+    `interrupted` gets what was measured so far, before anything is closed.
     """
     stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
     try:
         return stage.run(start)
+    except KeyboardInterrupt:
+        if interrupted is not None:
+            interrupted(stage.so_far())
+        raise
     finally:
         stage.agents.close()
 
@@ -98,7 +106,11 @@ class _Stage:
         self._out: dict[str, str] = {}
         self._no_torch: set[str] = set()
         self._advice: dict[str, str] = {}
-        self._busy: set[str] = set()
+        self._excused: set[str] = set()
+        """Left out for what is no fault of theirs."""
+        self._unfinished = ""
+        self._who = roster(plan, {})
+        self._collected: Collected | None = None
         rails = 64  # more GPUs than any node has
         self.agents = Agents(len(plan.rounds) * rails, deadline_s)
 
@@ -108,14 +120,27 @@ class _Stage:
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
         self._gather()
-        who, store = self._open_store()
-        if store is None:
-            return self._result(who, None)
-        collected = Collected(who)
-        for name in who.names[1:]:
-            self._order(who, name, store)
-        self._collect(who, collected)
-        return self._result(who, collected)
+        self._who, store = self._open_store()
+        if store is not None or self._unfinished:
+            self._collected = Collected(self._who)
+        if store is not None and self._collected is not None:
+            for name in self._who.names[1:]:
+                self._order(self._who, name, store)
+            self._collect(self._who, self._collected)
+        return self._result(self._who, self._collected)
+
+    def so_far(self) -> Sweep:
+        """What was measured until an interrupt; nobody is blamed for what is missing."""
+        self._unfinished = _INTERRUPTED
+        if self._collected is None:
+            self._who = roster(self._plan, self._ready)
+            self._collected = Collected(self._who)
+        return self._result(self._who, self._collected)
+
+    def _time_is_up(self) -> bool:
+        if time.monotonic() >= self._ends:
+            self._unfinished = _TIME_UP
+        return bool(self._unfinished)
 
     def _gather(self) -> None:
         """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
@@ -134,6 +159,10 @@ class _Stage:
                 now = time.monotonic()
                 patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
         for name in waiting:
+            if self._time_is_up():
+                self._out[name] = _TIME_UP
+                self._excused.add(name)
+                continue
             self._out[name] = (
                 f"nothing came from it for {time.monotonic() - self._began:.0f} s, within which "
                 "its Python should have imported torch"
@@ -148,7 +177,7 @@ class _Stage:
             self._advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
             self._out[name] = f"busy: {event.error}"
-            self._busy.add(name)
+            self._excused.add(name)
         elif isinstance(event, Gone):
             self._out[name] = event.reason
             self._advice[name] = event.advice
@@ -160,13 +189,15 @@ class _Stage:
         """Have the first node host the store; if it cannot, leave it out and ask the next."""
         while True:
             who = roster(self._plan, self._ready)
-            if len(who.names) < _TWO or self._ends - time.monotonic() < 1:
+            if len(who.names) < _TWO or self._time_is_up():
                 return who, None
             host = who.names[0]
             self._order(who, host, None)
             port = self._await_store(host)
             if port is not None:
                 return who, (self._hosts[host].address, port)
+            if self._time_is_up():
+                return who, None
             self._out.setdefault(host, "it could not host the sweep's store")
             self._ready.pop(host, None)
             self.agents.dismiss(host)
@@ -200,7 +231,8 @@ class _Stage:
             self._progress(collected.accounts, collected.expected, waiting)
             said = self.agents.next(min(patience, self._ends) - time.monotonic())
             if said is None:
-                collected.give_up(waiting)
+                if not self._time_is_up():
+                    collected.give_up(waiting)
                 return
             self._take(*said, who, collected)
             rest_s = self._rest_s(self._plan, who, collected)
@@ -228,7 +260,7 @@ class _Stage:
         elif isinstance(event, Trouble):
             collected.complain(name, event.error)
         elif isinstance(event, Gone) and event.late:
-            collected.give_up([name])
+            return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):
             collected.lose(name, event.reason, event.advice)
             if name != who.names[0]:  # its host tells the store, so that nobody waits for it
@@ -242,12 +274,12 @@ class _Stage:
     def _result(self, who: Roster, collected: Collected | None) -> Sweep:
         nobody = not self._ready and self._no_torch == set(self._hosts)
         own = {**self._out, **who.unfit}
-        unfit = {name: why for name, why in own.items() if name not in self._busy}
+        unfit = {name: why for name, why in own.items() if name not in self._excused}
         silence = collected.silence() if collected else Silence()
         return Sweep(
             ladder=who.ladder,
             rounds=who.rounds if collected else (),
-            pairs=collected.pairs() if collected else (),
+            pairs=collected.pairs(self._unfinished) if collected else (),
             left_out={**self._plan.left_out, **own},
             troubles={
                 **({} if nobody else unfit),
@@ -255,5 +287,6 @@ class _Stage:
             },
             waited=silence.victims,
             advice={**self._advice, **(collected.advice if collected else {})},
+            unfinished=self._unfinished,
             seconds=round(time.monotonic() - self._began, 3),
         )

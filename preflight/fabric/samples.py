@@ -67,6 +67,8 @@ class Sweep(Struct, frozen=True):
     """Node name → what happened to its agent (killed, timed out, said nothing)."""
     waited: dict[str, str] = {}
     """Node name → for whom it waited in vain; without `troubles`, nobody is proven."""
+    unfinished: str = ""
+    """Why it ended before all pairs had their turn (time, Ctrl-C): such pairs are `not_run`."""
     advice: dict[str, str] = {}
     """Node name → what to do about its trouble, where whoever noticed it knows."""
     seconds: float = 0.0

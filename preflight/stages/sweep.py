@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Connection
 
 
+READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
+"""For the nodes' Pythons to import torch: that part of the time given, within these bounds."""
+
+
 def sweep_fleet(
     hosts: Sequence[Host],
     connections: Mapping[str, Connection],
@@ -30,8 +34,12 @@ def sweep_fleet(
     deadline_s: float,
     interface: str | None,
     progress: Callable[[int, int, list[str]], None],
+    interrupted: Callable[[Sweep], None] = lambda _so_far: None,
 ) -> Sweep:
-    """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why."""
+    """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
+
+    On Ctrl-C `interrupted` gets what was measured until then.
+    """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
         nodes=(*names, *left_out),
@@ -39,6 +47,7 @@ def sweep_fleet(
         left_out=dict(left_out),
         interface=interface,
         seed=int(nonce[:8], 16),
+        ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
 
     def start(host: Host, request: Mapping[str, object]) -> Talk:
@@ -47,4 +56,12 @@ def sweep_fleet(
             return start_seats(connection, host, request, deadline_s)
         return start_payload(connection, host, "sweep", request, deadline_s)
 
-    return sweep(plan, hosts, start, nonce=nonce, deadline_s=deadline_s, progress=progress)
+    return sweep(
+        plan,
+        hosts,
+        start,
+        nonce=nonce,
+        deadline_s=deadline_s,
+        progress=progress,
+        interrupted=interrupted,
+    )

@@ -60,6 +60,14 @@ def no_login_from_outside(host: Host, controller: str) -> Iterator[None]:
 
 
 @contextmanager
+def silence(host: Host, port: int = 22) -> Iterator[None]:
+    """All that goes to and from this TCP port is dropped: connections die without a sound."""
+    to, back = f"tcp dport {port} drop", f"tcp sport {port} drop"
+    with _rules(host, [to]), _rules(host, [back], hook="output"):
+        yield
+
+
+@contextmanager
 def dead_link(host: Host) -> Iterator[None]:
     """The cable ends nowhere, though the card still shows a link: connects hang."""
     ip("link", "set", host.cable, "nomaster")
@@ -135,15 +143,15 @@ def _forwarder(*words: object) -> Iterator[None]:
 
 
 @contextmanager
-def _rules(host: Host, rules: list[str]) -> Iterator[None]:
-    """Put rules on what the host receives, in a table of their own."""
+def _rules(host: Host, rules: list[str], hook: str = "input") -> Iterator[None]:
+    """Put rules on what the host receives (or sends: "output"), in a table of their own."""
     table = f"inet fault{next(_serial)}"
-    chain = "type filter hook input priority 0 ;"
+    chain = f"type filter hook {hook} priority 0 ;"
     host.run(["nft", f"add table {table}"])
     try:
-        host.run(["nft", f"add chain {table} input {{ {chain} }}"])
+        host.run(["nft", f"add chain {table} {hook} {{ {chain} }}"])
         for rule in rules:
-            host.run(["nft", f"add rule {table} input {rule}"])
+            host.run(["nft", f"add rule {table} {hook} {rule}"])
         yield
     finally:
         host.run(["nft", f"delete table {table}"], check=False)

@@ -1,0 +1,54 @@
+"""Ctrl-C, or a scheduler's SIGTERM, ends a run with what is known; the second Ctrl-C, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_SAME_S = 0.5
+"""One Ctrl-C may arrive twice: from the terminal, and passed on by a wrapper such as timeout(1)."""
+
+_LEFT_AT_ONCE = 130
+_NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what runs there\n"
+
+
+class Interrupts:
+    """Holds both signals, where nobody else does, until `let_go`."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._before: dict[signal.Signals, Callable[..., object] | int | None] = {}
+
+    def hold(self) -> None:
+        """Take the signals that have Python's own handling; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            now = signal.getsignal(number)
+            if now in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = now
+                signal.signal(number, self._told)
+
+    def let_go(self) -> None:
+        """Give the signals back."""
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and now - self._first > _SAME_S:
+            # The agents' input ends with us: they leave by themselves, and need no farewell.
+            os.write(2, _NO_REPORT)
+            os._exit(_LEFT_AT_ONCE)
