@@ -18,6 +18,7 @@ from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.run import Settings
 from preflight.sitehooks import ask_nodes, ask_sections
 from preflight.stages.measured import LARGEST, Measured
+from preflight.transport.fanout import SETUP_AT_MOST
 
 if TYPE_CHECKING:
     import pytest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from preflight.run import FailFast
     from preflight.torchrun.crew import Crew
 
+MOST_AT_ONCE = 1024
 LONGEST_BUDGET_S = 7 * 86400
 
 
@@ -59,6 +61,7 @@ def read_options(config: pytest.Config) -> Chosen:
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
         sections=() if hasattr(config, "workerinput") else ask_sections(config),
+        at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
@@ -92,6 +95,9 @@ def _refuse_rivals(config: pytest.Config) -> None:
     need = config.getoption("preflight_need")
     if need is not None and need < 1:
         raise UsageError(f"--preflight-need {need}: give the number of nodes the job needs")
+    at_once = config.getoption("preflight_at_once")
+    if at_once is not None and not 1 <= at_once <= MOST_AT_ONCE:
+        raise UsageError(f"--preflight-at-once {at_once}: give a number, 1 to {MOST_AT_ONCE}")
     budget = config.getoption("preflight_budget")
     if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
         raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")

@@ -70,6 +70,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Wall time for the whole run (default by tier: 8, 60, 300, 3600)",
     )
     add(
+        "--preflight-at-once",
+        metavar="N",
+        type=int,
+        help="Nodes that are connected to at once (default: 64); all stay connected and work "
+        "together",
+    )
+    add(
         "--preflight-need",
         metavar="N",
         type=int,

@@ -22,6 +22,7 @@ from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
 from preflight.stages.probe import Reached, probe_fleet
 from preflight.stages.sweep import sweep_fleet
+from preflight.transport.fanout import SETUP_AT_MOST
 from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, Verdict, not_run, unknown
 
@@ -58,7 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Load nodes although somebody works on their GPUs."""
     sections: tuple[Carried, ...] = ()
     """The site's own sections of the probe."""
-    at_most: int = 64
+    at_most: int = SETUP_AT_MOST
     """Connections set up at once."""
 
     @property

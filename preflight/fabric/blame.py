@@ -63,18 +63,16 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 def blame(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Name who is to blame for the sweep's bad pairs; nobody if all are fine."""
-    return blames(compare(sweep, hosts), sweep.troubles, [host.name for host in hosts])
+    return blames(compare(sweep, hosts), sweep, [host.name for host in hosts])
 
 
-def blames(
-    seen: Sequence[Seen], troubles: Mapping[str, str], names: Sequence[str]
-) -> tuple[Blame, ...]:
+def blames(seen: Sequence[Seen], sweep: Sweep, names: Sequence[str]) -> tuple[Blame, ...]:
     """As above, from pairs already compared with their peers; `names` is the fleet in order."""
     bad = [one for one in seen if one.bad]
     place = {name: number for number, name in enumerate(names)}
-    culprits = [_in_order(culprit, place) for culprit in decode(seen, troubles)]
+    culprits = [_in_order(culprit, place) for culprit in decode(seen, sweep.troubles)]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
-    found = [_worded(culprit, bad, troubles, all_bad=all_bad) for culprit in culprits]
+    found = [_worded(culprit, bad, sweep, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}
     return (*_systemic(found, bad, len(nodes)), *found)
 
@@ -84,16 +82,18 @@ def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
     return replace(culprit, among=tuple(among))
 
 
-def _worded(
-    culprit: Culprit, bad: Sequence[Seen], troubles: Mapping[str, str], *, all_bad: bool
-) -> Blame:
+def _worded(culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, *, all_bad: bool) -> Blame:
+    troubles = sweep.troubles
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
+    mine = [one for one in mine if not _others(one, culprit, troubles)] or mine
     worst = _worst(mine)
     if culprit.kind == "node":
         name = culprit.among[0]
         sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
         if worst.suspect == name and not culprit.cleared_partners:
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} stood still"
+        if worst.state == "absent" and name in troubles:
+            sentence = f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine)}"
         certain = culprit.cleared_partners >= _TWO
         component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
     elif culprit.kind == "path":
@@ -109,9 +109,14 @@ def _worded(
         component=component,
         sentence=sentence,
         confidence=confidence,
-        advice=_advice(culprit, worst),
+        advice=sweep.advice.get(component) or _advice(culprit, worst),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
     )
+
+
+def _others(one: Seen, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
+    """Whether a pair is bad because of its other end, which fell silent."""
+    return any(name in troubles and name not in culprit.among for name in (one.a, one.b))
 
 
 def _advice(culprit: Culprit, worst: Seen) -> str:

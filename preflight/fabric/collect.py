@@ -126,8 +126,8 @@ class Collected:
     ) -> dict[str, End]:
         """A pair that was not finished says nothing of nodes that merely waited for others."""
         host = self._who.names[0]
-        finished = {end.state for end in ends.values()} == {"measured"}
-        if finished or not silence.culprits.keys().isdisjoint((a, b)):
+        good = {name: end for name, end in ends.items() if end.state == "measured"}
+        if len(good) == len((a, b)) or not silence.culprits.keys().isdisjoint((a, b)):
             return ends
         if unfinished:
             return {name: End(name, "not_run", error=unfinished) for name in (a, b)} | ends
@@ -136,7 +136,7 @@ class Collected:
             return ends
         lost = f"{host}, which hosted the sweep's store, was lost"
         error = waited[0] if waited and silence.culprits else lost if silence.culprits else NOBODY
-        return {name: End(node=name, state="not_run", error=error) for name in (a, b)}
+        return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
     def _fits(self, seen: PairSeen) -> bool:
         """Within the ladder: each size once, no more iterations than were asked for."""

@@ -73,7 +73,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     nodes = {
         name: len(others & cleared)
         for name, others in partners.items()
-        if name in silent or (name not in cleared and len(others) >= _TWO and others & cleared)
+        if name in silent or _condemned(name, others - set(silent), cleared)
     }
     culprits = [
         Culprit("node", (name,), tuple(pair for pair in bad if name in pair), count)
@@ -87,6 +87,11 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
             unexplained.remove((one.a, one.b))
     culprits += [Culprit("node", (name,), tuple(pairs)) for name, pairs in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
+
+
+def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:
+    """Whether a node is bad with every partner that did not fall silent, and one is cleared."""
+    return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
 
 
 def _graph(tested: Iterable[Tested]) -> tuple[set[Pairing], list[Pairing]]:

@@ -39,7 +39,7 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     """
     seen = compare(sweep, hosts)
     names = [host.name for host in hosts]
-    found = blames(seen, sweep.troubles, names)
+    found = blames(seen, sweep, names)
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)

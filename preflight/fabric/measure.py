@@ -70,8 +70,15 @@ def summarise(pair: PairSamples) -> Summary:
     states: list[PairState] = [end.state for end in ends]
     missing: list[PairState] = ["absent"] * (2 - len(ends))
     state = min(states + missing, key=_WORST_FIRST.index)
-    errors = [f"{end.node}: {end.error}" for end in ends if end.error]
-    return Summary(state, _sizes(pair.first, pair.second), "; ".join(errors))
+    return Summary(state, _sizes(pair.first, pair.second), _said(ends))
+
+
+def _said(ends: Sequence[End]) -> str:
+    """What the ends said went wrong, by whom; once, where both say the same."""
+    errors = {end.node: end.error for end in ends if end.error}
+    if len(errors) > 1 and len(set(errors.values())) == 1:
+        return next(iter(errors.values()))
+    return "; ".join(f"{node}: {error}" for node, error in errors.items())
 
 
 def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:

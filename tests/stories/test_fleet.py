@@ -64,6 +64,14 @@ def test_a_healthy_fleet_is_ready(judge: Callable[..., Told]) -> None:
     assert (told.folder / "ready.hosts").read_text() == "h1\nh2\nh3\nh4\n"
 
 
+def test_fewer_places_than_nodes(judge: Callable[..., Told]) -> None:
+    """Two may connect at once; all four sweep together, as nobody holds a place while he waits."""
+    told = judge("-m", "preflight_fabric", "--preflight-at-once=2")
+    assert told.exit == 0, told.out
+    assert "2 at a time" in told.out
+    assert [pair["state"] for pair in told.report["pairs"]] == ["measured"] * 6
+
+
 def test_a_missing_gpu(judge: Callable[..., Told], lab: Lab) -> None:
     """A GPU that fell off the bus is that node's finding, and nobody else's."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(3))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         (["--preflight-checks", ""], "see: preflight checks"),
         (["--preflight-tier", "quik"], "invalid choice: 'quik'"),
         (["--preflight-budget", "0"], "give seconds"),
+        (["--preflight-at-once", "0"], "give a number, 1 to 1024"),
         (["--preflight-need", "0"], "number of nodes the job needs"),
         (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),

@@ -23,6 +23,10 @@ def describe() -> dict[str, Any]:
     try:
         import torch
         import torch.distributed as dist
+
+        # What the launch needs too: seconds on a cold file system, which no rendezvous waits for.
+        import torch.distributed.elastic.rendezvous.dynamic_rendezvous
+        import torch.distributed.launcher.api
     except Exception as error:  # noqa: BLE001 - a half-installed torch raises all sorts of things
         return {"event": "no_torch", "error": f"{type(error).__name__}: {short(error)}"}
     if not (dist.is_available() and dist.is_gloo_available()):

@@ -11,9 +11,10 @@ import pytest
 from preflight.errors import WireError
 from preflight.fabric.collect import Collected
 from preflight.fabric.events import PairSeen, Ready, decode_event
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL, SweepPlan
 from preflight.fabric.roster import Roster, go_order, roster
-from preflight.fabric.samples import Ladder, Timing
+from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from tests.unit.fabric.synthetic import hosts
 
@@ -135,6 +136,47 @@ def test_a_rendezvous_that_fails_for_all_proves_nobody(who: Roster) -> None:
     assert collected.silence().culprits == {}
     assert all(p.first is not None and p.first.state == "not_run" for p in collected.pairs())
     assert "keys" not in str(collected.pairs())
+
+
+def test_a_sweep_that_ended_early_blames_nobody_for_what_is_missing(who: Roster) -> None:
+    """Time up or Ctrl-C: a pair with one account or none is not run; what came is kept."""
+    collected = Collected(who)
+    assert collected.take("h1", SEEN)
+    pairs = {(pair.a, pair.b): pair for pair in collected.pairs("time was up")}
+    assert collected.silence().culprits == {}
+    half, none = pairs["h1", "h4"], pairs["h2", "h3"]
+    assert half.first is not None
+    assert half.first.timings == SEEN.timings
+    assert {end and end.state for end in (half.second, none.first, none.second)} == {"not_run"}
+    sweep = Sweep((), who.rounds, tuple(pairs.values()), unfinished="time was up")
+    seen = judge_sweep(sweep, hosts(4))
+    assert seen.blames == ()
+    assert {(pair.state, pair.error, pair.waited) for pair in seen.pairs.values()} == {
+        ("not_run", "time was up", True)
+    }
+
+
+def test_a_node_whose_line_was_lost_keeps_its_measurements_and_its_partners_their_name(
+    who: Roster,
+) -> None:
+    """h3 and h4 go after the first round: h1 and h2 have bad pairs with both; no blame."""
+    collected = Collected(who)
+    for number, (a, b) in ((0, ("h1", "h4")), (0, ("h2", "h3")), (2, ("h1", "h2"))):
+        for name in (a, b):
+            assert collected.take(name, msgspec.structs.replace(SEEN, round=number, a=a, b=b))
+    for name in ("h3", "h4"):
+        collected.lose(name, "the connection to it was lost", f"look at {name}'s network")
+    collected.done.update(("h1", "h2"))
+    silence = collected.silence()
+    sweep = Sweep(
+        who.ladder, who.rounds, collected.pairs(), troubles=silence.culprits,
+        advice=collected.advice,
+    )  # fmt: skip
+    judged = judge_sweep(sweep, hosts(4))
+    assert [one.component for one in judged.blames] == ["h3", "h4"]
+    assert judged.blames[0].sentence.startswith("it fell out of the sweep: the connection to it")
+    assert judged.blames[0].advice == "look at h3's network"
+    assert {judged.pairs[pair].state for pair in who.rounds[0]} == {"measured"}
 
 
 def test_nccl_is_used_where_gpus_are_and_the_odd_one_is_left_out() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from preflight.fabric import launch
 from preflight.fabric.blame import blame
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
 from preflight.transport import leased
 from tests.unit.fabric.nodes import (
@@ -129,6 +130,19 @@ def test_a_node_that_falls_silent_is_lost_and_named(
     assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
     assert found.troubles == {"h4": "the connection to it was lost: it said nothing for 3 s"}
     assert [one.component for one in blame(found, hosts)] == ["h4"]
+
+
+def test_a_spent_budget_is_no_failure() -> None:
+    """The time is up in the middle: what was not measured is not run, and nobody is blamed."""
+    hosts = fleet(4)
+    found = sweep(plan(hosts, long_s=2.0), hosts, Starter({}), nonce="short", deadline_s=6.0)
+    assert "time was up" in found.unfinished
+    judged = judge_sweep(found, hosts)
+    assert (found.troubles, found.waited, judged.blames) == ({}, {}, ())
+    assert {pair.state for pair in judged.pairs.values()} <= {"measured", "not_run"}
+    waiting = [pair for pair in judged.pairs.values() if pair.state == "not_run"]
+    assert waiting
+    assert all(pair.waited and pair.error == found.unfinished for pair in waiting)
 
 
 def test_losing_the_store_keeps_what_was_measured_and_blames_its_host(

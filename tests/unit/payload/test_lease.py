@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,12 +55,20 @@ def test_each_source_that_was_there_once_must_stay() -> None:
     assert lease.attend(lines, kept, lambda _: None) == "store"
 
 
-def test_what_has_arrived_counts_before_the_lapse() -> None:
-    """A process that was stopped for long finds renewals waiting for it, and goes on."""
-    kept = lease.Lease(0.05)
-    time.sleep(0.1)
-    waiting = [{"renew": 1}, None]
-    assert lease.attend(lambda _: waiting.pop(0), kept, lambda _: None) == lease.CLOSED
+def test_who_was_held_up_may_read_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped for longer than the lease: it is spared once, until it has heard or has not."""
+    now = [100.0]
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    kept = lease.Lease(15.0)
+    assert kept.lapsed() == ""
+    now[0] += 60.0
+    assert kept.lapsed() == ""
+    for _ in range(16):
+        now[0] += 0.5
+        ended = kept.lapsed()
+    assert ended == lease.LINE
+    kept.renew(lease.LINE)
+    assert kept.lapsed() == ""
 
 
 @pytest.mark.parametrize("seconds", [None, 1e9])
