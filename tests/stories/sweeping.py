@@ -39,7 +39,18 @@ class Sweeping:
         words = [f"--preflight-inventory={lab.inventory()}", f"--preflight-report={self._report}",
                  "--preflight-fail-fast=never", "-m", "preflight_fabric"]  # fmt: skip
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight", *words],
+            # A shell's background jobs are born deaf to Ctrl-C; who runs these tests may be one.
+            [
+                "env",
+                "--default-signal=INT",
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "--preflight",
+                *words,
+            ],
             cwd=folder,
             env=clean_environment(),
             stdin=subprocess.DEVNULL,
