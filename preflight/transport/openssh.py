@@ -141,7 +141,7 @@ class OpenSSHConnection:
         self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
     ) -> OpenSSHRemote:
         """Start it through the user's shell, every word quoted; ReachError if the node is lost."""
-        if not self._master.alive:
+        if not self._master.serves:
             raise ReachError(
                 "answer",
                 "the node runs no command for this login: line lost",
@@ -158,12 +158,11 @@ class OpenSSHConnection:
                 f"cannot start ssh here: {error.strerror}",
                 "free memory or processes here",
             ) from error
-        connected = self._connected
-        return OpenSSHRemote(process, timeout_s, limit, mark=mark, connected=connected)
+        return OpenSSHRemote(process, timeout_s, limit, mark=mark, connected=self._connected)
 
     def close(self) -> None:
         """Hang up; commands that still run lose their channels."""
         self._master.ask_to_end()
 
     def _connected(self) -> bool:
-        return self._master.alive
+        return self._master.serves

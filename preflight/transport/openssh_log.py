@@ -27,6 +27,8 @@ _BANNER: Final = re.compile(
     r"^debug1: kex_exchange_identification: banner line 0: (.*)$", re.MULTILINE
 )
 _OFFERED: Final = re.compile(r"^debug1: Offering public key: (.+?) \S+ SHA256:", re.MULTILINE)
+_ACCEPTED: Final = re.compile(r"^debug1: Server accepts key: (.+?) \S+ SHA256:", re.MULTILINE)
+_CANNOT_SIGN: Final = "the node accepts it, but it needs a passphrase, a touch or its agent"
 _UNUSABLE: Final = re.compile(r'^(?:no such identity: |Load key ")(.+?)"?: (.+)$', re.MULTILINE)
 _CONTINUE: Final = re.compile(r"^debug1: Authentications that can continue: (\S+)$", re.MULTILINE)
 _KEY_ACCEPTED: Final = re.compile(r"^debug1: Host .* is known and matches", re.MULTILINE)
@@ -92,15 +94,24 @@ def _after_greeting(
     if "with partial success" in said:
         yield sshwords.login_wants_more(route, _CONTINUE.findall(said)[-1:])
     if "Permission denied" in said or "Too many authentication failures" in said:
-        tried = [legible(name, 80) for name in dict.fromkeys(_OFFERED.findall(said))]
-        without = [f"{legible(m[0], 80)} ({legible(m[1], 80)})" for m in _UNUSABLE.findall(said)]
-        yield sshwords.login_refused(route, tried, without)
+        yield sshwords.login_refused(route, *_keys(said))
     if timed_out:
         yield sshwords.login_slow(route)
     yield ReachError(
         "login",
         f"{route.whom} is turned away before the login ends: {_last_news(said)}",
         "look at sshd's log on the node (PAM, nologin, a full disk)",
+    )
+
+
+def _keys(said: str) -> tuple[list[str], list[str]]:
+    """Which keys the node refused, and which ones never came that far, with the reason."""
+    accepted = dict.fromkeys(_ACCEPTED.findall(said))
+    tried = [key for key in dict.fromkeys(_OFFERED.findall(said)) if key not in accepted]
+    unusable = dict(_UNUSABLE.findall(said)) | dict.fromkeys(accepted, _CANNOT_SIGN)
+    return (
+        [legible(key, 80) for key in tried],
+        [f"{legible(key, 80)} ({legible(why, 80)})" for key, why in unusable.items()],
     )
 
 

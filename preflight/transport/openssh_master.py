@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -25,8 +26,8 @@ REAP_S: Final = 1.0
 class Master:
     """An ssh that has logged in, or is about to."""
 
-    def __init__(self, argv: Sequence[str], socket: Path) -> None:
-        self.socket = socket
+    def __init__(self, argv: Sequence[str], path: Path) -> None:
+        self.socket = path
         self.log = b""
         """What it said until it had logged in (`ssh -v`)."""
         self._process = subprocess.Popen(
@@ -43,6 +44,19 @@ class Master:
     def alive(self) -> bool:
         """Whether the process runs: it ends with the connection."""
         return self._process.poll() is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it still takes commands: one that is dying has closed its socket first."""
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(TICK_S)
+            try:
+                door.connect(str(self.socket))
+            except TimeoutError:
+                return self.alive  # too many wait at its door
+            except OSError:
+                return False
+        return self.alive
 
     @property
     def stderr(self) -> FileIO:

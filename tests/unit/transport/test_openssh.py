@@ -74,6 +74,19 @@ def test_a_forced_command_keeps_its_status(openssh: Transport, sshd: Sshd) -> No
     assert (answer.status, answer.stdout) == (7, b"no\n")
 
 
+def test_a_key_that_only_a_person_can_use_is_not_called_refused(
+    openssh: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the node would take a key that has a passphrase, authorized_keys is not at fault."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(sshd.identity)]
+    subprocess.run(lock, check=True, capture_output=True)
+    with pytest.raises(ReachError, match="the node accepts it, but it needs") as caught:
+        openssh.connect(sshd.host(), PATIENCE_S)
+    assert caught.value.step == "login"
+    assert "ssh-agent" in caught.value.advice
+
+
 def test_hashed_known_hosts_are_known(sshd: Sshd) -> None:
     """`ssh-keygen -H` hides names; both ways still recognise the host."""
     hashing = ["ssh-keygen", "-q", "-H", "-f", str(sshd.known_hosts)]
