@@ -16,7 +16,7 @@ _THEIRS = "under torchrun every rank is a pytest, and rank 0 alone judges"
 _PYTEST = {
     "numprocesses": ("-n", "leave it out: the ranks are the workers here"),
     "tx": ("--tx", "leave it out: the ranks are the workers here"),
-    "maxfail": ("-x and --maxfail", "use --preflight-fail-fast=stage|first|never"),
+    "maxfail": ("-x (--maxfail)", "use --preflight-fail-fast=stage|first|never"),
     "lf": ("--lf", "choose checks with --preflight-checks or -k"),
     "failedfirst": ("--ff", "choose checks with --preflight-checks or -k"),
     "stepwise": ("--sw", "choose checks with --preflight-checks or -k"),

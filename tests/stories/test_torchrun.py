@@ -88,7 +88,7 @@ def test_what_does_not_go_together(job: Agents) -> None:
     alone = ["--standalone", "--nproc-per-node=2"]
     agent = job.start(alone, "-x").wait()
     assert agent.exit == 1  # of torchrun; the ranks' own is in its report
-    assert agent.err.count("ERROR: -x and --maxfail does not go with torchrun") == 1
+    assert agent.err.count("ERROR: -x (--maxfail) does not go with torchrun") == 1
     assert re.search(r"exitcode\s+: 4 ", agent.err)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NONCE = "0123456789abcdef"
 
-_FOLLOW = """
+FOLLOW = """
 import json, os, sys
 from preflight.torchrun.follower import follow
 from preflight.torchrun.place import Place
@@ -75,9 +75,14 @@ class Job:
 
     def follower(self, rank: int) -> subprocess.Popen[bytes]:
         """Start one as torchrun would."""
-        argv = [sys.executable, "-c", _FOLLOW, msgspec.json.encode(self.place(rank)).decode()]
+        argv = self.follower_argv(self.place(rank))
         self.followers[rank] = subprocess.Popen(argv, stderr=subprocess.PIPE)
         return self.followers[rank]
+
+    @staticmethod
+    def follower_argv(where: Place) -> list[str]:
+        """The command of a follower."""
+        return [sys.executable, "-c", FOLLOW, msgspec.json.encode(where).decode()]
 
     def gather(self) -> TorchrunTransport:
         """Be rank 0: say hello, wait for the others, watch over them."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import pytest
 
 from preflight.transport.bundle import start_payload
 from preflight.transport.protocol import ReachError
-from tests.unit.torchrun.conftest import NONCE
+from tests.unit.torchrun.conftest import FOLLOW, NONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +21,25 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
     from tests.unit.torchrun.conftest import Job
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
+
+_SERVE = """
+import datetime
+import time
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+hello = '{"nonce": "0123456789abcdef", "version": "1"}'
+dist.PrefixStore("preflight/test/0", store).set("hello", hello)
+print(store.port, flush=True)
+store.wait(["preflight/test/0/present/1"], datetime.timedelta(seconds=60))
+print("it is there", flush=True)
+time.sleep(600)
+"""
+
+_NO_CUDA = """
+import torch
+os._exit(99 if torch.cuda.is_initialized() else code)
+"""
 
 
 def host(job: Job, group: int) -> Host:
@@ -70,3 +90,67 @@ def test_a_rank_that_is_told_to_end_says_so(job: Callable[..., Job]) -> None:
     with pytest.raises(ReachError, match=r"rank 1 \(\S+, local rank 0\) was ended by its own tor"):
         ways.connect(host(ours, 1), DEADLINE_S)
     assert follower.wait(DEADLINE_S) == 2
+
+
+def test_a_rank_that_never_speaks_is_named_and_the_others_go_on(job: Callable[..., Job]) -> None:
+    """One stopped before its first word, one that was never heard of: both named, one node left."""
+    ours = job(world=3)
+    ours.follower(1)
+    stopped = ours.follower(2)
+    stopped.send_signal(signal.SIGSTOP)
+    ways = ours.gather()
+    assert all("rank 2 (node of group rank 2, local rank 0)" in line for line in ours.said)
+    with pytest.raises(ReachError, match=r"rank 2 \(node of group rank 2, .*started and fell sil"):
+        ways.connect(host(ours, 2), DEADLINE_S)
+    assert probe(ours, ways.connect(host(ours, 1), DEADLINE_S), 1)["nonce"] == NONCE
+
+
+def test_a_rank_that_stops_beside_a_sound_one_costs_its_node_the_sweep_only(
+    job: Callable[..., Job],
+) -> None:
+    """Its sibling answers the probe; the connection tells the shortfall by rank, host and pid."""
+    ours = job(world=2, per_node=2)
+    stopped = ours.follower(1)
+    ways = ours.gather()
+    stopped.send_signal(signal.SIGSTOP)
+    connection = ways.connect(host(ours, 0), 1.0)
+    assert connection.shortfall is not None
+    assert "local rank 1) started and fell silent" in connection.shortfall.sentence
+    assert f"pid {stopped.pid}" in connection.shortfall.advice
+    assert probe(ours, connection, 0)["nonce"] == NONCE
+    stopped.send_signal(signal.SIGCONT)
+
+
+def test_followers_end_with_the_store(job: Callable[..., Job], store: object) -> None:
+    """When rank 0's torchrun dies the ranks of other nodes leave with 3, and say why in a line."""
+    del store
+    ours = job(world=2)
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    argv = ours.follower_argv(msgspec.structs.replace(ours.place(1), port=port))
+    follower = subprocess.Popen(argv, stderr=subprocess.PIPE)
+    try:
+        assert server.stdout.readline() == b"it is there\n"
+        server.kill()
+        server.wait()
+        assert follower.wait(DEADLINE_S) == 3
+        assert follower.stderr is not None
+        assert b"preflight: rank 1 leaves: " in follower.stderr.read()
+    finally:
+        follower.kill()
+        follower.communicate()
+        server.stdout.close()
+
+
+def test_cuda_stays_untouched(job: Callable[..., Job]) -> None:
+    """The process that meets the others in the store has no CUDA context."""
+    code = FOLLOW.replace("os._exit(", "code = (") + _NO_CUDA
+    ours = job(world=2)
+    argv = [sys.executable, "-c", code, msgspec.json.encode(ours.place(1)).decode()]
+    ours.followers[1] = follower = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    ours.gather()
+    ours.hub.finish(7)
+    assert follower.wait(DEADLINE_S) == 7

@@ -1,0 +1,268 @@
+"""The parts of the torchrun way that need no other process: notes, names, refusals, seats."""
+
+from __future__ import annotations
+
+import queue
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.errors import UsageError, WireError
+from preflight.fabric.events import Alive, Done, Event, PairSeen, Ready, Store, Trouble
+from preflight.fabric.events import decode_event as decode
+from preflight.fabric.seats import Seats
+from preflight.torchrun.crew import Crew, missing
+from preflight.torchrun.notes import (
+    CHUNK,
+    Decoder,
+    Ended,
+    Feed,
+    FromRank,
+    Here,
+    Leaving,
+    Present,
+    Said,
+    ToRank,
+)
+from preflight.torchrun.place import read_place, started_by_torchrun
+from preflight.torchrun.refusals import refuse
+from preflight.transport.protocol import ReachError
+from tests.unit.torchrun.conftest import NONCE, place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preflight.torchrun.notes import Reply
+
+ENVIRON = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "2",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "j",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+_IDS = st.integers(0, 2**31)
+_DATA = st.binary(max_size=300)
+_REPLIES = (
+    st.builds(Said, _IDS, _DATA, _DATA)
+    | st.builds(Ended, _IDS, st.none() | st.integers(-64, 255))
+    | st.builds(Here, _IDS)
+    | st.builds(Leaving, st.text(max_size=100))
+)
+
+
+@given(_REPLIES, _IDS)
+def test_a_note_comes_out_as_it_went_in(reply: Reply, number: int) -> None:
+    """Whatever bytes a payload writes travel whole, bound to rank, number and run."""
+    words = FromRank(NONCE, 3, number, reply)
+    assert Decoder(NONCE).reply(msgspec.json.encode(words)) == words
+
+
+@given(st.binary(max_size=200))
+def test_a_strange_note_is_a_sentence(note: bytes) -> None:
+    """Nothing that lies in the store can raise anything but WireError."""
+    for read in (Decoder(NONCE).reply, Decoder(NONCE).order, Decoder(NONCE).present):
+        with pytest.raises(WireError):
+            read(note)
+
+
+def test_notes_of_another_run_or_without_bounds_are_refused() -> None:
+    """A replayed note, and one with more bytes than a chunk, are none of this run."""
+    with pytest.raises(WireError, match="another run"):
+        Decoder(NONCE).order(msgspec.json.encode(ToRank("other", Feed(1))))
+    with pytest.raises(WireError):
+        Decoder(NONCE).order(msgspec.json.encode(ToRank(NONCE, Feed(1, b"x" * (CHUNK + 1)))))
+
+
+def test_a_rank_knows_its_place() -> None:
+    """Torchrun's variables make a rank; stray ones of another launcher do not."""
+    here = read_place(ENVIRON)
+    assert (here.rank, here.seat, here.group, here.prefix) == (5, 1, 2, "preflight/j/0")
+    assert started_by_torchrun(ENVIRON)
+    assert not started_by_torchrun({"RANK": "0", "WORLD_SIZE": "1"})
+    for wrong in ({"RANK": "x"}, {"RANK": "8"}, {"LOCAL_WORLD_SIZE": "0"}):
+        with pytest.raises(UsageError):
+            read_place({**ENVIRON, **wrong})
+
+
+def present(rank: int, hostname: str, **changes: object) -> Present:
+    """A rank of two per node, as it announces itself."""
+    said: dict[str, object] = {
+        "nonce": NONCE,
+        "version": "1",
+        "rank": rank,
+        "local_rank": rank % 2,
+        "group": rank // 2,
+        "per_node": 2,
+        "hostname": hostname,
+        "address": f"10.0.0.{rank // 2}",
+        "pid": 100 + rank,
+        "python": "/job/python",
+        "environ": {"CUDA_VISIBLE_DEVICES": str(rank % 2), "MASTER_PORT": "29500"},
+    }
+    return msgspec.convert({**said, **changes}, Present)
+
+
+def crew(*ranks: Present, world: int = 4) -> Crew:
+    """The ranks of a job of which these were heard."""
+    whole = place(0, 29500, world=world, per_node=2)
+    return Crew.of(whole, {one.rank: one for one in ranks})
+
+
+def test_who_was_never_heard_of_is_named_by_its_siblings() -> None:
+    """The host is known from another rank of the node; else the group's number has to do."""
+    some = crew(present(0, "h1"), present(1, "h1"), present(2, "h2.site"))
+    assert missing(some) == "rank 3 (h2.site, local rank 1)"
+    none = crew(present(0, "h1"), present(1, "h1"))
+    assert "rank 2 (node of group rank 1, local rank 0)" in missing(none)
+    assert [node.label for node in none.ranked().nodes] == ["h1", "group-1"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "labels"),
+    [
+        (("a.x", "b.x"), ["a", "b"]),
+        (("a.x", "a.y"), ["a.x", "a.y"]),
+        (("a", "a"), ["a-0", "a-1"]),
+        (("a", "-rm -rf"), ["a", "group-1"]),
+    ],
+)
+def test_nodes_have_names_of_their_own(hosts: tuple[str, str], labels: list[str]) -> None:
+    """Short where that is enough, numbered where two agents share a host, never an option."""
+    ranks = [present(rank, hosts[rank // 2]) for rank in range(4)]
+    assert [node.label for node in crew(*ranks).ranked().nodes] == labels
+
+
+def test_the_devices_of_a_node_are_those_of_all_its_ranks() -> None:
+    """Where each rank is given a GPU of its own, the node has them all."""
+    ranked = crew(*(present(rank, f"h{rank // 2}") for rank in range(4))).ranked()
+    environ = ranked.environs(ranked.hosts(None))
+    assert environ["h1"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert environ[""] == {"MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-n2"],
+        ["-x"],
+        ["--maxfail=3"],
+        ["--lf"],
+        ["--ff"],
+        ["--sw"],
+        ["--preflight-nodes=a"],
+        ["--preflight-transport=local"],
+        ["--preflight-python=x"],
+        ["--preflight-env-file=x"],
+        ["--preflight-launch=x"],
+        ["--preflight-replay=x"],
+    ],
+)
+def test_what_torchrun_decides_is_not_for_options(
+    pytester: pytest.Pytester, options: list[str]
+) -> None:
+    """Each option that cannot be meant is refused with a sentence that names it."""
+    config = pytester.parseconfig("--preflight", *options)
+    with pytest.raises(UsageError, match=options[0][:2]) as refused:
+        refuse(config, read_place(ENVIRON))
+    assert "torchrun" in str(refused.value)
+
+
+def test_what_goes_together_and_what_needs_a_store(pytester: pytest.Pytester) -> None:
+    """An inventory is welcome; a torchrun that hosts no store is told what to unset."""
+    config = pytester.parseconfig("--preflight", "--preflight-inventory=x", "-n0")
+    refuse(config, read_place(ENVIRON))
+    without = {**ENVIRON, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    with pytest.raises(UsageError, match="unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        refuse(config, read_place(without))
+
+
+class Scripted:
+    """A rank's conversation that a test writes."""
+
+    def __init__(self) -> None:
+        self.says: queue.SimpleQueue[Event | ReachError] = queue.SimpleQueue()
+        self.told: list[Mapping[str, object]] = []
+        self.closed = False
+
+    def hear(self, within_s: float) -> bytes | None:
+        """What the test lets it say next."""
+        try:
+            said = self.says.get(timeout=min(within_s, 0.05))
+        except queue.Empty:
+            return None
+        if isinstance(said, ReachError):
+            raise said
+        return msgspec.json.encode(said)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Keep it."""
+        if "renew" not in message:
+            self.told.append(message)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+def heard(seats: Seats) -> Event:
+    """The node's next event."""
+    document = seats.hear(10)
+    assert document is not None
+    return decode(document)
+
+
+def test_the_ranks_of_a_node_speak_as_one() -> None:
+    """Ready with all; the store from the first; the order to the others then; done with all."""
+    first, second = Scripted(), Scripted()
+    seats = Seats([first, second])
+    first.says.put(Ready("2.9", cuda=True, gpus=1))
+    assert seats.hear(0.2) is None
+    second.says.put(Ready("2.9", cuda=True, gpus=1))
+    assert heard(seats) == Ready("2.9", cuda=True, gpus=2, rails=2)
+    seats.send({"go": {"store": None, "address": "h1"}})
+    assert second.told == []
+    first.says.put(Store(4711))
+    assert heard(seats) == Store(4711)
+    assert second.told == [{"go": {"store": ["h1", 4711], "address": "h1"}}]
+    second.says.put(Alive())
+    seen = PairSeen(0, 1, "a", "b", "gloo", "measured", "", 0.0, 0.0, ())
+    second.says.put(seen)
+    assert heard(seats) == seen
+    first.says.put(Done())
+    second.says.put(Done())
+    assert heard(seats) == Done()
+    seats.send({"finish": True})
+    assert {"finish": True} in first.told
+    assert {"finish": True} in second.told
+    seats.close()
+    assert first.closed
+    assert second.closed
+
+
+def test_a_rank_that_breaks_off_costs_its_own_rail() -> None:
+    """Before the start the node cannot begin; after it the other rails are measured."""
+    early = [Scripted(), Scripted()]
+    seats = Seats(early)
+    early[1].says.put(ReachError("answer", "rank 1 (h1, local rank 1) fell silent", "look"))
+    with pytest.raises(ReachError, match="local rank 1"):
+        seats.hear(10)
+    late = [Scripted(), Scripted()]
+    seats = Seats(late)
+    for each in late:
+        each.says.put(Ready("2.9", cuda=False, gpus=0))
+    heard(seats)
+    late[0].says.put(ReachError("answer", "it was killed by a signal", "look"))
+    assert heard(seats) == Trouble("local rank 0: it was killed by a signal")
+    late[1].says.put(Alive())
+    assert heard(seats) == Alive()
+    late[1].says.put(Done())
+    assert heard(seats) == Done()
