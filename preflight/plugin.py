@@ -91,7 +91,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--preflight-transport",
         metavar="NAME",
-        help="How to reach the nodes, whatever the inventory says: ssh, paramiko, openssh, local",
+        help="How to reach the nodes, whatever the inventory says: ssh, paramiko, openssh, local, "
+        "or srun (default inside a Slurm allocation)",
     )
     add(
         "--preflight-python",

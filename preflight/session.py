@@ -18,6 +18,7 @@ from preflight.ranks import leading
 from preflight.registry import Registry, declares_check, load_file
 from preflight.report.header import header
 from preflight.report.reach import reach_words
+from preflight.report.slurm import slurm_job
 from preflight.report.terminal import finding_line
 from preflight.report.text import wrapped
 from preflight.run import Run
@@ -213,7 +214,7 @@ class Session:
         per_node = sum(len(names) == 1 for _, names in keys) // nodes
         lines = header(
             self.run.fleet,
-            reach_words(self.run.fleet.hosts, self._ways()),
+            reach_words(self.run.fleet.hosts, self._ways(), slurm_job(self.run.fleet)),
             version=__version__,
             tier=self.run.settings.tier,
             fail_fast=self.run.settings.fail_fast,

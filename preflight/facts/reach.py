@@ -33,6 +33,8 @@ def judge_step(step: Step, reach: Reach) -> Verdict:
         # Its facts are whole and may tell why, so that they are judged all the same.
         short = reach.shortfall
         return fail(short.sentence, advice=short.advice, cause="ranks", blocks=False)
+    if reach.transport == "srun" and step in _SSH_STEPS - {"route"}:
+        return not_run("srun: Slurm starts us, no login needed")
     if reach.failed is None or STEPS.index(step) < STEPS.index(reach.failed):
         return ok(_WORDS[step], transport=reach.transport)
     if step == reach.failed:

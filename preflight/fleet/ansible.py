@@ -59,6 +59,11 @@ class AnsibleInventory:
             **{key: said for key in WAYS_IN if (said := getattr(own, key)) is not None},
         )
 
+    def names_way(self, name: str) -> bool:
+        """Whether the inventory itself says by which transport a host is reached."""
+        variables = self._listing.variables.get(name, {})
+        return {"ansible_connection", "preflight_transport"} & variables.keys() != set()
+
     def beside(self, file: str) -> str:
         """Read a relative path as beside the inventory, and `~` as home."""
         return str(self._folder / Path(file).expanduser())

@@ -38,6 +38,9 @@ class AnyInventory(Protocol):
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """The nodes of each group, for `@inventory:NAME`."""
 
+    def names_way(self, name: str) -> bool:
+        """Whether it says itself by which transport a node is reached."""
+
     def host(self, name: str) -> Host:
         """Join what is said of one node."""
 

@@ -120,12 +120,8 @@ class Inventory:
     def host(self, name: str) -> Host:
         """Join what the file says of one node; a node it does not know gets the defaults."""
         group = self._group_of.get(name, "")
-        layers: list[_Settings] = [self._content.defaults]
-        if group:
-            layers.append(self._content.group[group])
         own = self._content.node.get(name)
-        if own is not None:
-            layers.append(own)
+        layers = self._layers_of(name)
 
         def said(key: str) -> Any:
             values = [getattr(layer, key) for layer in layers]
@@ -142,6 +138,18 @@ class Inventory:
             promised=Promise(**promised, origin=f"{self.path} {where}" if known else ""),
             **{key: value for key in WAYS_IN if (value := self._way(key, said(key))) is not None},
         )
+
+    def names_way(self, name: str) -> bool:
+        """Whether the file itself says by which transport a node is reached."""
+        return any(layer.transport is not None for layer in self._layers_of(name))
+
+    def _layers_of(self, name: str) -> list[_Settings]:
+        """All that is said of a node, the nearest last."""
+        group, own = self._group_of.get(name, ""), self._content.node.get(name)
+        layers: list[_Settings] = [self._content.defaults]
+        if group:
+            layers.append(self._content.group[group])
+        return layers if own is None else [*layers, own]
 
     def _way(self, key: str, value: Any) -> Any:
         return self.beside(value) if value and key in FILES else value

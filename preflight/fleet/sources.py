@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.errors import UsageError
+from preflight.fleet.allocation import by_slurm
 from preflight.fleet.any_inventory import open_inventory
 from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import (
@@ -74,6 +75,8 @@ def resolve(wish: Wish) -> Fleet:
     brought = wish.found.hosts if wish.found and wish.found.origin == origin else {}
     chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=is_here)
     hosts = tuple(_with_choices(host, wish) for host in chosen)
+    if not brought:
+        hosts = by_slurm(hosts, inventory, wish)
     table = inventory.job if inventory else JobTable()
     launch_line = wish.launch if wish.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None

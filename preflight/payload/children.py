@@ -18,7 +18,7 @@ def end(pid: int) -> None:
 
 def end_all() -> None:
     """Kill every descendant of this process, without waiting for any of them."""
-    for pid in _children(os.getpid()):
+    for pid in of(os.getpid()):
         end(pid)
 
 
@@ -27,12 +27,13 @@ def below(pid: int) -> list[int]:
     found: list[int] = []
     rising = [pid]
     while rising:
-        rising = [child for parent in rising for child in _children(parent)]
+        rising = [child for parent in rising for child in of(parent)]
         found += rising
     return found
 
 
-def _children(pid: int) -> list[int]:
+def of(pid: int) -> list[int]:
+    """Return the pids of a process's children."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fleet.nodeset import fold
+from preflight.report.slurm import too_many_logins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ def header(
         f"preflight {version}",
         f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
         f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
+        *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",

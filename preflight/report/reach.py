@@ -17,8 +17,10 @@ _OTHERS: Final = {"local": "local processes", "torchrun": "torchrun (the job's o
 _MOST_PARTS: Final = 4
 
 
-def reach_words(hosts: Sequence[Host], known: Mapping[str, Way]) -> str:
+def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str = "") -> str:
     """Say how the nodes are reached; `known`: the ways found out so far, by node name."""
+    job = f"Slurm job {slurm_job}, one step" if slurm_job else "one Slurm step"
+    said = {**_OTHERS, "srun": f"srun ({job})"}
     others: dict[str, list[str]] = {}
     by_ssh: dict[tuple[str, str], list[str]] = {}
     for host in hosts:
@@ -31,7 +33,7 @@ def reach_words(hosts: Sequence[Host], known: Mapping[str, Way]) -> str:
     parts = [f"ssh ({_ssh(by_ssh)}, known hosts only)"] if by_ssh else []
     mixed = len(others) + len(by_ssh) > 1
     for name, names in others.items():
-        words = _OTHERS.get(name, name)
+        words = said.get(name, name)
         parts.append(f"{words} x{len(names)}" if mixed else words)
     return ", ".join(parts)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Transport
     from preflight.transport.sshask import Asked
 
-TRANSPORTS = ("ssh", "paramiko", "openssh", "local")
+TRANSPORTS = ("ssh", "paramiko", "openssh", "srun", "local")
 """Every way there is, as inventories name them; for "ssh" see `Ways`."""
 
 
@@ -23,7 +23,6 @@ def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = N
 
     `hosts`: all the nodes that it will serve, for a way that is opened to all of them at once.
     """
-    del hosts  # so far every way is opened to one node at a time
     if name == "local":
         from preflight.transport.local import LocalTransport
 
@@ -36,6 +35,10 @@ def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = N
         from preflight.transport.openssh import OpenSSHTransport
 
         return OpenSSHTransport(asked)
+    if name == "srun":
+        from preflight.transport.srun import SrunTransport
+
+        return SrunTransport(hosts)
     near = get_close_matches(name, TRANSPORTS, n=1)
     meant = f'did you mean "{near[0]}"?' if near else f"write one of: {', '.join(TRANSPORTS)}"
     raise UsageError(f"unknown transport {name[:40]!a}: {meant}")

@@ -30,6 +30,9 @@ PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 CARRIED = {"probe": ("pynvml",)}
 """Modules that travel along, by entry: a node need not have them installed."""
 
+PARTS = {"relay": ("start.py", "wire.py", "children.py", "relay/")}
+"""All that an entry needs, for one whose zip goes to every node through one pipe."""
+
 _LOADER = f"""
 preflight_version = "{__version__}"
 import sys
@@ -114,16 +117,19 @@ def boot(python: Sequence[str], entry: str, size: int) -> list[str]:
 def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
     """The zip for an entry, made once per process."""
     with _packing:
-        return _bundle(CARRIED.get(entry, ()), payload, beside)
+        return _bundle(CARRIED.get(entry, ()), payload, beside, PARTS.get(entry))
 
 
 @lru_cache(maxsize=8)
-def _bundle(carried: tuple[str, ...], payload: Path, beside: Beside) -> bytes:
+def _bundle(
+    carried: tuple[str, ...], payload: Path, beside: Beside, parts: tuple[str, ...] | None
+) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, path in (*_sources(payload), *map(_installed, carried)):
-            _add(archive, name, path.read_bytes())
-            _add(archive, name + "c", _compiled(name, path))
+            if parts is None or name.startswith(parts):
+                _add(archive, name, path.read_bytes())
+                _add(archive, name + "c", _compiled(name, path))
         for module, source in beside:
             _add(archive, f"{module}.py", source)
     return packed.getvalue()

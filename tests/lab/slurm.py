@@ -180,6 +180,7 @@ class Slurm:
         process = self._slurmds.pop(name)
         for pid in _children(process.pid):
             os.kill(pid, signal.SIGKILL)
+        process.send_signal(signal.SIGCONT)  # it stopped itself when a test froze its host
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

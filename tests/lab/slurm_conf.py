@@ -36,6 +36,7 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 PrologFlags=Alloc
 KillWait=2
+SrunPortRange=30000-30999
 """
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 

@@ -10,6 +10,8 @@ import pytest
 
 from preflight.fleet.model import Host
 from preflight.transport import transport_for
+from preflight.transport.srun import SrunTransport
+from tests.unit.transport.launcher import StandIn
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 
 if TYPE_CHECKING:
@@ -45,11 +47,11 @@ def openssh() -> Iterator[Transport]:
     transport.close()
 
 
-@pytest.fixture(params=["local", "paramiko", "openssh"])
+@pytest.fixture(params=["local", "paramiko", "openssh", "srun"])
 def node(request: pytest.FixtureRequest) -> Host:
     """Describe a node that can be reached, once for each transport."""
-    if request.param == "local":
-        return Host(name="here", address="localhost", transport="local")
+    if request.param in ("local", "srun"):
+        return Host(name="here", address="localhost", transport=request.param)
     server: Sshd = request.getfixturevalue("sshd")
     return server.host(transport=request.param)
 
@@ -57,7 +59,8 @@ def node(request: pytest.FixtureRequest) -> Host:
 @pytest.fixture
 def connection(node: Host) -> Iterator[Connection]:
     """Log in to that node."""
-    transport = transport_for(node.transport)
+    by_relay = node.transport == "srun"
+    transport = SrunTransport([node], StandIn()) if by_relay else transport_for(node.transport)
     there = transport.connect(node, PATIENCE_S)
     yield there
     there.close()

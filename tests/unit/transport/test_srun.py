@@ -1,0 +1,192 @@
+"""One step over a fleet, with a stand-in for srun: who takes part, who does not, and why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.fleet.model import Host
+from preflight.transport import srun
+from preflight.transport.protocol import ReachError
+from preflight.transport.relay.hub import Hub
+from preflight.transport.srun import SrunTransport
+from tests.unit.transport.launcher import StandIn
+from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from preflight.transport.protocol import Connection
+
+    Fleet = Callable[..., tuple[SrunTransport, StandIn]]
+
+
+def host(name: str, python: str = sys.executable) -> Host:
+    """Describe a node that is really this machine."""
+    return Host(name=name, address="localhost", transport="srun", python=(python,))
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Make a way to some nodes; its relays are gone after the test."""
+    made: list[SrunTransport] = []
+
+    def make(*names: str, launcher: StandIn | None = None) -> tuple[SrunTransport, StandIn]:
+        launcher = launcher or StandIn()
+        made.append(SrunTransport([host(name) for name in names], launcher))
+        return made[-1], launcher
+
+    yield make
+    for way in made:
+        way.close()
+
+
+def says(connection: Connection) -> bytes:
+    """Return the name that a node's commands see."""
+    program = "import os; print(os.environ['SLURMD_NODENAME'])"
+    remote = connection.start([sys.executable, "-c", program], timeout_s=PATIENCE_S)
+    return remote.wait(PATIENCE_S).stdout.strip()
+
+
+def refusal(way: SrunTransport, name: str) -> ReachError:
+    """Return why a node does not take part."""
+    with pytest.raises(ReachError) as caught:
+        way.connect(host(name), PATIENCE_S)
+    assert caught.value.advice
+    return caught.value
+
+
+def test_one_step_serves_all(fleet: Fleet) -> None:
+    """Three nodes are started at once, and each connection leads to its own node."""
+    way, launcher = fleet("h1", "h2", "h3")
+    assert [says(way.connect(host(n), PATIENCE_S)) for n in ("h2", "h1", "h3")] == [
+        b"h2", b"h1", b"h3",
+    ]  # fmt: skip
+    assert launcher.started == [["h1", "h2", "h3"]]
+
+
+def test_a_node_that_cannot_be_started_costs_the_others_nothing(fleet: Fleet) -> None:
+    """A whole step ends for one bad node; the others get another, and are not blamed."""
+    way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("fails=h2"))
+    assert says(way.connect(host("h1"), PATIENCE_S)) == b"h1"
+    assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
+    error = refusal(way, "h2")
+    assert (error.step, "could not start our step on it: Refused" in str(error)) == ("route", True)
+    assert launcher.started == [["h1", "h2", "h3"], ["h1", "h3"]]
+
+
+def test_a_silent_node_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not start is named; who started and waits for that one's sake is not."""
+    monkeypatch.setattr(srun, "PATIENCE_S", 1.5)
+    way, launcher = fleet("h1", "h2", launcher=StandIn("absent=h2"))
+    assert "nothing came back" in str(refusal(way, "h2"))
+    assert says(way.connect(host("h1"), PATIENCE_S)) == b"h1"
+    assert launcher.started[-1] == ["h1"]
+
+
+def test_what_slurm_knows_to_be_down_is_not_tried(fleet: Fleet) -> None:
+    """Its state and reason are the finding, and the step is started without it."""
+    states = "h1|mixed|none\nh2|down*|Not responding\nh3|draining|bad fan\n"
+    way, launcher = fleet("h1", "h2", "h3", launcher=StandIn(states=states))
+    assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
+    error = refusal(way, "h2")
+    assert str(error) == "Slurm says it is down (it does not respond), reason: Not responding"
+    assert launcher.started == [["h1", "h3"]]
+
+
+def test_no_srun_is_a_finding_of_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that cannot be run ends in a sentence per node, not in a traceback."""
+    launcher = StandIn()
+    monkeypatch.setattr(launcher, "command", lambda _nodes: ["/nowhere/srun"])
+    way, _ = fleet("h1", launcher=launcher)
+    assert "srun cannot be run here: No such file" in str(refusal(way, "h1"))
+
+
+def test_a_launcher_that_gives_up_is_quoted(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where srun blames no node, its own first error is what all of them show."""
+    words = "srun: error: Unable to create step for job 4: Invalid job id"
+    launcher = StandIn()
+    monkeypatch.setattr(launcher, "command", lambda _: ["sh", "-c", f"echo '{words}' >&2; exit 1"])
+    way, _ = fleet("h1", "h2", launcher=launcher)
+    assert "Unable to create step for job 4: Invalid job id" in str(refusal(way, "h1"))
+    assert refusal(way, "h2").step == "route"
+
+
+def test_a_way_back_that_is_shut_is_said(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that cannot call us back says so over srun's own line, with the address it tried."""
+    way, _ = fleet("h1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(Hub, "port", property(lambda _: port, lambda *_: None), raising=False)
+    error = refusal(way, "h1")
+    assert error.step == "route"
+    assert f"cannot call back: 127.0.0.1 port {port}: Connection refused" in str(error)
+
+
+def test_relays_die_with_their_controller() -> None:
+    """SIGKILL leaves nobody who would close anything; commands and relays are gone all the same."""
+    program = (
+        "import sys, time\nfrom tests.unit.transport.test_srun import *\n"
+        "way = SrunTransport([host('h1')], StandIn())\n"
+        "there = way.connect(host('h1'), 20)\n"
+        "there.start(['sh', '-c', 'sleep 600 & sleep 600', sys.argv[1]], timeout_s=600)\n"
+        "print('begun', flush=True)\ntime.sleep(600)"
+    )
+    token = f"preflight-token-{os.getpid()}"
+    argv = [sys.executable, "-c", program, token]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        wait_until(lambda: len(processes_with(token)) > 1, "the command runs")
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not processes_with(token), "the command is gone")
+
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """Listen for one relay."""
+    made = Hub(["h1"], SECRET)
+    yield made
+    made.close()
+
+
+def call(
+    hub: Hub, hello: bytes | None = None, *, name: str = "h1", secret: bytes = SECRET
+) -> bytes:
+    """Greet as a relay of that name and secret, or with the bytes of an old greeting.
+
+    Returns what was said, if it was believed.
+    """
+    import hmac
+
+    with socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE_S) as line:
+        opening = b""
+        while len(opening) < 50:
+            opening += line.recv(50 - len(opening))
+        word, ours = name.encode(), b"r" * 32
+        proof = hmac.digest(secret, b"relay\0" + word + opening[-32:] + ours, "sha256")
+        said = hello or bytes([len(word)]) + word + ours + proof
+        line.sendall(said)
+        return said if line.recv(32) else b""
+
+
+def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:
+    """A wrong secret, an unknown name, an overheard greeting and a second relay are hung up on."""
+    assert not call(hub, secret=b"t" * 32)
+    assert not call(hub, name="h2")
+    assert not hub.links
+    overheard = call(hub)
+    assert overheard
+    assert list(hub.links) == ["h1"]
+    assert not call(hub, overheard)
+    assert not call(hub)
+    assert not call(hub, b"\xff" * 400)
