@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Most tests wait for something; those that load hosts of the lab run one after the other.
+# Most tests wait for something; those that load hosts of the lab, or sweep, run one by one.
 WORKERS ?= 4
 
 .PHONY: help demo test parity lint preflight lab bench bench-scale wheel setup clean system
@@ -23,8 +23,8 @@ demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culpr
 	$(BIN)/python -m tests.lab.demo
 
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not lab" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m lab $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not (lab or busy)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "lab or busy" $(PYTEST_ARGS)
 
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)

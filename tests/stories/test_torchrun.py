@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.stories.conftest import Told
 
 pytest.importorskip("torch", reason="torchrun comes with torch")
+pytestmark = pytest.mark.busy
 
 NEVER = "--preflight-fail-fast=never"
 QUIET = "--preflight-checks=reach.answer,gpu.count,net.ports,fabric.allreduce"

@@ -7,7 +7,9 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +29,7 @@ from tests.unit.transport.sshd import (
 
 if TYPE_CHECKING:
     import socket
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from preflight.transport.protocol import Transport
     from tests.unit.transport.sshd import Sshd
@@ -158,20 +160,27 @@ def test_closing_ends_even_logins_that_are_being_made(sshd: Sshd, listener: sock
         way.connect(sshd.host(), PATIENCE_S)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's: those end after 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="pf", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_us(sshd: Sshd, tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_outlives_us(sshd: Sshd, short_path: Path, number: signal.Signals) -> None:
     """However the process ends, its logins, its sockets and their guard are gone with it."""
     argv = [sys.executable, "-c", OWNER + "time.sleep(600)"]
     owner = subprocess.Popen(
         [*argv, msgspec.json.encode(sshd.host()).decode()],
-        env=os.environ | {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},
+        env=os.environ | {"TMPDIR": str(short_path), "XDG_RUNTIME_DIR": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"up\n"
-        (folder,) = tmp_path.iterdir()
+        (folder,) = short_path.iterdir()
         started = descendants(owner.pid)
         assert len(started) >= 3  # the login, its command, the guard
     finally:
