@@ -18,6 +18,10 @@ class Ladder(Struct, frozen=True):
     iterations: int
 
 
+Phase = Literal["ladder", "soak"]
+"""`ladder`: a few of each size. `soak`: one size for longer, so that rare events show."""
+
+
 class Timing(Struct, frozen=True):
     """The iterations of one size as one end saw them.
 
@@ -28,6 +32,18 @@ class Timing(Struct, frozen=True):
     size_bytes: Annotated[int, Meta(ge=1)]
     times_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
     gaps_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
+    phase: Phase = "ladder"
+    began_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """When the gap before the first counted iteration began: seconds after the end's `started_s`,
+    by a steady clock of that node."""
+
+
+class Moved(Struct, frozen=True):
+    """A counter of that node that moved between the start and the end of its part in a pair."""
+
+    name: Annotated[str, Meta(max_length=120)]
+    """"mlx5_3/1 symbol_error", "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal"."""
+    by: Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class End(Struct, frozen=True):
@@ -40,6 +56,9 @@ class End(Struct, frozen=True):
     started_s: float = 0.0
     """Wall clock of that node when it met its partner (or gave up)."""
     setup_ms: float = 0.0
+    moved: tuple[Moved, ...] = ()
+    net: str = ""
+    """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
 
 
 class PairSamples(Struct, frozen=True):
@@ -72,3 +91,7 @@ class Sweep(Struct, frozen=True):
     advice: dict[str, str] = {}
     """Node name → what to do about its trouble, where whoever noticed it knows."""
     seconds: float = 0.0
+    seed: int = 0
+    """Of the data's pattern and of the order of rounds: the same seed makes the same sweep."""
+    leaves: dict[str, str] = {}
+    """Node name → its leaf switch, where a source of topology says so."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Meanwhile = Callable[[Callable[[], None]], None]
 
 pytestmark = [
+    pytest.mark.busy,
     pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python"),
     pytest.mark.usefixtures("nothing_left"),
 ]
