@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from preflight.fabric.limits import limit
 from preflight.fabric.measure import Summary, summarise
+from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.fabric.words import size
 from preflight.stats.leave_out import LeaveOut
@@ -29,9 +30,6 @@ _FEW_RAILS = 2
 
 Slow = Literal["", "bandwidth", "latency", "reach"]
 """`reach`: its time was up at sizes too small to judge, while peers came further."""
-
-STOOD_STILL = "stood still"
-"""What a supervisor says of a measuring process of its own that it had to kill."""
 
 
 class Bound(Struct, frozen=True):

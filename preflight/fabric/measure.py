@@ -65,12 +65,17 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
 
 
 def summarise(pair: PairSamples) -> Summary:
-    """Join both ends' accounts; an end that never reported counts as absent."""
+    """Join both ends' accounts."""
+    ends = [end for end in (pair.first, pair.second) if end is not None]
+    return Summary(joint_state(pair), _sizes(pair.first, pair.second), _said(ends))
+
+
+def joint_state(pair: PairSamples) -> PairState:
+    """The worse of both ends' states; an end that never reported counts as absent."""
     ends = [end for end in (pair.first, pair.second) if end is not None]
     states: list[PairState] = [end.state for end in ends]
     missing: list[PairState] = ["absent"] * (2 - len(ends))
-    state = min(states + missing, key=_WORST_FIRST.index)
-    return Summary(state, _sizes(pair.first, pair.second), _said(ends))
+    return min(states + missing, key=_WORST_FIRST.index)
 
 
 def _said(ends: Sequence[End]) -> str:

@@ -49,7 +49,7 @@ _TIMES = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60)
 
 @given(_TIMES, _TIMES)
 def test_nothing_that_stands_out_is_lost(first: list[float], second: list[float]) -> None:
-    """Every iteration over the cut at either end is there, and order statistics keep their order."""
+    """Every iteration over the cut at either end is there; order statistics keep their order."""
     (digest,) = digests(_pair(first, second))
     both = list(zip(first, second, strict=False))
     over = [number for number, ends in enumerate(both) if max(ends) > digest.cut_us]

@@ -1,0 +1,48 @@
+"""The parts of a fabric that can be at fault, and what a decoder finds against them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal["node", "endpoint", "path", "leaf_rail"]
+"""`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,
+both of them fine. `leaf_rail`: one rail of all nodes under a leaf switch."""
+
+Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_connect", "broken"]
+"""`late`: the host began its operations late; the network was as fast as its peers'."""
+
+
+class Component(Struct, frozen=True, order=True):
+    """One part, at the level at which it can be repaired or left out."""
+
+    kind: Kind
+    name: str
+    """"h3", "h3 rail 2", "h1-h2", "h1-h2 rail 2", "leaf4 rail 2"."""
+    nodes: tuple[str, ...]
+    """One; two of a path; all under a leaf."""
+    rail: int | None = None
+    """None: on all rails."""
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """One fault: the component, or the set among which it must lie, and what it explains."""
+
+    among: tuple[Component, ...]
+    """Exactly one where it is named; more where the samples do not tell them apart."""
+    symptom: Symptom
+    confidence: float
+    """0 to 1: how far the samples at hand exclude other explanations."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """The bad pairs that it explains."""
+    cleared_partners: int = 0
+    """How many distinct partners of it are fine with somebody else."""
+    hits: int = 0
+    """Of events: how many pairs of operations and time saw one, of `tries`."""
+    tries: int = 0
+
+    @property
+    def named(self) -> Component | None:
+        """The culprit, where there is exactly one."""
+        return self.among[0] if len(self.among) == 1 else None

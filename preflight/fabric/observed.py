@@ -1,0 +1,91 @@
+"""What statistics and blame are given: one fabric as it was seen, real, recorded or simulated.
+
+As JSON this is the short form of stored samples (docs/samples.md); the long one is the `Sweep` with
+every iteration, from which `observe` makes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.fabric.digest import Digest, digests
+from preflight.fabric.measure import joint_state
+from preflight.fabric.samples import Moved, PairState
+
+if TYPE_CHECKING:
+    from preflight.fabric.samples import End, PairSamples, Sweep
+
+
+STOOD_STILL = "stood still"
+"""What a supervisor says of a measuring process of its own that it had to kill."""
+
+
+class Tried(Struct, frozen=True, kw_only=True):
+    """What became of one pair on one rail in one round, besides its times."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    state: PairState = "measured"
+    """The worse of both ends'."""
+    stood_still: str = ""
+    """The one end whose own measuring process hung while the other only waited for it."""
+    error: str = ""
+    moved_a: tuple[Moved, ...] = ()
+    moved_b: tuple[Moved, ...] = ()
+    net: str = ""
+    """What carried it; both ends' where they differ: "NET/IB mlx5_3 / NET/Socket"."""
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """A whole fabric after a sweep."""
+
+    nodes: tuple[str, ...]
+    """Those that took part, in fleet order."""
+    backend: str
+    tried: tuple[Tried, ...]
+    digests: tuple[Digest, ...]
+    leaves: dict[str, str] = {}
+    """Node name → its leaf switch; empty where no source of topology is known."""
+    silent: dict[str, str] = {}
+    """Node name → what happened to its agent, where it fell silent during the sweep."""
+    retested: int = 0
+    """Rounds from this number on are retests: suspects alone, with partners that were cleared."""
+
+
+def observe(sweep: Sweep) -> Observed:
+    """Condense a sweep; pairs that had no turn stay out."""
+    taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]
+    known = {name: None for around in sweep.rounds for pair in around for name in pair}
+    return Observed(
+        nodes=tuple(name for name in known if name not in sweep.left_out),
+        backend=taken[0].backend if taken else "",
+        tried=tuple(_tried(pair) for pair in taken),
+        digests=tuple(digest for pair in taken for digest in digests(pair)),
+        leaves=dict(sweep.leaves),
+        silent=dict(sweep.troubles),
+    )
+
+
+def _tried(pair: PairSamples) -> Tried:
+    ends = [end for end in (pair.first, pair.second) if end is not None]
+    still = [end.node for end in ends if STOOD_STILL in end.error]
+    return Tried(
+        a=pair.a,
+        b=pair.b,
+        rail=pair.rail,
+        round=pair.round,
+        state=joint_state(pair),
+        stood_still=still[0] if len(still) == 1 else "",
+        error="; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
+        moved_a=_moved(pair.first),
+        moved_b=_moved(pair.second),
+        net=" / ".join(dict.fromkeys(end.net for end in ends if end.net)),
+    )
+
+
+def _moved(end: End | None) -> tuple[Moved, ...]:
+    return end.moved if end is not None else ()
