@@ -8,14 +8,16 @@ import re
 import shlex
 import subprocess
 import tomllib
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-FOLDER = Path(__file__).parents[3] / "contrib" / "kubernetes"
+from tests.unit.contrib import manifests
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VERSIONS = ("1.31", "1.37")
 """The oldest with a stable podFailurePolicy, and the newest whose schema there is."""
 
@@ -23,24 +25,19 @@ manifest = pytest.mark.parametrize("name", ["preflight-job.yaml", "training-job.
 
 
 def _documents(name: str) -> dict[str, dict[str, Any]]:
-    documents = list(yaml.safe_load_all((FOLDER / name).read_text()))
-    return {document["kind"]: document for document in documents}
+    return manifests.documents(manifests.read(name))
 
 
 def _pod(name: str) -> dict[str, Any]:
-    pod: dict[str, Any] = _documents(name)["Job"]["spec"]["template"]["spec"]
-    return pod
+    return manifests.pod_spec(manifests.read(name))
 
 
 def _container(name: str) -> dict[str, Any]:
-    pod = _pod(name)
-    every = [*pod.get("initContainers", []), *pod["containers"]]
-    found: dict[str, Any] = next(each for each in every if each["name"] == "preflight")
-    return found
+    return manifests.container(manifests.read(name))
 
 
 def _environ(name: str) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in _container(name)["env"]}
+    return manifests.environ(manifests.read(name))
 
 
 @manifest
@@ -77,23 +74,36 @@ def test_a_broken_manifest_would_be_noticed(path: tuple[Any, ...], value: object
 @manifest
 def test_its_parts_agree(name: str) -> None:
     """Pods, ranks, names, ports and promises are the same number in every place."""
-    documents, environ = _documents(name), _environ(name)
+    _agree(manifests.read(name))
+
+
+@manifest
+def test_the_marked_lines_are_all_there_is_to_change(name: str) -> None:
+    """Other numbers of pods and GPUs, written in the lines marked `<-` alone, agree everywhere."""
+    text = manifests.changed(manifests.read(name), pods=2, gpus=3)
+    assert manifests.documents(text)["Job"]["spec"]["parallelism"] == 2
+    _agree(text)
+
+
+def _agree(text: str) -> None:
+    documents, environ = manifests.documents(text), manifests.environ(text)
+    container = manifests.container(text)
     job, service = documents["Job"], documents["Service"]
     own, pods = job["metadata"]["name"], job["spec"]["parallelism"]
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["completions"] == pods == int(environ["NNODES"])
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": own}
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert _pod(name)["subdomain"] == service["metadata"]["name"]
+    assert manifests.pod_spec(text)["subdomain"] == service["metadata"]["name"]
     port = service["spec"]["ports"][0]["port"]
     assert environ["RENDEZVOUS"] == f"{own}-0.{service['metadata']['name']}:{port}"
     fleet = tomllib.loads(documents["ConfigMap"]["data"]["fleet.toml"])
     (group,) = fleet["group"].values()
     assert group["nodes"] == f"{own}-[0-{pods - 1}]"
     assert group["gpus"] == int(environ["GPUS"])
-    assert _container(name)["resources"]["limits"]["nvidia.com/gpu"] == group["gpus"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == group["gpus"]
     policy = job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]
-    assert policy["containerName"] == _container(name)["name"]
+    assert policy["containerName"] == container["name"]
 
 
 @manifest
@@ -144,7 +154,7 @@ def test_torchrun_understands_the_line(name: str, index: int, tmp_path: Path) ->
     told = get_args_parser().parse_args(words)
     environ = _environ(name)
     assert (told.nnodes, told.nproc_per_node) == (environ["NNODES"], environ["GPUS"])
-    assert (told.node_rank, told.max_restarts) == (index, 0)
+    assert told.max_restarts == 0
     assert (told.rdzv_backend, told.rdzv_endpoint) == ("c10d", environ["RENDEZVOUS"])
     conf = _parse_rendezvous_config(told.rdzv_conf)
     assert conf["join_timeout"] == conf["read_timeout"] == environ["JOIN_S"]
