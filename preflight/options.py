@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 1024
 LONGEST_BUDGET_S = 7 * 86400
+LOWEST_RATE, HIGHEST_RATE = 0.001, 100.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def read_options(config: pytest.Config) -> Chosen:
         even_if_busy=config.getoption("preflight_even_if_busy"),
         sections=() if hasattr(config, "workerinput") else ask_sections(config),
         at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
+        catch_rate=config.getoption("preflight_catch_rate"),
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
@@ -98,6 +100,12 @@ def _refuse_rivals(config: pytest.Config) -> None:
     at_once = config.getoption("preflight_at_once")
     if at_once is not None and not 1 <= at_once <= MOST_AT_ONCE:
         raise UsageError(f"--preflight-at-once {at_once}: give a number, 1 to {MOST_AT_ONCE}")
+    rate = config.getoption("preflight_catch_rate")
+    if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise UsageError(
+            f"--preflight-catch-rate {rate:g}: give events per second of load, {LOWEST_RATE:g} to "
+            f"{HIGHEST_RATE:g}; rarer ones take more nights"
+        )
     budget = config.getoption("preflight_budget")
     if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
         raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")

@@ -70,6 +70,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Wall time for the whole run (default by tier: 8, 60, 300, 3600)",
     )
     add(
+        "--preflight-catch-rate",
+        metavar="RATE",
+        type=float,
+        help="Soak each link long enough to see an event of this rate (per second of load) with "
+        "99 % (default: a short soak; deep: 0.1)",
+    )
+    add(
         "--preflight-at-once",
         metavar="N",
         type=int,

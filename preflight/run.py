@@ -16,6 +16,7 @@ from msgspec import Struct
 from preflight.carried import Carried
 from preflight.check import STAGES, Stage, Tier
 from preflight.fabric.schedule import circle_rounds, repair
+from preflight.fabric.soak import DEEP_RATE
 from preflight.facts.busy import busy_with
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
@@ -61,6 +62,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The site's own sections of the probe."""
     at_most: int = SETUP_AT_MOST
     """Connections set up at once."""
+    catch_rate: float | None = None
+    """Events per second of load that the sweep's soak is to catch; None leaves it to the tier."""
+
+    @property
+    def soak_rate(self) -> float | None:
+        """What the soak is to catch; None for the short one."""
+        deep = DEEP_RATE if self.tier == "deep" else None
+        return deep if self.catch_rate is None else self.catch_rate
 
     @property
     def wall_s(self) -> float:
@@ -268,6 +277,7 @@ class Run:
             nonce=self.nonce,
             deadline_s=deadline_s,
             interface=self.fleet.interface,
+            catch_rate=self.settings.soak_rate,
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.samples import End, PairSamples, Timing
+from preflight.fabric.samples import End, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from preflight.fabric.roster import Roster
 
     Key = tuple[int, int, str, str]
+    Kind = tuple[int, Phase]
 
 
 _FEW = 64  # only the last stragglers are looked at pair by pair
@@ -30,7 +31,9 @@ class Collected:
         self.advice: dict[str, str] = {}
         self._words: list[Word] = []
         self._who = who
-        self._iterations = {rung.size_bytes: rung.iterations for rung in who.ladder}
+        self._most: dict[Kind, int] = {(r.size_bytes, "ladder"): r.iterations for r in who.ladder}
+        if who.soak is not None:
+            self._most[who.soak.size_bytes, "soak"] = who.soak.iterations
         self._ends: dict[Key, dict[str, End]] = {
             (number, rail, a, b): {}
             for number, around in enumerate(who.rounds)
@@ -139,16 +142,16 @@ class Collected:
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
     def _fits(self, seen: PairSeen) -> bool:
-        """Within the ladder: each size once, no more iterations than were asked for."""
-        sizes = [timing.size_bytes for timing in seen.timings]
+        """Within ladder and soak: each size once, no more iterations than were asked for."""
+        kinds = [(timing.size_bytes, timing.phase) for timing in seen.timings]
         return (
             seen.backend == self._who.backend
-            and len(set(sizes)) == len(sizes)
-            and (seen.state != "measured" or bool(sizes))
+            and len(set(kinds)) == len(kinds)
+            and (seen.state != "measured" or bool(kinds))
             and all(self._asked(timing) for timing in seen.timings)
         )
 
     def _asked(self, timing: Timing) -> bool:
         count = len(timing.times_us)
-        most = self._iterations.get(timing.size_bytes, 0)
+        most = self._most.get((timing.size_bytes, timing.phase), 0)
         return 0 < count <= most and len(timing.gaps_us) == count

@@ -132,6 +132,6 @@ def _standouts(
         clock_s += gap / 1e6
         if max(one, two) > cut_us:
             found.append(Standout(clock_s, number, one, two, gap, their_gap))
-        clock_s += one / 1e6
+        clock_s += (one + mine.check_us) / 1e6
     longest = sorted(found, key=lambda one: one.network_us, reverse=True)[:KEPT]
     return tuple(sorted(longest, key=lambda one: one.operation))

@@ -249,7 +249,7 @@ class _Stage:
             return join_s(plan, who) if collected.stuck else None
         limits = budget(plan, who)
         if collected.open():
-            return limits.pair_s + limits.op_s + limits.meet_s
+            return limits.barrier_s
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
     def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:

@@ -87,12 +87,16 @@ def _said(ends: Sequence[End]) -> str:
 
 
 def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:
-    left = {timing.size_bytes: timing for timing in first.timings} if first else {}
-    right = {timing.size_bytes: timing for timing in second.timings} if second else {}
+    left, right = _ladder(first), _ladder(second)
     return tuple(
         _size(size_bytes, left.get(size_bytes), right.get(size_bytes))
         for size_bytes in sorted(left.keys() | right.keys())
     )
+
+
+def _ladder(end: End | None) -> dict[int, Timing]:
+    timings = end.timings if end is not None else ()
+    return {timing.size_bytes: timing for timing in timings if timing.phase == "ladder"}
 
 
 def _size(size_bytes: int, first: Timing | None, second: Timing | None) -> SizeSummary:

@@ -8,6 +8,8 @@ from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 
 KIB, MIB = 1 << 10, 1 << 20
+_BYTES_EACH = 24  # an iteration's time and gap, in JSON
+_RAILS = 16  # more GPUs than nodes have
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -17,33 +19,47 @@ class Budget(Struct, frozen=True, kw_only=True):
     """For the two ends to connect: two lost SYNs (1 s and 2 s more) are forgiven."""
     op_s: float = 4.0
     """For one all-reduce; after that the pair is hung."""
-    box_s: float = 0.4
+    box_s: float = 0.25
     """For all counted iterations of one size; at least three are made."""
     pair_s: float = 6.0
     """No larger size is begun that would not end within this."""
+    soak_s: float = 0.12
+    """For all counted iterations of the soak; on top of `pair_s`."""
+
+    @property
+    def turn_s(self) -> float:
+        """The longest that a pair may take once it is connected, when nothing hangs."""
+        return self.pair_s + self.soak_s
 
     @property
     def barrier_s(self) -> float:
         """For everyone to come to the next round: the slowest pair, a hung one, and a margin."""
-        return self.pair_s + self.op_s + self.meet_s
+        return self.turn_s + self.op_s + self.meet_s
 
 
 GLOO = (
-    Ladder(8, 20, 200),
+    Ladder(8, 20, 1500),
     Ladder(64 * KIB, 3, 50),
     Ladder(1 * MIB, 2, 20),
     Ladder(4 * MIB, 2, 10),
 )
-"""CPU: about 0.2 s for a healthy pair on two shared cores."""
+"""CPU: about 0.5 s for a healthy pair on two shared cores, most of it at 8 B: of an event in one of
+500 operations 1,500 show one with 95 %, and all partners of a node see its events together."""
+
+GLOO_SOAK = Ladder(256 * KIB, 2, 400)
+"""0.3 to 1 ms each, so that a spike of 10 ms shows; enough data for a lossy link to lose some."""
 
 NCCL = (
-    Ladder(8, 50, 1000),
+    Ladder(8, 50, 2000),
     Ladder(64 * KIB, 10, 50),
     Ladder(1 * MIB, 5, 20),
     Ladder(16 * MIB, 5, 20),
     Ladder(64 * MIB, 2, 20),
 )
 """GPU: sizes at which a 10 ms spike still shows (1 GiB at 47 GB/s takes 23 ms by itself)."""
+
+NCCL_SOAK = Ladder(64 * MIB, 2, 200)
+"""About 1.4 ms each at 47 GB/s."""
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
@@ -61,6 +77,15 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """How long the launch waits for nodes that were ready and then do not come."""
     gloo: tuple[Ladder, ...] = GLOO
     nccl: tuple[Ladder, ...] = NCCL
+    gloo_soak: Ladder | None = GLOO_SOAK
+    nccl_soak: Ladder | None = NCCL_SOAK
     gloo_budget: Budget = Budget()
-    nccl_budget: Budget = Budget(meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0)
+    nccl_budget: Budget = Budget(meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0, soak_s=0.5)
     """NCCL connects in its first operation, which takes seconds when cold."""
+
+    @property
+    def most_words(self) -> int:
+        """The most bytes in which one node can tell all iterations that it is asked for."""
+        ladders = ((*self.gloo, self.gloo_soak), (*self.nccl, self.nccl_soak))
+        most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
+        return most * _BYTES_EACH * _RAILS * max(1, len(self.rounds))

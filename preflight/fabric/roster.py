@@ -29,6 +29,7 @@ class Roster(Struct, frozen=True, kw_only=True):
     rails: int
     rounds: Rounds
     ladder: tuple[Ladder, ...]
+    soak: Ladder | None
     unfit: dict[str, str]
 
 
@@ -47,6 +48,7 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
         rails=min((_rails(ready[name], nccl=nccl) for name in names), default=1),
         rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=plan.nccl if nccl else plan.gloo,
+        soak=plan.nccl_soak if nccl else plan.gloo_soak,
         unfit={
             name: f"its torch sees no GPU, while that of {len(seeing)} nodes does"
             for name in there
@@ -87,18 +89,24 @@ def go_order(
         "towards": hosts[other].address,
         "interface": plan.interface,
         "store": store,
-        "ladder": [[rung.size_bytes, rung.warmup, rung.iterations] for rung in who.ladder],
+        "ladder": [_rung(rung) for rung in who.ladder],
+        "soak": None if who.soak is None else _rung(who.soak),
         "turns": _turns(who.rounds, name, number),
         "seed": plan.seed,
         "meet_s": limits.meet_s,
         "op_s": limits.op_s,
         "box_s": limits.box_s,
         "pair_s": limits.pair_s,
+        "soak_s": limits.soak_s,
         "barrier_s": limits.barrier_s,
         "last_call_s": plan.last_call_s + _JOINING_S * len(who.names),
         "join_s": join_s(plan, who),
         "min_nodes": max(_SOME, len(who.names) // 2),
     }
+
+
+def _rung(rung: Ladder) -> list[int]:
+    return [rung.size_bytes, rung.warmup, rung.iterations]
 
 
 def join_s(plan: SweepPlan, who: Roster) -> float:

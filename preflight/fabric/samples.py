@@ -26,7 +26,8 @@ class Timing(Struct, frozen=True):
     """The iterations of one size as one end saw them.
 
     `times_us[i]`: duration of iteration i by that end's own clock. `gaps_us[i]`: time between
-    the end of the previous iteration and the start of this one, there.
+    the end of the previous iteration and the start of this one, there, less what checking its
+    data usually takes.
     """
 
     size_bytes: Annotated[int, Meta(ge=1)]
@@ -36,6 +37,8 @@ class Timing(Struct, frozen=True):
     began_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """When the gap before the first counted iteration began: seconds after the end's `started_s`,
     by a steady clock of that node."""
+    check_us: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    """How long checking the data between two iterations usually took: on top of each gap."""
 
 
 class Moved(Struct, frozen=True):

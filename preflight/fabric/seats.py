@@ -17,7 +17,7 @@ from preflight.errors import WireError
 from preflight.fabric.events import Alive, Busy, Done, NoTorch, Ready, Store, Trouble, decode_event
 from preflight.transport.bundle import start_payload
 from preflight.transport.leased import Leased
-from preflight.transport.protocol import ReachError
+from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,13 +34,20 @@ _Words = tuple[int, bytes, "Event"]
 _Failure = tuple[int, ReachError | WireError | TimeoutError]
 
 
-def start_seats(node: Manned, host: Host, request: Mapping[str, object], deadline_s: float) -> Talk:
+def start_seats(
+    node: Manned,
+    host: Host,
+    request: Mapping[str, object],
+    deadline_s: float,
+    *,
+    limit: int = OUTPUT_LIMIT,
+) -> Talk:
     """Start the sweep in each rank of a node; ReachError names a rank that cannot."""
     talks: list[Talk] = []
     try:
         for rail, seat in enumerate(node.seats):
             own = {**request, "seat": {"rail": rail, "rails": len(node.seats)}}
-            talks.append(start_payload(seat, host, "sweep", own, deadline_s))
+            talks.append(start_payload(seat, host, "sweep", own, deadline_s, limit=limit))
     except BaseException:
         for talk in talks:
             talk.close()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.seats import start_seats
+from preflight.fabric.soak import catching
 from preflight.transport.bundle import start_payload
-from preflight.transport.protocol import Manned
+from preflight.transport.protocol import OUTPUT_LIMIT, Manned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +34,14 @@ def sweep_fleet(
     nonce: str,
     deadline_s: float,
     interface: str | None,
+    catch_rate: float | None = None,
     progress: Callable[[int, int, list[str]], None],
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
-    On Ctrl-C `interrupted` gets what was measured until then.
+    `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
+    one. On Ctrl-C `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -49,12 +52,15 @@ def sweep_fleet(
         seed=int(nonce[:8], 16),
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
+    if catch_rate is not None:
+        plan = catching(plan, catch_rate)
+    limit = OUTPUT_LIMIT + plan.most_words
 
     def start(host: Host, request: Mapping[str, object]) -> Talk:
         connection = connections[host.name]
         if isinstance(connection, Manned):
-            return start_seats(connection, host, request, deadline_s)
-        return start_payload(connection, host, "sweep", request, deadline_s)
+            return start_seats(connection, host, request, deadline_s, limit=limit)
+        return start_payload(connection, host, "sweep", request, deadline_s, limit=limit)
 
     return sweep(
         plan,

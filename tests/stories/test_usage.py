@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         (["--preflight-tier", "quik"], "invalid choice: 'quik'"),
         (["--preflight-budget", "0"], "give seconds"),
         (["--preflight-at-once", "0"], "give a number, 1 to 1024"),
+        (["--preflight-catch-rate", "0"], "give events per second of load"),
         (["--preflight-need", "0"], "number of nodes the job needs"),
         (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),

@@ -1,4 +1,8 @@
-"""How long one all-reduce took on this end, and how long this end dawdled before it."""
+"""How long one all-reduce took on this end, and how long this end dawdled before it.
+
+Between two operations the data of the first is checked and written anew. That is no dawdling, but a
+host held up during a check is: so the usual time of a check is taken off each gap, no more.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +17,115 @@ _BATCH_BYTES = 256 << 20
 _BATCH = 64
 
 
-class HostClock:
-    """For gloo: the operation blocks, so the host's clock around it is the operation."""
+class Clock:
+    """What is common to both kinds: the lists, and what they come to."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self.times_us: list[float] = []
-        self.gaps_us: list[float] = []
+        self.checks_us: list[float] = []
+        self._gaps_us: list[float] = []
+        self._unchecked: set[int] = set()
+        """Operations with no check before them."""
         self._beat = beat
+        self._began = 0.0
+
+    def restart(self) -> None:
+        """Do not count what passed since the last operation as this end's gap."""
+        if not self.times_us:
+            self._began = time.monotonic()
+        self._unchecked.add(len(self.times_us))
+
+    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+        """Do it that often, each timed by itself and followed by its check."""
+        raise NotImplementedError
+
+    def one_s(self) -> float:
+        """What one operation with its check takes at best, seconds."""
+        return (min(self.times_us) + _median(self.checks_us)) / 1e6
+
+    def timing(self, base: float) -> dict[str, Any]:
+        """Return every time and gap; `base`: what `began_s` counts from, by the steady clock."""
+        check_us = round(_median(self.checks_us), 1)
+        return {
+            "times_us": self.times_us,
+            "gaps_us": [
+                round(gap if at in self._unchecked else max(0.0, gap - check_us), 2)
+                for at, gap in enumerate(self._gaps_us)
+            ],
+            "check_us": check_us,
+            "began_s": round(max(0.0, self._began - base), 6),
+        }
+
+
+class HostClock(Clock):
+    """For gloo: the operation blocks, so the host's clock around it is the operation."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        super().__init__(beat)
         self._ended = time.perf_counter_ns()
 
     def restart(self) -> None:
         """Do not count what passed since the last operation as this end's gap."""
+        super().restart()
         self._ended = time.perf_counter_ns()
 
-    def run(self, operation: Callable[[], None], iterations: int) -> None:
-        """Call `operation` (which starts and waits) that often, timing each call and each gap."""
+    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+        """Call `operation` (which starts and waits) that often."""
         now = time.perf_counter_ns
-        for _ in range(iterations):
+        for _ in range(times):
             start = now()
             operation()
             end = now()
             self.times_us.append(round((end - start) / 1000.0, 1))
-            self.gaps_us.append(round((start - self._ended) / 1000.0, 1))
+            self._gaps_us.append((start - self._ended) / 1000.0)
             self._beat()
+            check_from = now()
+            check()
+            self.checks_us.append((now() - check_from) / 1000.0)
             self._ended = end
 
 
-class CudaClock:
+class CudaClock(Clock):
     """For NCCL: events on the stream, so that Python's own jitter stays out of the times.
 
     Operations are enqueued in batches that the host waits for: at most 64, or 256 MiB of data.
     """
 
     def __init__(self, torch: Any, size_bytes: int, beat: Callable[[], None]) -> None:
-        self.times_us: list[float] = []
-        self.gaps_us: list[float] = []
+        super().__init__(beat)
         self._cuda = torch.cuda
-        self._beat = beat
         self._batch = max(1, min(_BATCH, _BATCH_BYTES // size_bytes))
         self._last: Any = None
 
     def restart(self) -> None:
         """Do not count what passed since the last operation as this end's gap."""
+        super().restart()
         self._last = None
 
-    def run(self, operation: Callable[[], None], iterations: int) -> None:
+    def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
         """Enqueue the operations in batches, each between two events of its own."""
-        while iterations > 0:
-            batch = min(iterations, self._batch)
-            marks = [self._enqueue(operation) for _ in range(batch)]
+        while times > 0:
+            batch = min(times, self._batch)
+            marks = [self._enqueue(operation, check) for _ in range(batch)]
             self._cuda.synchronize()
-            for start, end in marks:
+            for start, end, checked in marks:
                 gap_ms = 0.0 if self._last is None else self._last.elapsed_time(start)
                 self.times_us.append(round(max(0.0, start.elapsed_time(end)) * 1000.0, 2))
-                self.gaps_us.append(round(max(0.0, gap_ms) * 1000.0, 2))
+                self._gaps_us.append(max(0.0, gap_ms) * 1000.0)
+                self.checks_us.append(max(0.0, end.elapsed_time(checked)) * 1000.0)
                 self._last = end
             self._beat()
-            iterations -= batch
+            times -= batch
 
-    def _enqueue(self, operation: Callable[[], None]) -> tuple[Any, Any]:
-        start = self._cuda.Event(enable_timing=True)
-        end = self._cuda.Event(enable_timing=True)
+    def _enqueue(self, operation: Callable[[], None], check: Callable[[], None]) -> Any:
+        start, end, checked = (self._cuda.Event(enable_timing=True) for _ in range(3))
         start.record()
         operation()
         end.record()
-        return start, end
+        check()
+        checked.record()
+        return start, end, checked
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Odd multipliers from Knuth's golden ratio and from xxHash; any odd constant that mixes would do.
 _INDEX = -1640531535
 _KEY = 2246822519
-_WORD = 2**32
+WORD = 2**32
 _HALF = 2**31
 
 
@@ -21,9 +21,9 @@ def key(seed: int, round_index: int, rank: int) -> int:
     """Mix (seed, round, rank) into one int32, so that no two ends send the same data."""
     mixed = 0
     for value in (seed, round_index, rank):
-        mixed = ((mixed + value + 1) * _KEY) % _WORD
+        mixed = ((mixed + value + 1) * _KEY) % WORD
         mixed ^= mixed >> 15
-    return (mixed + _HALF) % _WORD - _HALF
+    return (mixed + _HALF) % WORD - _HALF
 
 
 def fill(torch: Any, buffer: Any, of_key: int) -> None:
@@ -41,11 +41,3 @@ def expected(torch: Any, like: Any, keys: Iterable[int]) -> Any:
         fill(torch, part, of_key)
         total.add_(part)
     return total
-
-
-def first_difference(torch: Any, buffer: Any, wanted: Any) -> tuple[int, int, int] | None:
-    """Index of the first wrong element, what it is and what it should be; None if none is."""
-    if torch.equal(buffer, wanted):
-        return None
-    index = int((buffer != wanted).nonzero()[0].item())
-    return index, int(buffer[index].item()) % _WORD, int(wanted[index].item()) % _WORD

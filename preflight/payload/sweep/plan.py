@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rung:
-    """One size of the ladder."""
+    """One size of the ladder, or of the soak."""
 
     size_bytes: int
     warmup: int
@@ -60,6 +60,10 @@ class Go:
     join_s: float
     last_call_s: float
     min_nodes: int
+    soak: Rung | None = None
+    """One size for longer, after the ladder."""
+    soak_s: float = 0.0
+    """For all its counted iterations; on top of the pair's time."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,13 @@ class Rail:
 
 def read(order: dict[str, Any]) -> Go:
     """Turn the controller's JSON into a Go; TypeError or KeyError if it is not one."""
-    store = order["store"]
+    store, soak = order["store"], order.get("soak")
     return Go(
         **dict(
             order,
             store=None if store is None else (store[0], store[1]),
             ladder=tuple(Rung(*rung) for rung in order["ladder"]),
+            soak=None if soak is None else Rung(*soak),
             turns=tuple(None if turn is None else Turn(**turn) for turn in order["turns"]),
         )
     )

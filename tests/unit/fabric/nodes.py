@@ -29,6 +29,7 @@ _ONE = 1
 NAMES = ("h1", "h2", "h3", "h4")
 
 QUICK = (Ladder(8, 5, 50), Ladder(64 << 10, 1, 5), Ladder(1 << 20, 1, 5))
+SOAK = Ladder(64 << 10, 1, 20)
 LONG = (Ladder(8, 5, 100_000),)
 """Stays in one size until its time box ends, so that a test can strike while it measures."""
 
@@ -49,6 +50,7 @@ def plan(hosts: list[Host], *, long_s: float = 0.0, **changes: Any) -> SweepPlan
         "nodes": names,
         "rounds": circle_rounds(names),
         "gloo": LONG if long_s else QUICK,
+        "gloo_soak": None if long_s else SOAK,
         "gloo_budget": budget,
         "last_call_s": 3.0,
     }

@@ -37,8 +37,8 @@ SEEN = PairSeen(
 
 @pytest.fixture
 def who() -> Roster:
-    """Four CPU nodes that take up to five iterations of 8 B."""
-    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),))
+    """Four CPU nodes that take up to five iterations of 8 B, and nine of a soak of 64 B."""
+    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),), gloo_soak=Ladder(64, 1, 9))
     return roster(plan, dict.fromkeys(NAMES, CPU))
 
 
@@ -80,6 +80,9 @@ def test_an_event_survives_the_wire() -> None:
         ("h1", {"timings": (Timing(16, (1.0,), (0.0,)),)}),
         ("h1", {"timings": (Timing(8, (1.0,) * 6, (0.0,) * 6),)}),
         ("h1", {"timings": (Timing(8, (1.0,), ()),)}),
+        ("h1", {"timings": (Timing(8, (1.0,), (0.0,), "soak"),)}),
+        ("h1", {"timings": (Timing(64, (1.0,), (0.0,)),)}),
+        ("h1", {"timings": (Timing(64, (1.0,) * 10, (0.0,) * 10, "soak"),)}),
     ],
 )
 def test_accounts_that_nobody_was_asked_for_are_refused(
@@ -89,6 +92,15 @@ def test_accounts_that_nobody_was_asked_for_are_refused(
     collected = Collected(who)
     assert not collected.take(node, msgspec.structs.replace(SEEN, **change))
     assert collected.accounts == 0
+
+
+def test_a_size_of_the_ladder_may_be_the_soaks_too() -> None:
+    """What is asked for twice may come twice, each within its own number of iterations."""
+    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),), gloo_soak=Ladder(8, 1, 9))
+    collected = Collected(roster(plan, dict.fromkeys(NAMES, CPU)))
+    both = (Timing(8, (1.0,) * 5, (0.0,) * 5), Timing(8, (1.0,) * 9, (0.0,) * 9, "soak"))
+    assert not collected.take("h1", msgspec.structs.replace(SEEN, timings=both + both[:1]))
+    assert collected.take("h1", msgspec.structs.replace(SEEN, timings=both))
 
 
 def test_an_end_speaks_once(who: Roster) -> None:

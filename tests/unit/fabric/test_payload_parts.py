@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -12,7 +14,17 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import lines, main, meeting, pair, pattern, plan  # noqa: E402  needs torch's skip first
+from sweep import (  # noqa: E402  needs torch's skip first
+    groups,
+    ladder,
+    lines,
+    main,
+    meeting,
+    pair,
+    pattern,
+    plan,
+    verify,
+)
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -45,31 +57,140 @@ class Partner:
         tensor.add_(self._other)
         self.operations += 1
         if self.operations == self._flip_at:
-            tensor[5] ^= 1
+            tensor[5] ^= 1 << 30
         self._other = tensor.clone()
 
 
-def _climb(flip_at: int | None) -> list[dict[str, Any]]:
-    go = plan.read(GO)
-    seat = pair.Seat(torch, None, None, plan.Rail(go, 0, "a", ("a", 1), 2))  # type: ignore[arg-type]
+def _climb(flip_at: int | None, **changes: Any) -> ladder.Ladder:
+    go = plan.read({**GO, **changes})
     assert go.turns[0] is not None
-    ladder = pair._Ladder(seat, Partner(flip_at), go.turns[0], lambda *_: None)  # type: ignore[arg-type]
-    return ladder.climb(0.0 if flip_at else 1e18)
+    rail = plan.Rail(go, 0, "a", ("a", 1), 2)
+    climbed = ladder.Ladder(torch, Partner(flip_at), rail, go.turns[0], lambda *_: None)  # type: ignore[arg-type]
+    climbed.climb(1e18, time.monotonic())  # it has all the time there is
+    return climbed
 
 
 def test_right_data_is_measured() -> None:
     """Every size yields as many times as were agreed on, and gaps beside them."""
-    timings = _climb(None)
-    assert [timing["size_bytes"] for timing in timings] == [64, 4096]
-    assert [len(timing["times_us"]) for timing in timings] == [10, 50]
+    climbed = _climb(None)
+    assert [timing["size_bytes"] for timing in climbed.timings] == [64, 4096]
+    assert [len(timing["times_us"]) for timing in climbed.timings] == [10, 50]
+    assert not climbed.spoilt
 
 
-@pytest.mark.parametrize("operation", [1, 3, 12])
-def test_one_wrong_bit_in_any_operation_is_found(operation: int) -> None:
-    """Warm-up, first or last timed one: the element is named with both values."""
-    with pytest.raises(pair.Unfit, match="element 5 of 16") as caught:
-        _climb(operation)
-    assert caught.value.state == "corrupt"
+def test_a_soak_follows_the_ladder_and_all_have_their_place_in_time() -> None:
+    """One size for longer, as often as fits its time; each size began after the one before."""
+    climbed = _climb(None, ladder=[[64, 1, 4], [65536, 1, 4]], soak=[65536, 1, 30], soak_s=60.0)
+    kinds = [(timing["size_bytes"], timing["phase"]) for timing in climbed.timings]
+    assert kinds == [(64, "ladder"), (65536, "ladder"), (65536, "soak")]
+    assert [len(timing["gaps_us"]) for timing in climbed.timings] == [4, 4, 30]
+    began = [timing["began_s"] for timing in climbed.timings]
+    assert began == sorted(began)
+    spent_s = [sum(t["times_us"] + t["gaps_us"]) / 1e6 for t in climbed.timings]
+    assert began[1] >= began[0] + spent_s[0]
+
+
+@pytest.mark.parametrize(("flip_at", "seen"), [(1, 12), (12, 12), (40, 41), (41, 41)])
+def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
+    """After many doublings in place bits are lost, so one more operation is made for it."""
+    keys = [pattern.key(7, 0, rank) for rank in (0, 1)]
+    data = verify.Data(torch, Partner.device, 64, keys, 0, each=False)
+    partner = Partner(flip_at)
+    for _ in range(12 if seen == 12 else 40):
+        partner.reduce(data.buffer)
+        data.check()
+    data.settle(partner)
+    assert (data.operations, partner.operations) == (seen, seen)
+    assert bool(data.wrong) == (flip_at in (12, 41))
+
+
+@pytest.mark.parametrize("operation", [1, 2, 31, 61, 64])
+def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) -> None:
+    """Warm-up, ladder, soak; also high bits in a long run, which doubling would shift out."""
+    climbed = _climb(operation, ladder=[[1 << 16, 2, 20]], soak=[1 << 17, 2, 40], soak_s=60.0)
+    assert climbed.spoilt
+    assert climbed.data is not None
+    first = operation <= 22
+    number, of = (operation, 22) if first else (operation - 22, 42)
+    said = climbed.data.words()
+    assert f"in operation {number} of {of}; 1 of them" in said
+    assert f"{(1 << 16) if first else (1 << 17)} B: element 5 of" in said
+    got, wanted = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{8}", said))
+    assert got ^ wanted == 1 << 30
+
+
+def test_a_device_tells_the_same_without_being_waited_for() -> None:
+    """What is enqueued on a GPU finds the first wrong element as the CPU's comparison does."""
+    wanted = torch.arange(1000, dtype=torch.int32)
+    buffer = wanted.clone()
+    assert verify.report(torch, buffer, wanted).tolist()[0] == 0
+    buffer[[17, 400]] = -5
+    assert verify.report(torch, buffer, wanted).tolist() == [1, 17, -5]
+
+
+class Both:
+    """Both ends of one real pair over gloo, as two threads of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self._go = {**GO, "meet_s": 10, "op_s": 10, "pair_s": 60, **changes}
+        self._patch = monkeypatch
+
+    def spoil(self, node: str, *, when_rank: int | None = None) -> None:
+        """One node's results come out wrong, whatever its role, or in one role only."""
+        connect = groups.connect
+
+        def connected(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Any:
+            group = connect(torch, store, rank, rail)
+            reduce = group.reduce
+
+            def spoiled(tensor: Any, *, smallest: bool = False) -> None:
+                reduce(tensor, smallest=smallest)
+                ours = rail.go.index == int(node == "h2") and when_rank in (None, rank)
+                if ours and not smallest and tensor.numel() > 2:
+                    tensor[3] ^= 4
+
+            group.reduce = spoiled  # type: ignore[method-assign]
+            return group
+
+        self._patch.setattr(groups, "connect", connected)
+
+    def measure(self) -> list[dict[str, Any]]:
+        """What each end has to say."""
+        store = torch.distributed.HashStore()
+        with ThreadPoolExecutor(2) as both:
+            return list(both.map(lambda rank: self._end(store, rank), (0, 1)))
+
+    def _end(self, store: Any, rank: int) -> dict[str, Any]:
+        turn = {"round": 0, "a": "h1", "b": "h2", "rank": rank, "partner": 1 - rank}
+        rail = plan.Rail(
+            plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1), 2
+        )
+        assert rail.go.turns[0] is not None
+        seat = pair.Seat(torch, store, meeting.Meeting(store, rank, 2), rail)
+        return pair.measure(seat, rail.go.turns[0], lambda *_: None)
+
+
+def test_wrong_data_names_the_end_that_got_it_and_tries_with_roles_swapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The healthy end is measured; the other says what came out, and what swapping showed."""
+    both = Both(monkeypatch, ladder=[[8, 1, 5], [1 << 16, 1, 10]], soak=[1 << 16, 1, 10])
+    both.spoil("h2")
+    first, second = both.measure()
+    assert (first["state"], second["state"]) == ("measured", "corrupt")
+    sizes = [[timing["size_bytes"] for timing in end["timings"]] for end in (first, second)]
+    assert sizes == [[8, 1 << 16]] * 2
+    assert "with the roles swapped 8 of 8" in second["error"]
+    assert second["error"].endswith("its own sum without a network is right")
+
+
+def test_wrong_data_in_one_role_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swapped, nothing is wrong any more: it is not that end's memory."""
+    both = Both(monkeypatch, ladder=[[1 << 16, 1, 10]])
+    both.spoil("h2", when_rank=1)
+    first, second = both.measure()
+    assert (first["state"], second["state"]) == ("measured", "corrupt")
+    assert "11 of them were wrong here; with the roles swapped 0 of 8" in second["error"]
 
 
 def test_no_two_ends_send_the_same_data() -> None:

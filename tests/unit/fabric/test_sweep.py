@@ -19,6 +19,7 @@ from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,
     QUICK,
+    SOAK,
     Starter,
     agent,
     fleet,
@@ -59,7 +60,7 @@ def test_two_runs_never_measure_each_other() -> None:
 
 
 def test_every_pair_is_measured_from_both_ends() -> None:
-    """Three nodes: three pairs, each size with times and gaps of every iteration, at both ends."""
+    """Three nodes: three pairs, each size and a soak, every iteration's time and gap, both ends."""
     hosts = fleet(3)
     start = Starter({})
     found = sweep(plan(hosts), hosts, start, nonce="all-well", deadline_s=DEADLINE_S)
@@ -68,11 +69,15 @@ def test_every_pair_is_measured_from_both_ends() -> None:
     for pair in found.pairs:
         for end in (pair.first, pair.second):
             assert end is not None
-            assert [timing.size_bytes for timing in end.timings] == [r.size_bytes for r in QUICK]
+            asked = [(rung.size_bytes, "ladder") for rung in QUICK] + [(SOAK.size_bytes, "soak")]
+            assert [(timing.size_bytes, timing.phase) for timing in end.timings] == asked
             assert all(
                 3 <= len(timing.times_us) == len(timing.gaps_us) <= rung.iterations
-                for timing, rung in zip(end.timings, QUICK, strict=True)
+                for timing, rung in zip(end.timings, (*QUICK, SOAK), strict=True)
             )
+            began = [timing.began_s for timing in end.timings]
+            assert began == sorted(began)
+            assert all(timing.check_us > 0 for timing in end.timings)
 
 
 def test_a_measuring_process_that_stands_still_is_replaced(meanwhile: Meanwhile) -> None:

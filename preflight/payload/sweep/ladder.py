@@ -1,0 +1,138 @@
+"""Size after size with one partner, and then one size for longer; both ends decide together."""
+
+from __future__ import annotations
+
+import time
+
+from . import clocks, pattern, plan, verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from . import groups
+
+LEAST = 3
+"""Iterations that even a very slow link is asked for."""
+
+BEAT_S = 0.5
+MARGIN_S = 1.0
+
+_WIRE_BOUND = 64 << 10  # from this size on, time grows with the size
+_SPOILT, _STOP, _GO_ON = -1, 0, 1  # the smaller of both ends' words counts
+
+
+class Ladder:
+    """Climbs the sizes. Both ends take every decision together, over the wire."""
+
+    def __init__(
+        self,
+        torch: Any,
+        group: groups.Group,
+        rail: plan.Rail,
+        turn: plan.Turn,
+        alive: Callable[[str, float], None],
+    ) -> None:
+        self.timings: list[dict[str, Any]] = []
+        self.data: verify.Data | None = None
+        """Of the last size."""
+        self.spoilt = False
+        """At one of the ends, or both, that size's data came out wrong."""
+        self._torch = torch
+        self._group = group
+        self._go = rail.go
+        self._rank = turn.rank
+        self.keys = [pattern.key(rail.go.seed, turn.round, rank) for rank in (0, 1)]
+        self._alive = alive
+        self._beaten = 0.0
+
+    def climb(self, begun: float, base: float) -> None:
+        """Measure size after size while the next one fits the pair's time, then soak.
+
+        `begun`: when the pair's time began; `base`: what each timing's `began_s` counts from.
+        """
+        for place, rung in enumerate(self._go.ladder):
+            if place and not self._goes_on(rung, begun, self._go.pair_s):
+                break
+            self._step(rung, "ladder", self._go.box_s, base)
+        soak = self._go.soak
+        if soak is None or self.spoilt:
+            self.spoilt = self.spoilt or self._agree(self._word(fits=True)) == _SPOILT
+        elif self._goes_on(soak, begun, self._go.pair_s + self._go.soak_s):
+            self._step(soak, "soak", self._go.soak_s, base)
+            self.spoilt = self._agree(self._word(fits=True)) == _SPOILT
+
+    def repeat(self, size_bytes: int, operations: int) -> verify.Data:
+        """Do so many more all-reduces of one size, each checked; return their data."""
+        data = verify.Data(
+            self._torch, self._group.device, size_bytes, self.keys, self._rank, each=True
+        )
+        for _ in range(operations):
+            self._group.reduce(data.buffer)
+            data.check()
+            self._beat()
+        data.settle(self._group)
+        return data
+
+    def _goes_on(self, rung: plan.Rung, begun: float, within_s: float) -> bool:
+        """Whether both ends found the last size right, and expect this one to fit."""
+        typical_s = self._foreseen_s(rung)
+        ends_s = time.monotonic() - begun + typical_s * (rung.warmup + LEAST)
+        word = self._agree(self._word(fits=ends_s < within_s and typical_s < self._go.op_s))
+        self.spoilt = word == _SPOILT
+        return word == _GO_ON
+
+    def _word(self, *, fits: bool) -> int:
+        if self.data is not None and self.data.wrong:
+            return _SPOILT
+        return _GO_ON if fits else _STOP
+
+    def _foreseen_s(self, rung: plan.Rung) -> float:
+        """Time of one operation of that size; the smallest sizes are all latency."""
+        below = [timing for timing in self.timings if timing["size_bytes"] <= rung.size_bytes]
+        best = max(below or self.timings, key=lambda timing: int(timing["size_bytes"]))
+        times_us: list[float] = sorted(best["times_us"])
+        size_bytes: int = best["size_bytes"]
+        growth = rung.size_bytes / size_bytes if size_bytes >= _WIRE_BOUND else 1.0
+        return times_us[len(times_us) // 2] / 1e6 * growth
+
+    def _step(self, rung: plan.Rung, phase: str, box_s: float, base: float) -> None:
+        """Run one size: warm-ups, a few timed iterations, as many more as both have time for."""
+        data = verify.Data(self._torch, self._group.device, rung.size_bytes, self.keys, self._rank)
+        self.data = data
+        clock: clocks.Clock = (
+            clocks.CudaClock(self._torch, rung.size_bytes, self._beat)
+            if self._go.backend == "nccl"
+            else clocks.HostClock(self._beat)
+        )
+
+        def operation() -> None:
+            self._group.reduce(data.buffer)
+
+        for _ in range(rung.warmup):
+            operation()
+            data.check()
+            self._beat()
+        clock.restart()
+        clock.run(operation, data.check, min(LEAST, rung.iterations))
+        if rung.iterations > LEAST:
+            affordable = int(box_s / max(clock.one_s(), 1e-6))
+            more = self._agree(max(LEAST, min(rung.iterations, affordable))) - LEAST
+            clock.restart()
+            clock.run(operation, data.check, max(0, min(more, rung.iterations - LEAST)))
+        data.settle(self._group)
+        self.timings.append({"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)})
+
+    def _agree(self, mine: int) -> int:
+        """The smaller of both ends' numbers."""
+        both = self._torch.tensor([mine], dtype=self._torch.int32, device=self._group.device)
+        self._group.reduce(both, smallest=True)
+        return int(both.item())
+
+    def _beat(self) -> None:
+        """Tell the supervisor now and then that we live; cheap enough for between operations."""
+        now = time.monotonic()
+        if now - self._beaten > BEAT_S:
+            self._beaten = now
+            self._alive("pair", self._go.op_s + BEAT_S + MARGIN_S)
