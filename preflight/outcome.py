@@ -19,6 +19,7 @@ from preflight.report.document import (
     VerdictRow,
     encode,
 )
+from preflight.report.fabric_page import PICTURE, picture_of
 from preflight.report.files import open_folder, write_atomically
 from preflight.report.findings import Finding, counts, findings, suspicions
 from preflight.report.header import next_command
@@ -106,7 +107,10 @@ class Conclusion:
         """Lay out the summary for a terminal of that width."""
         written = f"{self.outputs.shown}/report.json" if self.report.verdicts else ""
         where = self.outputs.trouble or written
-        return summary(self.report, self.found, where=where, hint=self.hint, width=width)
+        picture = f"{self.outputs.shown}/{PICTURE}" if PICTURE in self.outputs.written else ""
+        return summary(
+            self.report, self.found, where=where, picture=picture, hint=self.hint, width=width
+        )
 
 
 def conclude(
@@ -156,6 +160,8 @@ def conclude(
     )
     if entries:
         report = _written(report, ready, outputs)
+        if measured is not None and measured.pairs:
+            outputs.write(PICTURE, picture_of(measured, decoded.blames).encode())
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
     return Conclusion(report, findings(entries, decoded.blames, suspected), outputs, hint)
 

@@ -69,7 +69,13 @@ def _unfit_as_a_whole(row: VerdictRow) -> bool:
 
 
 def summary(
-    report: Report, found: Sequence[Finding], *, where: str, hint: str, width: int
+    report: Report,
+    found: Sequence[Finding],
+    *,
+    where: str,
+    picture: str = "",
+    hint: str,
+    width: int,
 ) -> list[str]:
     """Lay out findings, node lists, counts and the exit code in plain lines."""
     lines: list[str] = []
@@ -84,6 +90,8 @@ def summary(
     lines.append(_counts(report.counts, report))
     if where:
         lines += wrapped(where, first="report     ", indent=" " * 11, width=width)
+    if picture:
+        lines += wrapped(picture, first="picture    ", indent=" " * 11, width=width)
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
     if hint:

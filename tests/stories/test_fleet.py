@@ -102,6 +102,8 @@ def test_a_slow_link(judge: Callable[..., Told], lab: Lab) -> None:
     assert told.report["fleet"]["not_ready"] == ["h3"]
     assert [blame["component"] for blame in told.report["blames"]] == ["h3"]
     assert told.out.count("FAIL   h3  fabric.allreduce\n") == 1
+    assert "\npicture " in told.out
+    assert "Blamed: h3<" in (told.folder / "fabric.html").read_text()
 
 
 def test_a_host_that_is_down(judge: Callable[..., Told], lab: Lab) -> None:

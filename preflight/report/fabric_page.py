@@ -1,0 +1,152 @@
+"""`fabric.html`: the sweep on one page that opens anywhere, so that the slow node is seen at once.
+
+One file: no script, no font, no address. Whatever nodes or files call themselves is text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fabric.observed import observe
+from preflight.report.picture.accused import accused
+from preflight.report.picture.charts import charts
+from preflight.report.picture.colours import LEGEND, css
+from preflight.report.picture.endpoints import thumbnail
+from preflight.report.picture.grid import CELLS, best_of, grid
+from preflight.report.picture.markup import text
+from preflight.report.picture.panels import draw
+from preflight.report.picture.ratios import PANELS, cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from preflight.fabric.blame import Blame
+    from preflight.fabric.observed import Observed
+    from preflight.fabric.samples import Sweep
+    from preflight.report.picture.accused import Accused
+    from preflight.report.picture.grid import Endpoint, Grid
+    from preflight.report.picture.ratios import Cell
+
+PICTURE = "fabric.html"
+"""The file in the report's folder."""
+
+LARGEST = 2 << 20
+"""Bytes of the page; rows are left out, and it says so, until it fits."""
+
+_FINDINGS = 40
+"""Beyond so many findings the page counts the rest."""
+
+_STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1b1b1b;background:#fff;max-width:1500px}
+h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:28px 0 6px}p{margin:4px 0}
+.verdict{font-size:17px;font-weight:600}.finding{border-left:5px solid #7f0000;padding:2px 12px;
+margin:10px 0}.finding b{font-size:16px}.fine{border-color:#3b6e8f}.small{color:#555;font-size:12px}
+figure{margin:8px 28px 8px 0;display:inline-block;vertical-align:top}
+figcaption{font-size:13px;font-weight:600;margin-bottom:4px;max-width:480px}
+svg text{font:11px ui-monospace,monospace;fill:#333}svg .bad{font-weight:700;fill:#7f0000}
+svg .leaf{font-weight:700;fill:#3b6e8f}svg .letter{fill:#fff;font-weight:700}
+.heat rect{stroke:#fff;stroke-width:1}.heat .frame{fill:none;stroke:#000;stroke-width:2}
+.heat .maybe{stroke-dasharray:4 3}.line{stroke:#e3e3e3;fill:none}.peers{fill:#c3c9d0;stroke:#8b949e}
+.mine{fill:#d7301f;fill-opacity:.25;stroke:#7f0000;stroke-width:2}.key{margin-right:16px;
+white-space:nowrap}.key svg{vertical-align:-2px;margin-right:5px}
+"""
+
+
+def picture_of(sweep: Sweep, blames: Iterable[Blame]) -> str:
+    """Draw what a run has swept."""
+    observed = observe(sweep)
+    return fabric_page(observed, accused(blames, observed), sweep=sweep)
+
+
+def fabric_page(
+    observed: Observed, found: Sequence[Accused], *, sweep: Sweep | None = None, origin: str = ""
+) -> str:
+    """Draw the whole page, at most `LARGEST` bytes of it.
+
+    `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
+    `origin`: where the samples came from, in words.
+    """
+    compared = cells(observed)
+    head = "".join(
+        (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
+            "<title>preflight: the fabric</title>",
+            f"<style>{_STYLE}{css()}</style></head><body>",
+            "<h1>The fabric</h1>",
+            f'<p class="small">{text(_what(observed, compared, origin))}</p>',
+            *_findings(found),
+        )
+    )
+    tail = "".join((*charts(observed, found, sweep), "</body></html>\n"))
+    best = best_of(compared)
+    most = CELLS
+    while True:
+        laid = grid(observed, compared, best, found, most=most)
+        page = "".join((head, *_matrix(observed, best, found, laid), tail))
+        if len(page.encode()) <= LARGEST or len(laid.rows) <= 1:
+            return page
+        most = most * 3 // 4
+
+
+def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
+    rails = len({cell.rail for cell in compared})
+    pairs = len({frozenset((cell.a, cell.b)) for cell in compared})
+    leaves = len(set(observed.leaves.values()))
+    words = [
+        f"{len(observed.nodes)} nodes",
+        f"{pairs} pairs",
+        f"{rails} rail{'s' * (rails != 1)}",
+        observed.backend or "nothing was measured",
+        f"sorted by {leaves} leaf switches" if leaves else "no topology known: sorted by name",
+    ]
+    return " · ".join([*words, origin] if origin else words)
+
+
+def _findings(found: Sequence[Accused]) -> Iterator[str]:
+    if not found:
+        yield '<p class="verdict">Nobody is blamed.</p>'
+        return
+    names = ", ".join(one.component for one in found[:8])
+    more = f" and {len(found) - 8} more" if len(found) > 8 else ""  # noqa: PLR2004  one line
+    yield f'<p class="verdict">Blamed: {text(names + more)}</p>'
+    for one in found[:_FINDINGS]:
+        yield f'<div class="finding"><b>{text(one.component)}</b><p>{text(one.sentence)}</p>'
+        yield f"<p>do: {text(one.advice)}</p></div>" if one.advice else "</div>"
+    if len(found) > _FINDINGS:
+        yield f"<p>{len(found) - _FINDINGS} more findings are in report.json.</p>"
+
+
+def _matrix(
+    observed: Observed, best: Mapping[Endpoint, float], found: Sequence[Accused], laid: Grid
+) -> Iterator[str]:
+    if not best:
+        yield "<p>No pair was tried: there is nothing to draw.</p>"
+        return
+    yield "<h2>Every pair against its peers</h2>"
+    yield f"<p>{_LEGEND}</p>"
+    yield (
+        '<p class="small">A row per node; each pair is in the rows of both of its nodes. A dark '
+        "row is a node, a single dark cell (twice) the path between two. Times are the shorter of "
+        "both ends'. Black frame: blamed; dashed: one of several that may be. Point at a cell to "
+        "read it.</p>"
+    )
+    if laid.cut:
+        yield (
+            f"<p><b>{len(laid.rows)} of {laid.nodes} nodes have a row</b>: those in findings, "
+            "those that look bad, and a few beside them. All are in the thumbnail below.</p>"
+        )
+    yield from (draw(panel, laid, found) for panel in PANELS)
+    if laid.cut:
+        yield "<h2>Every endpoint</h2>"
+        yield (
+            '<p class="small">A column per node, a line per rail, coloured by the best of its '
+            "pairs: a bad endpoint is bad with every partner, its partners are not.</p>"
+        )
+        yield thumbnail(observed, best)
+
+
+_LEGEND = "".join(
+    f'<span class="key"><svg width="14" height="14"><rect class="{one.css}" width="14" height="14" '
+    f'stroke="#999"/></svg>{text(one.words)}</span>'
+    for one in LEGEND
+)

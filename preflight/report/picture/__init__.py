@@ -1,0 +1,1 @@
+"""The fabric as an operator sees it: ratios, rows and cells, histograms, in plain SVG."""

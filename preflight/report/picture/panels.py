@@ -1,0 +1,188 @@
+"""One panel of the heat map as SVG: rows of nodes, blocks of rails, the accused framed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.report.picture.colours import BROKEN, step
+from preflight.report.picture.markup import label, number, text
+from preflight.report.picture.ratios import CUT_SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preflight.report.picture.accused import Accused
+    from preflight.report.picture.against import Against
+    from preflight.report.picture.grid import Grid, Row
+    from preflight.report.picture.ratios import Cell, Panel
+
+_LETTER = {
+    "corrupt": "C",
+    "hung": "H",
+    "no_connect": "N",
+    "absent": "A",
+    "error": "E",
+    "not_run": "-",
+    "measured": "?",
+}
+_NAMED_COLUMNS, _CHAR = 40, 6.2
+_SMALL, _LARGE, _WIDE, _TALL = 6.0, 30.0, 390.0, 12.0
+_LINE, _RAIL_GAP = 14.0, 8.0
+
+
+class Plot(Struct, frozen=True):
+    """Where things are, in pixels."""
+
+    side: float
+    """Width of one cell."""
+    tall: float
+    """Its height, which leaves room for a name beside it."""
+    gutter: float
+    """For the names of nodes."""
+    head: float
+    """For the names of columns."""
+    block: float
+    """From one rail to the next."""
+    rails: int
+    rows: dict[str, float]
+    """Node → top of its row."""
+    leaves: tuple[tuple[str, float], ...]
+    """Leaf → its line of text, above its nodes."""
+    height: float
+
+    @property
+    def width(self) -> float:
+        """Of the whole panel."""
+        return self.gutter + self.rails * self.block + 4
+
+
+def plot(grid: Grid) -> Plot:
+    """Choose sizes so that four nodes fill a panel, and hundreds of columns can be told apart."""
+    columns = max(1, len(grid.columns) * len(grid.rails))
+    side = max(_SMALL, min(_LARGE, _WIDE / columns))
+    tall = max(side, _TALL)
+    longest = max((len(label(row.node)) for row in grid.rows), default=1)
+    named = columns <= _NAMED_COLUMNS
+    head = _LINE + (max(map(len, grid.columns), default=0) * _CHAR if named else 0.0) + 4
+    y, leaf, rows, leaves = head, "", {}, []
+    for row in grid.rows:
+        if row.leaf != leaf:
+            y, leaf = y + _LINE, row.leaf
+            leaves.append((leaf, y - 4))
+        rows[row.node] = y
+        y += tall
+    return Plot(
+        side=side,
+        tall=tall,
+        gutter=longest * _CHAR * 1.1 + 24,
+        head=head,
+        block=len(grid.columns) * side + _RAIL_GAP,
+        rails=len(grid.rails),
+        rows=rows,
+        leaves=tuple(leaves),
+        height=y + 4,
+    )
+
+
+def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
+    """Draw one panel."""
+    at = plot(grid)
+    body = [*_heads(grid, at), *_leaves(at)]
+    for row in grid.rows:
+        body.append(_name(row, at, found))
+        body += [
+            _cell(cell, panel, at, _x(at, grid, number_of), at.rows[row.node])
+            for number_of, cell in enumerate(row.cells)
+            if cell is not None
+        ]
+    body += _frames(grid, at, found)
+    size = f'width="{number(at.width)}" height="{number(at.height)}"'
+    return (
+        f'<figure><figcaption>{text(panel.title)}</figcaption><svg class="heat" {size}>'
+        f"{''.join(body)}</svg></figure>"
+    )
+
+
+def _x(at: Plot, grid: Grid, number_of: int) -> float:
+    rail, column = divmod(number_of, max(1, len(grid.columns)))
+    return at.gutter + rail * at.block + column * at.side
+
+
+def _heads(grid: Grid, at: Plot) -> Iterator[str]:
+    for place, rail in enumerate(grid.rails):
+        yield f'<text x="{number(at.gutter + place * at.block)}" y="10">rail {rail}</text>'
+        if len(grid.columns) * len(grid.rails) > _NAMED_COLUMNS:
+            continue
+        for column, name in enumerate(grid.columns):
+            x = at.gutter + place * at.block + (column + 0.5) * at.side + 4
+            y = at.head - 4
+            yield (
+                f'<text x="{number(x)}" y="{number(y)}" '
+                f'transform="rotate(-90 {number(x)} {number(y)})">{label(name)}</text>'
+            )
+
+
+def _leaves(at: Plot) -> Iterator[str]:
+    for leaf, y in at.leaves:
+        yield f'<text class="leaf" x="0" y="{number(y)}">{label(leaf or "no leaf known")}</text>'
+
+
+def _name(row: Row, at: Plot, found: Sequence[Accused]) -> str:
+    mine = [one for one in found if row.node in one.nodes]
+    y = number(at.rows[row.node] + at.tall / 2 + 3.5)
+    css, mark = (' class="bad"', "▶ ") if mine else ("", "")
+    return (
+        f'<text{css} x="{number(at.gutter - 6)}" y="{y}" text-anchor="end">'
+        f"{mark}{label(row.node)}<title>{text(row.node)}</title></text>"
+    )
+
+
+def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
+    against = panel.pick(cell)
+    place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
+    who = f"{cell.a} {cell.b} rail {cell.rail} round {cell.round}"
+    if cell.state != "measured" or against is None:
+        said = text(f"{who}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
+        middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
+        letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
+        drawn = letter if at.side > _CHAR else ""
+        return f'<rect class="{BROKEN.css}" {place}><title>{said}</title></rect>{drawn}'
+    colour = step(against.ratio)
+    said = text(f"{who}: {panel.say(against)}{_times(against)}")
+    return f'<rect class="{colour.css}" {place}><title>{said}</title></rect>'
+
+
+def _times(against: Against) -> str:
+    """How it compares, in figures; a large page has thousands of cells that are as their peers."""
+    ratio = against.ratio
+    if ratio is None:
+        return ""
+    return ", cut short" if ratio >= CUT_SHORT else f", {ratio:.3g} x" if against.stands_out else ""
+
+
+def _frames(grid: Grid, at: Plot, found: Sequence[Accused]) -> Iterator[str]:
+    """A frame around the row of an accused node, its rail's part of it, or a bad path's cells."""
+    for one in found:
+        for node in (name for name in one.nodes if name in at.rows):
+            first = grid.rails.index(one.rail) if one.rail in grid.rails else 0
+            blocks = 1 if one.rail in grid.rails else len(grid.rails)
+            x, width = at.gutter + first * at.block, blocks * at.block - _RAIL_GAP
+            yield _frame(one, x, at.rows[node], width, at.tall)
+    paths = {pair: one for one in found if not one.nodes for pair in one.pairs}
+    for row in grid.rows if paths else ():
+        for number_of, cell in enumerate(row.cells):
+            framed = paths.get((cell.a, cell.b)) if cell is not None else None
+            if framed is not None:
+                x = _x(at, grid, number_of)
+                yield _frame(framed, x, at.rows[row.node], at.side, at.tall)
+
+
+def _frame(one: Accused, x: float, y: float, width: float, height: float) -> str:
+    css = "frame" if one.certain else "frame maybe"
+    return (
+        f'<rect class="{css}" x="{number(x - 1)}" y="{number(y - 1)}" '
+        f'width="{number(width + 2)}" height="{number(height + 2)}">'
+        f"<title>{text(f'{one.component}: {one.sentence}')}</title></rect>"
+    )

@@ -1,0 +1,93 @@
+"""How long the operations of the blamed took beside those of their peers: shares per bin.
+
+A mean, or a median, hides what breaks a job: one operation in a thousand that takes 10 ms.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from preflight.fabric.digest import Digest
+    from preflight.fabric.samples import PairSamples, Phase
+
+PER_DECADE = 8
+Kind = tuple[int, "Phase"]
+"""Size in bytes and phase of the measurement."""
+
+
+class Spread(Struct, frozen=True):
+    """Shares of operations by time: bin → share; bin k is 10^(k/8) to 10^((k+1)/8) us."""
+
+    shares: dict[int, float]
+    operations: int
+    longest_us: float
+    pairs: int
+
+
+def bin_of(time_us: float) -> int:
+    """The bin of one time; what took under 0.1 us took 0.1."""
+    return math.floor(math.log10(max(time_us, 0.1)) * PER_DECADE)
+
+
+def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
+    """Count every operation that both ends timed (the shorter counts); None if there is none."""
+    counts: dict[int, int] = {}
+    operations, longest, number = 0, 0.0, 0
+    for pair in pairs:
+        times = _network_us(pair, kind)
+        number += bool(times)
+        operations += len(times)
+        for time_us in times:
+            counts[bin_of(time_us)] = counts.get(bin_of(time_us), 0) + 1
+            longest = max(longest, time_us)
+    if not operations:
+        return None
+    shares = {at: count / operations for at, count in counts.items()}
+    return Spread(shares, operations, longest, number)
+
+
+def _network_us(pair: PairSamples, kind: Kind) -> Sequence[float]:
+    ends = [
+        timing.times_us
+        for end in (pair.first, pair.second)
+        for timing in (end.timings if end is not None else ())
+        if (timing.size_bytes, timing.phase) == kind
+    ]
+    return [min(times) for times in zip(*ends, strict=False)]
+
+
+def kind_of(digest: Digest) -> Kind:
+    """Its size and phase."""
+    return digest.size_bytes, digest.phase
+
+
+def of_digests(digests: Iterable[Digest]) -> Spread | None:
+    """The same from quantiles: what lies between two of them is spread evenly there."""
+    weights: dict[int, float] = {}
+    operations, longest, number = 0, 0.0, 0
+    for one in digests:
+        for at, weight in _spread(one).items():
+            weights[at] = weights.get(at, 0.0) + weight * one.operations
+        number += 1
+        operations += one.operations
+        longest = max(longest, one.most_us)
+    if not operations:
+        return None
+    shares = {at: weight / operations for at, weight in weights.items()}
+    return Spread(shares, operations, longest, number)
+
+
+def _spread(one: Digest) -> Mapping[int, float]:
+    edges = (one.best_us, one.p50_us, one.p99_us, one.p999_us, one.most_us)
+    weights: dict[int, float] = {}
+    for low, high, share in zip(edges, edges[1:], (0.5, 0.49, 0.009, 0.001), strict=False):
+        bins = range(bin_of(low), max(bin_of(low), bin_of(high)) + 1)
+        for at in bins:
+            weights[at] = weights.get(at, 0.0) + share / len(bins)
+    return weights

@@ -1,0 +1,74 @@
+"""Fabrics made up for the picture: short form, any size, with what is wrong said by a function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fabric.digest import Digest, Standout
+from preflight.fabric.observed import Observed, Tried
+from preflight.fabric.schedule import circle_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preflight.fabric.samples import PairState
+
+SMALL, LARGE = 8, 4 << 20
+Says = "float | PairState"
+
+
+def fabric(
+    count: int,
+    factor: Callable[[str, str, int], float | PairState] = lambda _a, _b, _rail: 1.0,
+    *,
+    rails: int = 1,
+    rounds: int | None = None,
+    leaf: int = 0,
+    spikes: Callable[[str, str, int], int] = lambda _a, _b, _rail: 0,
+) -> Observed:
+    """Every pair takes `factor` times as long as usual, or ends in the state that it says.
+
+    `leaf`: so many nodes under each switch; 0: no topology is known.
+    """
+    names = tuple(f"n{number:04}" for number in range(count))
+    tried, digests = [], []
+    for number, around in enumerate(circle_rounds(names, rounds)):
+        for a, b in around:
+            for rail in range(rails):
+                said = factor(a, b, rail)
+                state: PairState = "measured" if isinstance(said, float) else said
+                tried.append(Tried(a=a, b=b, rail=rail, round=number, state=state))
+                if isinstance(said, float):
+                    many = spikes(a, b, rail)
+                    digests += [
+                        _digest(a, b, rail, number, SMALL, 20.0, many),
+                        _digest(a, b, rail, number, LARGE, 4000.0 * said, 0),
+                    ]
+    return Observed(
+        nodes=names,
+        backend="gloo",
+        tried=tuple(tried),
+        digests=tuple(digests),
+        leaves={name: f"leaf{at // leaf}" for at, name in enumerate(names)} if leaf else {},
+    )
+
+
+def _digest(  # noqa: PLR0917
+    a: str, b: str, rail: int, number: int, size_bytes: int, time_us: float, many: int
+) -> Digest:
+    return Digest(
+        a=a,
+        b=b,
+        rail=rail,
+        round=number,
+        size_bytes=size_bytes,
+        operations=1000,
+        loaded_s=time_us / 1e3,
+        best_us=time_us * 0.9,
+        p50_us=time_us,
+        p99_us=time_us * 1.2,
+        p999_us=time_us * 1.3,
+        most_us=10_000.0 if many else time_us * 1.4,
+        standouts=tuple(Standout(float(k), k, 1e4, 1e4, 1.0, 1.0) for k in range(many)),
+        cut_us=5 * time_us,
+    )
