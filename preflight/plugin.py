@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="RATE",
         type=float,
         help="Soak each link long enough to see an event of this rate (per second of load) with "
-        "99 % (default: a short soak; deep: 0.1)",
+        "99 %% (default: a short soak; deep: 0.1)",
     )
     add(
         "--preflight-at-once",
