@@ -41,8 +41,9 @@ class Row(Struct, frozen=True, kw_only=True):
 
     id: str
     what: str
-    ours: Spread
-    theirs: Spread
+    ours: Spread | None = None
+    theirs: Spread | None = None
+    """Of both None: nothing is compared, the value stands for itself."""
     unit: str
     """Of `ours` and `theirs`: "s" or "MiB"."""
     value: Spread

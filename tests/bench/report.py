@@ -72,7 +72,9 @@ def _figures(row: Row) -> tuple[str, ...]:
     )
 
 
-def _spread(spread: Spread, unit: str) -> str:
+def _spread(spread: Spread | None, unit: str) -> str:
+    if spread is None:
+        return "-"
     return f"{_number(spread.median)} {unit} ({_number(spread.low)} to {_number(spread.high)})"
 
 

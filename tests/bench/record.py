@@ -1,0 +1,91 @@
+"""Records what healthy hosts of the lab measure, as the noise of simulated fabrics.
+
+python -m tests.bench.record [--runs 3] [--output tests/data/healthy-sweeps.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from preflight.fabric.launch import sweep
+from preflight.fabric.plan import KIB, MIB, SweepPlan
+from preflight.fabric.samples import Ladder
+from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.simulate.recorded import record
+from preflight.transport.bundle import start_payload
+from tests.bench.machine import machine
+from tests.bench.probing import DEADLINE_S, connected, some
+from tests.lab.cluster import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.fabric.samples import Sweep
+    from preflight.fleet.model import Host
+    from preflight.transport.leased import Talk
+    from preflight.transport.protocol import Connection
+
+FILE = Path(__file__).parents[1] / "data" / "healthy-sweeps.json"
+_HOSTS = 8
+_LADDER = (
+    Ladder(8, 20, 200),
+    Ladder(64 * KIB, 3, 50),
+    Ladder(256 * KIB, 2, 60),
+    Ladder(1 * MIB, 2, 25),
+    Ladder(4 * MIB, 2, 15),
+)
+
+
+def main() -> int:
+    """Bring hosts up, sweep all their pairs some times, write."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.record", description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=FILE)
+    options = parser.parse_args()
+    with Lab(hosts=_HOSTS) as lab:
+        hosts = some(lab.inventory(), _HOSTS)
+        _, connections = connected(hosts)
+        try:
+            sweeps = [_sweep(hosts, connections) for _ in range(options.runs)]
+        finally:
+            for connection in connections.values():
+                connection.close()
+    here = machine()
+    what = (
+        f"{options.runs} healthy sweeps of all {_HOSTS * (_HOSTS - 1) // 2} pairs of {_HOSTS} "
+        f"hosts of the lab (network namespaces on one machine: {here.cores} cores, {here.cpu}), "
+        f"gloo over TCP, {datetime.now(UTC):%Y-%m-%d}"
+    )
+    recording = record(sweeps, what)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_bytes(msgspec.json.encode(recording) + b"\n")
+    sys.stdout.write(f"{what}\nwritten to {options.output}\n")
+    return 0
+
+
+def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Sweep:
+    names = tuple(host.name for host in hosts)
+
+    def start(host: Host, request: Mapping[str, object]) -> Talk:
+        return start_payload(connections[host.name], host, "sweep", request, DEADLINE_S)
+
+    plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=_LADDER, gloo_soak=None)
+    budget = msgspec.structs.replace(plan.gloo_budget, box_s=2.0)
+    return sweep(
+        msgspec.structs.replace(plan, gloo_budget=budget),
+        hosts,
+        start,
+        nonce=secrets.token_hex(16),
+        deadline_s=DEADLINE_S,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
