@@ -68,6 +68,8 @@ class Collected:
             error=seen.error,
             started_s=seen.started_s,
             setup_ms=seen.setup_ms,
+            moved=seen.moved,
+            net=seen.net,
         )
         self.accounts += 1
         return True
@@ -113,6 +115,8 @@ class Collected:
 
     def silence(self) -> Silence:
         """Who broke off, and who only waited for them."""
+        if not self._who.names:  # the time was up before anyone was ready
+            return Silence()
         return explain(
             self._words,
             nodes=self._who.names,

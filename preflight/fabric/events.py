@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.fabric.samples import Timing
+from preflight.fabric.samples import Moved, Timing
 
 _Error = Annotated[str, Meta(max_length=512)]
 _Name = Annotated[str, Meta(max_length=255)]
@@ -56,6 +56,8 @@ class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
     started_s: Annotated[float, Meta(ge=0, le=1e12)]
     setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
     timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
+    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
+    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):

@@ -71,6 +71,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """Node name → why it may not take part."""
     interface: str | None = None
     seed: int = 1
+    sysfs: str = "/sys"
+    """On the nodes; elsewhere in tests."""
     ready_s: float = 45.0
     """For a node's Python to import torch; from a cold network file system this takes long."""
     last_call_s: float = 5.0

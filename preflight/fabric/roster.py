@@ -93,6 +93,7 @@ def go_order(
         "soak": None if who.soak is None else _rung(who.soak),
         "turns": _turns(who.rounds, name, number),
         "seed": plan.seed,
+        "sysfs": plan.sysfs,
         "meet_s": limits.meet_s,
         "op_s": limits.op_s,
         "box_s": limits.box_s,

@@ -44,7 +44,7 @@ class Timing(Struct, frozen=True):
 class Moved(Struct, frozen=True):
     """A counter of that node that moved between the start and the end of its part in a pair."""
 
-    name: Annotated[str, Meta(max_length=120)]
+    name: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")]
     """"mlx5_3/1 symbol_error", "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal"."""
     by: Annotated[float, Meta(ge=0, le=1e18)]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 
-CARRIED = {"probe": ("pynvml",)}
+CARRIED = {"probe": ("pynvml",), "sweep": ("pynvml",)}
 """Modules that travel along, by entry: a node need not have them installed."""
 
 PARTS = {"relay": ("start.py", "wire.py", "children.py", "relay/")}

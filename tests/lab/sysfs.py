@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 FROM_KERNEL = ("class/net", "devices/system", "devices/virtual", "fs", "kernel", "module", "power")
 """Bound over the tree from a real sysfs of the host's own network namespace."""
 
+_COUNTERS = {
+    "symbol_error": "counters",
+    "link_error_recovery": "counters",
+    "link_downed": "counters",
+    "port_xmit_data": "counters",
+    "packet_seq_err": "hw_counters",
+    "out_of_sequence": "hw_counters",
+    "np_cnp_sent": "hw_counters",
+}
 _BRIDGE = "0x060400"
 _OURS = ("bus/pci/devices", "class/infiniband", "devices")
 
@@ -29,6 +38,12 @@ def write(root: Path, scenario: Scenario) -> None:
     for nic in scenario.nics:
         folder = _write_device(root, nic, pci_class="0x020700", vendor="0x15b3", device="0x1021")
         _write_nic(root, folder, nic)
+
+
+def count(root: Path, nic: str, name: str, value: int) -> None:
+    """Let a counter of a NIC's port stand at this value, in place, as it moves on a real host."""
+    port = root / "class/infiniband" / nic / "ports/1"
+    (port / _COUNTERS[name] / name).write_text(f"{value}\n")
 
 
 def _clear(root: Path) -> None:
@@ -62,6 +77,9 @@ def _write_nic(root: Path, folder: Path, nic: Nic) -> None:
     port.mkdir(parents=True)
     for name in ("state", "phys_state", "rate", "link_layer"):
         (port / name).write_text(f"{getattr(nic, name)}\n")
+    for name, kind in _COUNTERS.items():
+        (port / kind).mkdir(exist_ok=True)
+        (port / kind / name).write_text("0\n")
     (rdma / "node_type").write_text("1: CA\n")
     (rdma / "fw_ver").write_text("28.39.1002\n")
     _link(rdma / "device", folder)

@@ -27,6 +27,8 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
         "started_s": round(time.time(), 3),
         "setup_ms": 0.0,
         "timings": [],
+        "moved": [],
+        "net": "",
     }
 
 
@@ -36,4 +38,10 @@ def short(error: BaseException) -> str:
     if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
         first = first.partition("] ")[2] or first
     first = first.partition(", keys: ")[0]  # of the store: they tell an operator nothing
-    return first.encode("ascii", "replace").decode("ascii")[:ERROR_LIMIT]
+    return printable(first, ERROR_LIMIT)
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """Return the same as printable ASCII of bounded length."""
+    plain = text.encode("ascii", "replace").decode("ascii")
+    return "".join(each for each in plain if each.isprintable())[:limit]

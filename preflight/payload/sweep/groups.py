@@ -33,7 +33,6 @@ NCCL_ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
-    "NCCL_DEBUG": "WARN",
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from . import pair, plan
+from . import means, pair, plan, watch
 from .account import account
 from .meeting import STRIKING_S, Meeting
 
@@ -30,10 +30,11 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
 
     torch.set_num_threads(1)
     say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
+    counting = watch.Watch(rail.go.sysfs)  # before there are threads and connections to inherit
     raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
     store = dist.PrefixStore("preflight/" + rail.go.run, raw)
     meeting = Meeting(store, rail.member, rail.members)
-    seat = pair.Seat(torch, store, meeting, rail)
+    seat = pair.Seat(torch, store, meeting, rail, means.Means(torch, rail), counting)
     for number in range(first_round, len(rail.go.turns)):
         patience_s = _patience_s(rail, number)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)

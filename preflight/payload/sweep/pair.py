@@ -6,15 +6,18 @@ import time
 from dataclasses import dataclass, replace
 
 from . import groups, plan
-from .account import account, short
+from .account import account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
+from .watch import PATIENCE_S, moved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .means import Means
     from .meeting import Meeting
+    from .watch import Watch
 
 _AGAIN = 8
 """All-reduces with the roles swapped, after wrong data."""
@@ -23,9 +26,10 @@ _AGAIN = 8
 class Unfit(Exception):  # noqa: N818 - an account, not an error of ours
     """The pair could not be measured to its end: `state` as in the controller's samples."""
 
-    def __init__(self, state: str, error: str) -> None:
+    def __init__(self, state: str, error: str, seen: dict[str, Any] | None = None) -> None:
         super().__init__(error)
         self.state = state
+        self.seen = seen or {}
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Seat:
     store: Any
     meeting: Meeting
     rail: plan.Rail
+    means: Means
+    watch: Watch
 
 
 def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) -> dict[str, Any]:
@@ -47,26 +53,45 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     rail, meeting = seat.rail, seat.meeting
     seen = account(rail, turn, "measured")
     name = f"{turn.round}/{turn.a}-{turn.b}/{rail.rail}"
+    before = None
     try:
-        alive("connect", _connect_s(rail.go))
-        begun = time.monotonic()
-        group = _connect(seat, turn, name)
-        met = time.monotonic()
-        alive("pair", rail.go.op_s + BEAT_S + MARGIN_S)
-        seen["started_s"] = round(time.time(), 3)
-        seen["setup_ms"] = round((met - begun) * 1000.0, 1)
-        ladder = Ladder(seat.torch, group, rail, turn, alive)
-        ladder.climb(begun, met)
-        seen["timings"] = ladder.timings
-        if ladder.spoilt:
-            _look_into(seat, turn, name, ladder, alive)
+        alive("connect", _connect_s(rail.go) + PATIENCE_S)
+        seat.means.prepare()
+        before = seat.watch.read(seat.means.question())
+        seen.update(_measure(seat, turn, name, alive))
         meeting.leave(name, turn.rank)
         meeting.await_leave(name, turn.rank, rail.go.op_s)
     except Unfit as unfit:
-        seen.update(state=unfit.state, error=short(unfit))
+        seen.update(unfit.seen, state=unfit.state, error=short(unfit))
     except RuntimeError as error:
         seen.update(state=_state_of(str(error)), error=short(error))
     meeting.leave(name, turn.rank)
+    alive("pair", PATIENCE_S + MARGIN_S)
+    if before is not None:
+        seen["moved"] = moved(before, seat.watch.read(seat.means.question()))
+    return seen
+
+
+def _measure(
+    seat: Seat, turn: plan.Turn, name: str, alive: Callable[[str, float], None]
+) -> dict[str, Any]:
+    """Connect, climb, and look at what carried the data; Unfit with what was seen before it."""
+    begun = time.monotonic()
+    group = _connect(seat, turn, name)
+    met = time.monotonic()
+    alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
+    seen: dict[str, Any] = {
+        "started_s": round(time.time(), 3),
+        "setup_ms": round((met - begun) * 1000.0, 1),
+    }
+    ladder = Ladder(seat.torch, group, seat.rail, turn, alive)
+    ladder.climb(begun, met)
+    seen.update(timings=ladder.timings, net=printable(seat.means.words()))
+    alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
+    if ladder.spoilt:
+        error = _look_into(seat, turn, name, ladder, alive)
+        if error:
+            raise Unfit("corrupt", error, seen)
     return seen
 
 
@@ -85,8 +110,8 @@ def _connect_s(go: plan.Go) -> float:
 
 def _look_into(
     seat: Seat, turn: plan.Turn, name: str, ladder: Ladder, alive: Callable[[str, float], None]
-) -> None:
-    """One end or both got wrong data: swap the roles and try again; Unfit where they were ours.
+) -> str:
+    """One end or both got wrong data: swap the roles and try again; what was wrong here, if any.
 
     Whether wrong bits stay with an end or with a role, and whether the end computes the same sum
     rightly by itself, is what can be told of sender and receiver from inside one pair.
@@ -105,9 +130,8 @@ def _look_into(
         mine = mine or (again.words() if again.wrong else "")
     except (RuntimeError, Unfit) as error:
         swapped = f"with the roles swapped: {short(error)[:60]}"
-    if mine:
-        words = "right" if alone else "WRONG: it is this device"
-        raise Unfit("corrupt", f"{mine}; {swapped}; its own sum without a network is {words}")
+    words = "right" if alone else "WRONG: it is this device"
+    return f"{mine}; {swapped}; its own sum without a network is {words}" if mine else ""
 
 
 def _state_of(message: str) -> str:

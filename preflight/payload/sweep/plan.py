@@ -64,6 +64,8 @@ class Go:
     """One size for longer, after the ladder."""
     soak_s: float = 0.0
     """For all its counted iterations; on top of the pair's time."""
+    sysfs: str = "/sys"
+    """Where NICs' counters are read; elsewhere in tests."""
 
 
 @dataclass(frozen=True)

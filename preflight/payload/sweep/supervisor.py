@@ -11,7 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from . import lifeline, lines, member, plan
+from . import lifeline, lines, member, plan, starvation
 from .account import account, short
 
 TYPE_CHECKING = False
@@ -59,11 +59,13 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
     pid, reader = _fork(rail, first_round)
     at, phase, within_s, error = first_round, "start", member.STORE_S, ""
+    waited: dict[str, float] = {}
     try:
         while True:
             line = reader.next(within_s + _GRACE_S)
             if line is None:
                 break
+            waited = starvation.waited_s(pid)
             if "account" in line:
                 lines.write(output, line["account"])
                 at = min(line["account"]["round"] + 1, len(rail.go.turns) - 1)
@@ -74,7 +76,8 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
                 at, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
         what = "did not get a connection" if phase == "connect" else "stood still"
-        error = f"its measuring process {what} for {within_s:.0f} s and was killed"
+        excuse = starvation.excuse(waited, pid, within_s)
+        error = f"its measuring process {what} for {within_s:.0f} s and was killed{excuse}"
     os.close(reader.descriptor)
     return _Ended(at, phase, _end(pid, error))
 

@@ -77,6 +77,8 @@ class Gpu(Card):
     processes: tuple[tuple[int, int], ...] = ()
     """(pid, MiB)"""
     mig: tuple[str, ...] = ()
+    counters: tuple[tuple[str, int], ...] = ()
+    """(name as preflight tells it, value); "reasons": NVML's bits of why its clocks are down."""
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 
 static void scenario_path(char *path, size_t size)
@@ -61,6 +62,10 @@ static int read_part(struct scenario *s, const char *key, const char *rest)
         struct mig *mig = &gpu->mig[gpu->migs++];
         mig->parent = gpu;
         return sscanf(rest, "%95s", mig->uuid) == 1 ? 0 : -1;
+    }
+    if (!strcmp(key, "counter") && gpu->counters < MAX_COUNTERS) {
+        struct counter *counter = &gpu->counter[gpu->counters++];
+        return sscanf(rest, "%31s %llu", counter->name, &counter->value) == 2 ? 0 : -1;
     }
     if (!strcmp(key, "ancestor") && sscanf(rest, "%u %u", &peer, &value) == 2 && peer < MAX_GPUS) {
         gpu->ancestor[peer] = value;
@@ -130,4 +135,21 @@ int scenario_read(struct scenario *into)
             fprintf(stderr, "NVML emulator: cannot read \"%s\" in %s\n", line, path);
     fclose(file);
     return bad ? -1 : 0;
+}
+
+void scenario_recount(struct scenario *into)
+{
+    static struct scenario fresh;
+    static struct timespec seen;
+    char path[4096];
+    struct stat file;
+
+    scenario_path(path, sizeof path);
+    if (stat(path, &file) || !memcmp(&seen, &file.st_mtim, sizeof seen) || scenario_read(&fresh))
+        return;
+    seen = file.st_mtim;
+    for (unsigned i = 0; i < into->gpus && i < fresh.gpus; i++) {
+        into->gpu[i].counters = fresh.gpu[i].counters;
+        memcpy(into->gpu[i].counter, fresh.gpu[i].counter, sizeof fresh.gpu[i].counter);
+    }
 }

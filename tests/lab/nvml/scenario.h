@@ -2,7 +2,8 @@
 #ifndef SCENARIO_H
 #define SCENARIO_H
 
-enum { MAX_GPUS = 16, MAX_LINKS = 18, MAX_PROCESSES = 32, MAX_MIG = 7, P2P_CAPS = 5 };
+enum { MAX_GPUS = 16, MAX_LINKS = 18, MAX_PROCESSES = 32, MAX_MIG = 7, P2P_CAPS = 5,
+       MAX_COUNTERS = 32 };
 
 enum init_mode { INIT_ANSWERS, INIT_FAILS, INIT_HANGS, INIT_BLOCKS };
 
@@ -22,15 +23,21 @@ struct mig {
     char uuid[96];
 };
 
+struct counter {
+    char name[32];
+    unsigned long long value;
+};
+
 struct gpu {
     char bus[32], uuid[96], serial[32], cpus[128];
     unsigned index, minor, numa;
     unsigned long long used_mib;
     int error; /* every call on this GPU answers so; 0 is healthy */
-    unsigned links, processes, migs;
+    unsigned links, processes, migs, counters;
     struct link link[MAX_LINKS];
     struct process process[MAX_PROCESSES];
     struct mig mig[MAX_MIG];
+    struct counter counter[MAX_COUNTERS];
     unsigned ancestor[MAX_GPUS];
     unsigned p2p[MAX_GPUS][P2P_CAPS];
 };
@@ -50,5 +57,8 @@ struct scenario {
 /* Fill `into` from $PREFLIGHT_NVML_SCENARIO, else <folder of this library>/scenarios/<uname -n>.
    Returns 0, or -1 where there is no such file or a line of it is not understood. */
 int scenario_read(struct scenario *into);
+
+/* Read the counters of all GPUs again, if the file has changed: they move while a driver is open. */
+void scenario_recount(struct scenario *into);
 
 #endif

@@ -82,6 +82,11 @@ class Scenario:
             index, mig=tuple(f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}" for name in names)
         )
 
+    def counted(self, index: int, name: str, value: int) -> Scenario:
+        """A counter of a GPU stands at this value: "pcie_replay", "nvlink3_crc_flit", ..."""
+        others = tuple(each for each in self.gpus[index].counters if each[0] != name)
+        return self._gpu(index, counters=(*others, (name, value)))
+
     def nic(self, index: int, **words: str) -> Scenario:
         """Change a NIC's words: `nic(3, state="1: DOWN", phys_state="2: Polling")`."""
         changed = replace(self.nics[index], **words)  # type: ignore[arg-type]  # all are words
@@ -122,6 +127,7 @@ class Scenario:
             lines += [f"link {index} {int(k.up)} {_KINDS[k.kind]} {k.remote}" for k in gpu.links]
             lines += [f"process {index} {pid} {mib}" for pid, mib in gpu.processes]
             lines += [f"mig {index} {name}" for name in gpu.mig]
+            lines += [f"counter {index} {name} {value}" for name, value in gpu.counters]
             lines += self._pairs(index, gpu)
         return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL, SweepPlan
 from preflight.fabric.roster import Roster, go_order, roster
-from preflight.fabric.samples import Ladder, Sweep, Timing
+from preflight.fabric.samples import Ladder, Moved, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from tests.unit.fabric.synthetic import hosts
 
@@ -55,6 +55,9 @@ def who() -> Roster:
         b'{"event":"no_torch","error":"' + b"x" * 1000 + b'"}',
         msgspec.json.encode(SEEN).replace(b"measured", b"splendid"),
         msgspec.json.encode(SEEN).replace(b"1.0,2.0", b"-1.0,2.0"),
+        msgspec.json.encode(SEEN).replace(b'"net":""', b'"net":"\\u001b[2J"'),
+        msgspec.json.encode(SEEN).replace(b'"moved":[]', b'"moved":[{"name":"\\n","by":1}]'),
+        msgspec.json.encode(msgspec.structs.replace(SEEN, moved=(Moved("a", 1.0),) * 65)),
     ],
 )
 def test_an_event_that_is_none_is_refused_in_words(document: bytes) -> None:
@@ -166,6 +169,12 @@ def test_a_sweep_that_ended_early_blames_nobody_for_what_is_missing(who: Roster)
     assert {(pair.state, pair.error, pair.waited) for pair in seen.pairs.values()} == {
         ("not_run", "time was up", True)
     }
+
+
+def test_a_sweep_whose_time_was_up_before_anyone_was_ready_blames_nobody() -> None:
+    """No node, no pair, no culprit; and no traceback."""
+    collected = Collected(roster(PLAN, {}))
+    assert (collected.pairs("time was up"), collected.silence().culprits) == ((), {})
 
 
 def test_a_node_whose_line_was_lost_keeps_its_measurements_and_its_partners_their_name(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
 import pytest
+
+from tests.unit.fabric.nodes import wait_for
 
 torch: Any = pytest.importorskip("torch")
 
@@ -19,11 +25,14 @@ from sweep import (  # noqa: E402  needs torch's skip first
     ladder,
     lines,
     main,
+    means,
     meeting,
     pair,
     pattern,
     plan,
+    starvation,
     verify,
+    watch,
 )
 
 GO: dict[str, Any] = {
@@ -128,6 +137,17 @@ def test_a_device_tells_the_same_without_being_waited_for() -> None:
     assert verify.report(torch, buffer, wanted).tolist() == [1, 17, -5]
 
 
+class Still(watch.Watch):
+    """Reads no counters."""
+
+    def __init__(self) -> None:
+        pass
+
+    def read(self, what: dict[str, Any]) -> None:
+        """Nothing came in time."""
+        del what
+
+
 class Both:
     """Both ends of one real pair over gloo, as two threads of this process."""
 
@@ -166,7 +186,8 @@ class Both:
             plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1), 2
         )
         assert rail.go.turns[0] is not None
-        seat = pair.Seat(torch, store, meeting.Meeting(store, rank, 2), rail)
+        met = meeting.Meeting(store, rank, 2)
+        seat = pair.Seat(torch, store, met, rail, means.Means(torch, rail), Still())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)
 
 
@@ -274,3 +295,31 @@ def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
         assert all(both.map(lambda one: one.arrive(2, 60.0), others))
     assert not any(store.check([f"striker/{number}"]) for number in range(3))
     assert not lost.arrive(2, 60.0)
+
+
+def test_a_starved_process_is_told_from_one_that_hangs() -> None:
+    """One only sleeps; the other shares a CPU with a loop and comes last; a third is stopped."""
+    cpu = min(os.sched_getaffinity(0))
+    loop = f"import os; os.sched_setaffinity(0, {{{cpu}}});"
+    last = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0));"
+    spin = "\nwhile True: pass"
+    with ExitStack() as stack:
+
+        def start(code: str) -> int:
+            process = subprocess.Popen([sys.executable, "-c", code])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process.pid
+
+        sleeping = start("import time; time.sleep(600)")
+        start(loop + spin)
+        starved = start(loop + last + spin)
+        before = starvation.waited_s(starved)
+        assert before
+        wait_for(lambda: [1] if "for a CPU" in starvation.excuse(before, starved, 1.0) else [])
+        assert re.search(r"it waited \d\.\d s for a CPU", starvation.excuse(before, starved, 1.0))
+        assert starvation.excuse(starvation.waited_s(sleeping), sleeping, 1.0) == ""
+        os.kill(sleeping, signal.SIGSTOP)
+        assert wait_for(lambda: [1] if starvation.stopped(sleeping) else [])
+        assert starvation.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
+    assert starvation.excuse({}, starved, 1.0) == ""
