@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from preflight.registered import Registered
 
 USAGE = 4
-VERBS = ("checks", "run")
+VERBS = ("blame", "checks", "run")
 WIDTH = 80
 """Columns of the narrowest terminal people work in."""
 
@@ -40,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.verb == "checks":
             return _checks(arguments.id)
+        if arguments.verb == "blame":
+            from preflight.commands import blame
+
+            return blame.run(arguments)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python's own flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     checks = verbs.add_parser("checks", help="list the checks, or explain one")
     checks.add_argument("id", nargs="?", help="a check id such as gpu.count")
+    blame = verbs.add_parser("blame", help="name who is to blame in stored samples of a sweep")
+    blame.add_argument(
+        "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
+        help="a run's folder, its measured.json, or samples of either form, also gzipped",
+    )  # fmt: skip
+    blame.add_argument("--json", action="store_true", help="print one JSON document instead")
     verbs.add_parser("run", help="judge a fleet, isolated: for root, cron and schedulers")
     return parser
 

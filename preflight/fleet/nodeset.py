@@ -22,6 +22,7 @@ MOST_NODES = 65536
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_DIGITS = re.compile(r"([0-9]{1,18})")
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
 
@@ -63,6 +64,11 @@ def fold(names: Iterable[str]) -> str:
         else:
             plain.add(name)
     return ",".join(part for part in (str(plain), *addresses) if part)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key of a name as people count: h2 before h10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def split(text: str) -> list[str]:

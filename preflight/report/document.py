@@ -107,8 +107,13 @@ def encode(report: Report) -> bytes:
 
     Whoever prints the file on a terminal meets no control character that a node made up.
     """
-    text = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
-    return _NOT_PLAIN.sub(_escaped, text).encode("ascii") + b"\n"
+    return plain(report).encode("ascii")
+
+
+def plain(document: Struct) -> str:
+    """Write any document as `encode` writes a report."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    return _NOT_PLAIN.sub(_escaped, text) + "\n"
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -118,10 +123,15 @@ def _escaped(match: re.Match[str]) -> str:
 
 def json_schema() -> dict[str, Any]:
     """Describe the document as JSON Schema; `docs/report.schema.json` holds a copy of this."""
-    (root,), definitions = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    return schema_of(Report, f"preflight report.json, schema {SCHEMA}")
+
+
+def schema_of(kind: type[Struct], title: str) -> dict[str, Any]:
+    """Describe any document as JSON Schema."""
+    (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"preflight report.json, schema {SCHEMA}",
+        "title": title,
         **root,
         "$defs": definitions,
     }

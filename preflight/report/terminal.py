@@ -80,7 +80,7 @@ def summary(
     """Lay out findings, node lists, counts and the exit code in plain lines."""
     lines: list[str] = []
     for finding in found:
-        lines += _finding(finding, report.fleet.nodes, width)
+        lines += finding_lines(finding, report.fleet.nodes, width)
     for suspicion in report.suspicions:
         lines += wrapped(suspicion, first="note   ", indent=_INDENT, width=width)
     if found:
@@ -99,7 +99,8 @@ def summary(
     return lines
 
 
-def _finding(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
+def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
+    """Lay out one finding: whom, what, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
     lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import impostors, processes, wire
+from tests.stories.blaming import blame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +105,9 @@ def test_a_slow_link(judge: Callable[..., Told], lab: Lab) -> None:
     assert told.out.count("FAIL   h3  fabric.allreduce\n") == 1
     assert "\npicture " in told.out
     assert "Blamed: h3<" in (told.folder / "fabric.html").read_text()
+    again = blame(told.folder)
+    assert (again.exit, again.found) == (1, ["h3"])
+    assert told.report["blames"] == again.document["blames"]
 
 
 def test_a_host_that_is_down(judge: Callable[..., Told], lab: Lab) -> None:

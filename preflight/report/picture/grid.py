@@ -7,11 +7,11 @@ column. Large ones: a column per round, so that a bad node is a row. Every pair 
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fleet.nodeset import natural
 from preflight.report.picture.colours import STEPS
 from preflight.report.picture.ratios import Cell
 
@@ -27,7 +27,6 @@ CELLS = 4608
 _AT_LEAST = 16
 """Rows, where there are so many nodes."""
 
-_DIGITS = re.compile(r"([0-9]{1,18})")
 _PARTNERS = 32
 """Nodes up to which a column can be a partner."""
 
@@ -64,14 +63,9 @@ def by_leaf(observed: Observed) -> tuple[str, ...]:
 
     def place(name: str) -> tuple[bool, list[tuple[int, str]], list[tuple[int, str]]]:
         leaf = observed.leaves.get(name, "")
-        return not leaf, _natural(leaf), _natural(name)
+        return not leaf, natural(leaf), natural(name)
 
     return tuple(sorted(observed.nodes, key=place))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """h2 before h10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def grid(

@@ -1,0 +1,108 @@
+"""`preflight blame` names who was to blame that night, or says in one line why it cannot tell."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.samples import End
+from preflight.fabric.stored import encode_sweep
+from preflight.stages.measured import Measured
+from tests.stories.blaming import Blamed, blame
+from tests.unit.fabric.synthetic import hosts, sweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOW = sweep(hosts(5), lambda a, b: 0.05 if "h3" in (a, b) else 1.0)
+HEALTHY = sweep(hosts(5), lambda _a, _b: 1.0)
+
+
+def stored(folder: Path, content: bytes) -> Path:
+    """A file of samples."""
+    path = folder / "night.json"
+    path.write_bytes(content)
+    return path
+
+
+def refused(told: Blamed) -> str:
+    """The one line of a refusal: exit 4, no traceback, nothing on standard output."""
+    assert (told.exit, told.out) == (4, "")
+    (line,) = told.err.splitlines()
+    assert line.startswith("preflight: ")
+    return line
+
+
+def test_a_slow_node_is_named_again(tmp_path: Path) -> None:
+    """The terminal shows one finding with what to do and whom to exclude; exit 1."""
+    told = blame(stored(tmp_path, encode_sweep(SLOW)), as_json=False)
+    assert told.exit == 1, told.err
+    assert told.out.startswith(f"samples    {tmp_path}/night.json:")
+    assert "5 nodes, 10 pairs tried (1 rail, 5 rounds), gloo" in " ".join(told.out.split())
+    assert told.out.count("FAIL   h3  fabric.allreduce\n") == 1
+    assert "do: check link rate" in told.out
+    assert "not ready  h3  --exclude=h3\n1 blamed    exit 1\n" in told.out
+    assert told.err == ""
+
+
+def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
+    """Exit 0, from a run's folder whose measurements are gzipped."""
+    measured = Measured(nonce="ab" * 16, sweep=HEALTHY)
+    (tmp_path / "measured.json.gz").write_bytes(gzip.compress(measured.encode()))
+    told = blame(tmp_path)
+    assert (told.exit, told.found) == (0, [])
+    assert told.document["run"] == "ab" * 16
+    assert "nobody is blamed    exit 0" in blame(tmp_path, as_json=False).out
+
+
+def test_a_sweep_that_was_interrupted_clears_nobody(tmp_path: Path) -> None:
+    """What had no turn is not judged: exit 3, and the reason is said."""
+    left = replace(HEALTHY, pairs=HEALTHY.pairs[:4], unfinished="stopped by Ctrl-C")
+    rest = [
+        replace(
+            pair,
+            first=End(pair.a, "not_run", error="stopped by Ctrl-C"),
+            second=End(pair.b, "not_run", error="stopped by Ctrl-C"),
+        )
+        for pair in HEALTHY.pairs[4:]
+    ]
+    told = blame(stored(tmp_path, encode_sweep(replace(left, pairs=(*left.pairs, *rest)))))
+    assert (told.exit, told.found) == (3, [])
+    assert told.document["notes"] == ["the sweep ended early: stopped by Ctrl-C"]
+
+
+def test_a_run_that_swept_nothing_has_nobody_to_blame(tmp_path: Path) -> None:
+    """Exit 5, as everywhere where there is nothing to check."""
+    (tmp_path / "measured.json").write_bytes(Measured(nonce="ab").encode())
+    told = blame(tmp_path, as_json=False)
+    assert told.exit == 5
+    assert "no pair was tried" in told.out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (encode_sweep(SLOW)[:-2000], "it ends in the middle"),
+        (gzip.compress(encode_sweep(SLOW))[:-50], "damaged gzip"),
+        (encode_sweep(SLOW).replace(b"200.0", b"-200.0", 1), "at pairs[0].first.timings[0]"),
+        (encode_sweep(SLOW).replace(b'"round":0', b'"round":3', 1), "ranks disagree"),
+        (b"\x00\xff\x1b[31m", "no JSON at byte 0"),
+    ],
+    ids=["truncated", "damaged", "negative", "rounds", "binary"],
+)
+def test_samples_that_cannot_be_are_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    """Exit 4: the file, the place, and what to do; no traceback and no control character."""
+    line = refused(blame(stored(tmp_path, content)))
+    assert said in line
+    assert str(tmp_path / "night.json") in line
+    assert line.isprintable()
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    """Neither a missing file nor a missing word is a traceback."""
+    assert "cannot read" in refused(blame(tmp_path / "none.json"))
+    assert "holds no measured.json" in refused(blame(tmp_path))
+    assert "see: preflight --help" in refused(blame(tmp_path, "--frobnicate"))
