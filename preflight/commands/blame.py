@@ -5,14 +5,24 @@ So that a rule can be tried on what was measured before it may take nodes out of
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from preflight.commands.verdicts import EMPTY, judge_stored
+from preflight.commands.verdicts import EMPTY, decode_stored, judge_stored
+from preflight.errors import UsageError
+from preflight.fabric.stored import read_stored
+from preflight.report.fabric_page import fabric_page
+from preflight.report.files import write_atomically
 from preflight.report.offline import encode, lines
+from preflight.report.picture.accused import accused
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
+
+    from preflight.fabric.judge import Decoded
+    from preflight.fabric.stored import Stored
 
 _WIDTH = 100
 
@@ -22,19 +32,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for samples that cannot be used.
     """
-    from preflight.fabric.stored import read_stored
-
-    told = judge_stored(read_stored(arguments.samples.expanduser()))
+    stored = read_stored(arguments.samples.expanduser())
+    decoded = decode_stored(stored)
+    told = judge_stored(stored, decoded)
+    if arguments.picture is not None:
+        _draw(arguments.picture.expanduser(), stored, decoded)
     if arguments.json:
         sys.stdout.write(encode(told))
     elif told.exit == EMPTY:
         sys.stdout.write(f"{told.samples}: no pair was tried, there is nothing to judge\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines(told, _width())))
+        width = min(shutil.get_terminal_size().columns, _WIDTH)
+        sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
     return told.exit
 
 
-def _width() -> int:
-    import shutil
-
-    return min(shutil.get_terminal_size().columns, _WIDTH)
+def _draw(path: Path, stored: Stored, decoded: Decoded) -> None:
+    found = accused(decoded.blames, stored.observed)
+    page = fabric_page(stored.observed, found, sweep=stored.sweep, origin=str(stored.path))
+    try:
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another file") from error

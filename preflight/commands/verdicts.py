@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.fabric.judge import judge_sweep
+from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.ledger import Entry
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.fabric.blame import Blame
-    from preflight.fabric.judge import Decoded
     from preflight.fabric.stored import Stored
 
 EMPTY = 5
 """The exit code where there was nothing to judge."""
 
 
-def judge_stored(stored: Stored) -> Told:
-    """Decode, blame, and judge every pair by every check of the fabric that preflight ships."""
-    observed, sweep = stored.observed, stored.sweep
-    decoded = judge_sweep(sweep, _hosts(stored)) if sweep else None
-    entries = _entries(decoded) if decoded else []
+def decode_stored(stored: Stored) -> Decoded:
+    """Compare, decode and blame, as a run does."""
+    return judge_sweep(stored.sweep, _hosts(stored)) if stored.sweep else Decoded()
+
+
+def judge_stored(stored: Stored, decoded: Decoded) -> Told:
+    """Judge every pair by every check of the fabric that preflight ships."""
+    observed, blames = stored.observed, decoded.blames
+    entries = _entries(decoded)
     names = tuple(sorted(observed.nodes, key=natural))
-    blames = decoded.blames if decoded else ()
     suspected = suspicions(entries, len(names))
     ready = readiness(names, entries, strict=False)
     return Told(
