@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from preflight import __version__
 from preflight.check import subject
+from preflight.errors import UsageError
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
@@ -27,8 +28,15 @@ EMPTY = 5
 
 
 def decode_stored(stored: Stored) -> Decoded:
-    """Compare, decode and blame, as a run does."""
-    return judge_sweep(stored.sweep, _hosts(stored)) if stored.sweep else Decoded()
+    """Compare, decode and blame, as a run does; UsageError for what a run could not judge."""
+    if stored.sweep is not None:
+        return judge_sweep(stored.sweep, _hosts(stored))
+    if stored.observed.tried:
+        raise UsageError(
+            f"{stored.path} holds the short form, which has no iterations to judge: give the long "
+            "form, or the folder of its run"
+        )
+    return Decoded()
 
 
 def judge_stored(stored: Stored, decoded: Decoded) -> Told:

@@ -15,7 +15,7 @@ from preflight.report.picture.endpoints import thumbnail
 from preflight.report.picture.grid import CELLS, best_of, grid
 from preflight.report.picture.markup import text
 from preflight.report.picture.panels import draw
-from preflight.report.picture.ratios import PANELS, cells
+from preflight.report.picture.ratios import LATE, PANELS, cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,7 +135,12 @@ def _matrix(
             f"<p><b>{len(laid.rows)} of {laid.nodes} nodes have a row</b>: those in findings, "
             "those that look bad, and a few beside them. All are in the thumbnail below.</p>"
         )
-    yield from (draw(panel, laid, found) for panel in PANELS)
+    late = any(
+        cell is not None and cell.late is not None and cell.late.stands_out
+        for row in laid.rows
+        for cell in row.cells
+    )
+    yield from (draw(panel, laid, found) for panel in (*PANELS, *([LATE] if late else [])))
     if laid.cut:
         yield "<h2>Every endpoint</h2>"
         yield (

@@ -48,6 +48,17 @@ def test_a_slow_node_is_named_again(tmp_path: Path) -> None:
     assert told.err == ""
 
 
+def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
+    """The page of a run, from stored samples; a place that cannot be written to is one line."""
+    samples = stored(tmp_path, encode_sweep(SLOW))
+    assert blame(samples, "--picture", str(tmp_path / "new" / "fabric.html")).exit == 1
+    page = (tmp_path / "new" / "fabric.html").read_text()
+    assert "Blamed: h3<" in page
+    assert "night.json" in page
+    refusal = refused(blame(samples, "--picture", str(samples / "fabric.html")))
+    assert "cannot write" in refusal
+
+
 def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
     """Exit 0, from a run's folder whose measurements are gzipped."""
     measured = Measured(nonce="ab" * 16, sweep=HEALTHY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -25,49 +26,64 @@ class Count(Struct, frozen=True):
     """What one pair showed on one rail in one round, over all sizes."""
 
     bursts: int
+    late: int
     operations: int
     longest_us: float
 
 
 def counted(own: Iterable[Digest]) -> Count:
-    """Count what took long at both ends: what is long at one end only began late at the other."""
-    bursts, operations, longest, last_s = 0, 0, 0.0, -1.0
+    """Count what took long at both ends, and what did at one end: that began late at the other."""
+    operations, longest = 0, 0.0
+    long_s: list[tuple[float, float]] = []
+    late_s: list[tuple[float, float]] = []
     for digest in own:
         operations += digest.operations
         longest = max(longest, digest.most_us)
         for one in digest.standouts:
-            if one.network_us > digest.cut_us:
-                bursts += abs(one.at_s - last_s) > _ONE_BURST_S
-                last_s = one.at_s + one.network_us / 1e6
-    return Count(bursts, operations, longest)
+            kept = long_s if one.network_us > digest.cut_us else late_s
+            kept.append((one.at_s, one.at_s + max(one.first_us, one.second_us) / 1e6))
+    return Count(_bursts(long_s), _bursts(late_s), operations, longest)
 
 
-def against_others(counts: Mapping[Turn, Count]) -> dict[Turn, Against]:
-    """Each count against the rate of the others: of those with other nodes, or of all if higher.
+def _bursts(spans: list[tuple[float, float]]) -> int:
+    """How many there are, when those that follow within 50 ms are one."""
+    number, until_s = 0, -math.inf
+    for began_s, ended_s in sorted(spans):
+        number += began_s - until_s > _ONE_BURST_S
+        until_s = max(until_s, ended_s)
+    return number
 
-    In a small fleet hardly any pair holds neither node, and one quiet pair makes no yardstick.
+
+def against_others(counts: Mapping[Turn, Count], *, late: bool = False) -> dict[Turn, Against]:
+    """Each count of bursts, or of late starts, against the rate of the others.
+
+    Those with other nodes, or all if they have more: in a small fleet hardly any pair holds
+    neither node, and one quiet pair makes no yardstick.
     """
     hits: Counter[frozenset[str]] = Counter()
     tries: Counter[frozenset[str]] = Counter()
     for (a, b, _, _), one in counts.items():
         for whose in ((), (a,), (b,), (a, b)):
-            hits[frozenset(whose)] += one.bursts
+            hits[frozenset(whose)] += one.late if late else one.bursts
             tries[frozenset(whose)] += one.operations
-    return {turn: _against(turn, one, hits, tries) for turn, one in counts.items()}
+    return {
+        turn: _against(turn, one, one.late if late else one.bursts, hits, tries)
+        for turn, one in counts.items()
+    }
 
 
 def _against(
-    turn: Turn, one: Count, hits: Counter[frozenset[str]], tries: Counter[frozenset[str]]
+    turn: Turn, one: Count, seen: int, hits: Counter[frozenset[str]], tries: Counter[frozenset[str]]
 ) -> Against:
     everyone: frozenset[str] = frozenset()
     apart = (_apart(hits, turn), _apart(tries, turn))
-    others = (hits[everyone] - one.bursts, tries[everyone] - one.operations)
-    rates = [seen / of for seen, of in (apart, others) if of > 0]
+    others = (hits[everyone] - seen, tries[everyone] - one.operations)
+    rates = [some / of for some, of in (apart, others) if of > 0]
     if not rates:
-        return Against(one.bursts, None, None, of=one.operations, longest_us=one.longest_us)
+        return Against(seen, None, None, of=one.operations, longest_us=one.longest_us)
     expected = one.operations * max(rates)
-    ratio = (one.bursts + _PRIOR) / (expected + _PRIOR)
-    return Against(one.bursts, expected, ratio, of=one.operations, longest_us=one.longest_us)
+    ratio = (seen + _PRIOR) / (expected + _PRIOR)
+    return Against(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
 
 
 def _apart(sums: Counter[frozenset[str]], turn: Turn) -> int:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _FOOT = 400.0, 130.0, 58.0, 10.0, 22.0
 
+_AROUND, _LABEL = 3, 52.0
+_FEW, _SOME = (1.0,), (1.0, 2.0, 5.0)
+_MANY = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -46,12 +49,19 @@ class _Axes:
     def __init__(self, mine: Spread, peers: Spread | None) -> None:
         both = [one for one in (mine, peers) if one is not None]
         bins = [at for one in both for at in one.shares]
-        self._first = math.floor(min(bins) / PER_DECADE) * PER_DECADE
-        self._last = math.ceil((max(bins) + 1) / PER_DECADE) * PER_DECADE
+        self._first, self._last = min(bins) - _AROUND, max(bins) + 1 + _AROUND
         most = max(one.operations for one in both)
         self._decades = max(1, math.ceil(math.log10(most)))
 
-    def _x(self, at: int) -> float:
+    def _ticks(self) -> list[float]:
+        """Decades; on a short axis also what lies between them."""
+        decades = (self._last - self._first) / PER_DECADE
+        steps = _FEW if decades > 2 else _SOME if decades > 0.7 else _MANY  # noqa: PLR2004  what is readable
+        low, high = (math.floor(at / PER_DECADE) for at in (self._first, self._last))
+        ticks = [step * 10.0**decade for decade in range(low, high + 1) for step in steps]
+        return [one for one in ticks if self._first <= math.log10(one) * PER_DECADE <= self._last]
+
+    def _x(self, at: float) -> float:
         return _LEFT + (at - self._first) / (self._last - self._first) * _WIDTH
 
     def _y(self, share: float) -> float:
@@ -59,13 +69,16 @@ class _Axes:
         return _TOP + (1 - max(0.0, up)) * _HEIGHT
 
     def grid(self) -> Iterator[str]:
-        """Lines at each decade of time, and of share."""
-        for at in range(self._first, self._last + 1, PER_DECADE):
-            x, y = number(self._x(at)), number(_TOP + _HEIGHT + 14)
+        """Lines at round times, and at each decade of share."""
+        free = 0.0
+        for tick_us in self._ticks():
+            x, y = self._x(math.log10(tick_us) * PER_DECADE), number(_TOP + _HEIGHT + 14)
             bottom = number(_TOP + _HEIGHT)
-            yield f'<path class="line" d="M{x} {number(_TOP)}V{bottom}"/>'
-            words = time_us(10 ** (at / PER_DECADE))
-            yield f'<text x="{x}" y="{y}" text-anchor="middle">{words}</text>'
+            yield f'<path class="line" d="M{number(x)} {number(_TOP)}V{bottom}"/>'
+            if x >= free:
+                free = x + _LABEL
+                words = time_us(tick_us)
+                yield f'<text x="{number(x)}" y="{y}" text-anchor="middle">{words}</text>'
         for decade in range(self._decades + 1):
             y = number(self._y(10.0**-decade))
             words = "all" if decade == 0 else f"10{str(-decade).translate(_RAISED)}"

@@ -142,7 +142,8 @@ def _name(row: Row, at: Plot, found: Sequence[Accused]) -> str:
 def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
     against = panel.pick(cell)
     place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
-    who = f"{cell.a} {cell.b} rail {cell.rail} round {cell.round}"
+    pair = f"{cell.a} {cell.b}"
+    who = f"{pair} rail {cell.rail} round {cell.round}"
     if cell.state != "measured" or against is None:
         said = text(f"{who}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
         middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
@@ -150,7 +151,9 @@ def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
         drawn = letter if at.side > _CHAR else ""
         return f'<rect class="{BROKEN.css}" {place}><title>{said}</title></rect>{drawn}'
     colour = step(against.ratio)
-    said = text(f"{who}: {panel.say(against)}{_times(against)}")
+    # Thousands of cells are as their peers: where they are says which rail and round it is.
+    full = against.stands_out or against.ratio is None
+    said = text(f"{who if full else pair}: {panel.say(against)}{_times(against)}")
     return f'<rect class="{colour.css}" {place}><title>{said}</title></rect>'
 
 

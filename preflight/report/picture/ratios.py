@@ -44,13 +44,14 @@ class Cell(Struct, frozen=True, kw_only=True):
     bandwidth: Against | None = None
     latency: Against | None = None
     spikes: Against | None = None
+    late: Against | None = None
 
     @property
     def worst(self) -> float:
         """The largest of its ratios; infinite where it gave no result."""
         if self.state != "measured":
             return math.inf
-        each = (self.bandwidth, self.latency, self.spikes)
+        each = (self.bandwidth, self.latency, self.spikes, self.late)
         return max((one.ratio for one in each if one and one.ratio is not None), default=0.0)
 
 
@@ -79,11 +80,18 @@ def _say_spikes(one: Against) -> str:
     return f"{one.value:g} in {one.of} operations, of its peers {one.peers:.2g}{longest}"
 
 
+def _say_late(one: Against) -> str:
+    peers = f", of its peers {one.peers:.2g}" if one.peers is not None and one.stands_out else ""
+    return f"{one.value:g} in {one.of}{peers}"
+
+
 PANELS = (
     Panel("Bandwidth, largest size (GB/s)", lambda cell: cell.bandwidth, _say_bandwidth),
     Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency),
     Panel("Spikes (bursts over 5 medians)", lambda cell: cell.spikes, _say_spikes),
 )
+LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
+"""Drawn only where there are any: a host that is late, or a loss in one direction."""
 
 
 def cells(observed: Observed) -> tuple[Cell, ...]:
@@ -98,7 +106,8 @@ def cells(observed: Observed) -> tuple[Cell, ...]:
         large, many=many, usual=median([d.size_bytes for d in large.values()] or [0])
     )
     latency = _medians(small, many=many)
-    spikes = against_others({turn: counted(own) for turn, own in by_turn.items()})
+    counts = {turn: counted(own) for turn, own in by_turn.items()}
+    spikes, late = against_others(counts), against_others(counts, late=True)
     found = []
     for tried in observed.tried:
         turn = (tried.a, tried.b, tried.rail, tried.round)
@@ -113,6 +122,7 @@ def cells(observed: Observed) -> tuple[Cell, ...]:
                 bandwidth=_as_speed(bandwidth.get(turn)),
                 latency=latency.get(turn),
                 spikes=spikes.get(turn),
+                late=late.get(turn),
             )
         )
     return tuple(found)

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from preflight.fabric.digest import Digest
     from preflight.fabric.samples import PairSamples, Phase
 
-PER_DECADE = 8
+PER_DECADE = 40
 Kind = tuple[int, "Phase"]
 """Size in bytes and phase of the measurement."""
 
 
 class Spread(Struct, frozen=True):
-    """Shares of operations by time: bin → share; bin k is 10^(k/8) to 10^((k+1)/8) us."""
+    """Shares of operations by time: bin → share; bin k is from 10^(k/40) us on, 6 % wide."""
 
     shares: dict[int, float]
     operations: int

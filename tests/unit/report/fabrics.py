@@ -25,9 +25,11 @@ def fabric(
     rounds: int | None = None,
     leaf: int = 0,
     spikes: Callable[[str, str, int], int] = lambda _a, _b, _rail: 0,
+    late: bool = False,
 ) -> Observed:
     """Every pair takes `factor` times as long as usual, or ends in the state that it says.
 
+    `spikes`: how many operations take 10 ms, at both ends, or at one where it is `late`.
     `leaf`: so many nodes under each switch; 0: no topology is known.
     """
     names = tuple(f"n{number:04}" for number in range(count))
@@ -41,7 +43,7 @@ def fabric(
                 if isinstance(said, float):
                     many = spikes(a, b, rail)
                     digests += [
-                        _digest(a, b, rail, number, SMALL, 20.0, many),
+                        _digest(a, b, rail, number, SMALL, 20.0, many, late=late),
                         _digest(a, b, rail, number, LARGE, 4000.0 * said, 0),
                     ]
     return Observed(
@@ -54,7 +56,15 @@ def fabric(
 
 
 def _digest(  # noqa: PLR0917
-    a: str, b: str, rail: int, number: int, size_bytes: int, time_us: float, many: int
+    a: str,
+    b: str,
+    rail: int,
+    number: int,
+    size_bytes: int,
+    time_us: float,
+    many: int,
+    *,
+    late: bool = False,
 ) -> Digest:
     return Digest(
         a=a,
@@ -69,6 +79,8 @@ def _digest(  # noqa: PLR0917
         p99_us=time_us * 1.2,
         p999_us=time_us * 1.3,
         most_us=10_000.0 if many else time_us * 1.4,
-        standouts=tuple(Standout(float(k), k, 1e4, 1e4, 1.0, 1.0) for k in range(many)),
+        standouts=tuple(
+            Standout(float(k), k, 1e4, 20.0 if late else 1e4, 1.0, 1.0) for k in range(many)
+        ),
         cut_us=5 * time_us,
     )

@@ -106,6 +106,17 @@ def test_a_spiking_rail_shows_though_its_medians_are_fine() -> None:
     assert all("n0003" in said and "rail 1" in said for said in dark)
 
 
+def test_a_late_host_has_a_panel_of_its_own() -> None:
+    """What is long at one end only is no spike of the network; without any, no panel is drawn."""
+    observed = fabric(8, spikes=lambda a, b, _rail: 20 * ("n0003" in (a, b)), late=True)
+    page = fabric_page(observed, [])
+    assert {css for css, _ in panel(page, "Spikes")} == {FINE}
+    dark = {said.split(":")[0] for css, said in panel(page, "Late starts") if css not in (FINE, "c1")}
+    assert len(dark) == 7
+    assert all("n0003" in said for said in dark)
+    assert "Late starts" not in fabric_page(fabric(8), [])
+
+
 def test_histograms_show_the_blamed_beside_their_peers() -> None:
     """Of a blamed node there is one per size that tells most, with both populations counted."""
     fleet = hosts(6)
