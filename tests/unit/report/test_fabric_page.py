@@ -111,7 +111,9 @@ def test_a_late_host_has_a_panel_of_its_own() -> None:
     observed = fabric(8, spikes=lambda a, b, _rail: 20 * ("n0003" in (a, b)), late=True)
     page = fabric_page(observed, [])
     assert {css for css, _ in panel(page, "Spikes")} == {FINE}
-    dark = {said.split(":")[0] for css, said in panel(page, "Late starts") if css not in (FINE, "c1")}
+    dark = {
+        said.split(":")[0] for css, said in panel(page, "Late starts") if css not in (FINE, "c1")
+    }
     assert len(dark) == 7
     assert all("n0003" in said for said in dark)
     assert "Late starts" not in fabric_page(fabric(8), [])
