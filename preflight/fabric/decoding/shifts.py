@@ -1,0 +1,164 @@
+"""Slower than its peers, all the time: bandwidth at the wire's sizes, latency at the least.
+
+Times are compared in logarithms, in units of what the rest of the fabric scatters. The yardstick of
+a part is all that does not go through it: whoever shares a node with a slow one is slow as well.
+Heavy tails are expected (Student's t, 8 degrees of freedom): one busy second of one host is no
+proof, the same shift with several partners is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from preflight.fabric.decoding.parts import Place
+from preflight.stats.quantiles import median
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preflight.fabric.digest import Digest
+
+WIRE = 64 << 10
+"""From this size on, bytes, the time is the wire's; below, it is latency."""
+
+_DEGREES = 8.0
+_HOT = 3.0
+_LEAST_PEERS = 3
+_MANY_PEERS = 200
+_FEW_PEERS = 10
+_NORMAL = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
+_RANGE = 1.7  # from the range of three normal values to their standard deviation
+_DENSE = 0.4
+_TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
+
+
+class Shift(NamedTuple):
+    """Log time of one pair on one rail in one round, against all pairs at the same sizes."""
+
+    place: Place
+    log: float
+
+
+class _Base(NamedTuple):
+    """The rest of the fabric: its typical log time and its scatter."""
+
+    log: float
+    scatter: float
+
+
+class Shifts:
+    """The model of `explain` for observations that a fault makes slower by a constant factor."""
+
+    def __init__(self, observed: Sequence[Shift], *, effect: float, floor: float) -> None:
+        """`effect`: in log time, what matters at all. `floor`: scatter that is always believed."""
+        self._logs = [one.log for one in observed]
+        self._expected = [0.0] * len(observed)
+        self._effect = effect
+        self._floor = floor
+        self._whole = self._base_of(self._logs)
+
+    def hot(self) -> list[int]:
+        """Observations that stand out at all, by effect: their parts are looked at."""
+        least = self._whole.log + min(self._effect, _HOT * self._whole.scatter)
+        fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
+        bound = min(least, fastest + self._effect)
+        return [number for number, log in enumerate(self._logs) if log > bound]
+
+    def fit(self, through: Sequence[int]) -> tuple[float, float]:
+        """The median shift that is not explained yet, in log time, and what assuming it gains."""
+        base = self._base(through)
+        if base is None:
+            return 0.0, 0.0
+        shift = median([self._logs[number] - base.log for number in through])
+        gain = 0.0
+        for number in through:
+            expected = self._expected[number]
+            if shift > expected:
+                away = self._logs[number] - base.log
+                gain += _surprise((away - expected) / base.scatter)
+                gain -= _surprise((away - shift) / base.scatter)
+        return shift, gain
+
+    def accept(self, through: Sequence[int], strength: float) -> None:
+        """The slowest part on the way sets the pace."""
+        for number in through:
+            self._expected[number] = max(self._expected[number], strength)
+        rest = [log for log, known in zip(self._logs, self._expected, strict=True) if not known]
+        self._whole = self._base_of(rest or self._logs)
+
+    def enough(self, strength: float, through: Sequence[int]) -> bool:
+        """Whether it is slower by as much as anybody would mind."""
+        del through
+        return strength >= self._effect
+
+    def _base(self, through: Sequence[int]) -> _Base | None:
+        """What does not go through the part, and is not slow for a reason known already."""
+        if len(self._logs) - len(through) > _MANY_PEERS and len(through) * 10 < len(self._logs):
+            return self._whole
+        own = set(through)
+        rest = [
+            log
+            for number, log in enumerate(self._logs)
+            if number not in own and not self._expected[number]
+        ]
+        return self._base_of(rest) if len(rest) >= _LEAST_PEERS else None
+
+    def _base_of(self, logs: Sequence[float]) -> _Base:
+        """Faults only slow down, so what is faster than typical speaks for the scatter of both."""
+        if not logs:
+            return _Base(0.0, self._floor)
+        ranked = sorted(logs)
+        if len(ranked) < _FEW_PEERS:
+            middle = median(ranked)
+            spread = (ranked[-1] - ranked[0]) / _RANGE
+        else:
+            middle = _densest(ranked)
+            spread = 0.0
+        below = sorted(middle - log for log in ranked if log <= middle)
+        scatter = _NORMAL * median(below)
+        tail = below[int(_TAIL_SHARE * (len(below) - 1))] / _TAIL_SCALES
+        return _Base(middle, max(self._floor, spread, scatter, tail))
+
+
+def _densest(ranked: Sequence[float]) -> float:
+    """The median of the densest two fifths: typical even where most pairs touch a slow node."""
+    wide = math.ceil(_DENSE * len(ranked))
+    starts = range(len(ranked) - wide + 1)
+    start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
+    return median(ranked[start : start + wide])
+
+
+def shifts(
+    digests: Sequence[Digest], leaves: Mapping[str, str], wanted: Callable[[Digest], bool]
+) -> list[Shift]:
+    """One per pair, rail and round: the median over the wanted sizes of its distance to all."""
+    groups: dict[tuple[int, str, bool], list[Digest]] = defaultdict(list)
+    for digest in filter(wanted, digests):
+        near = leaves.get(digest.a)
+        same = near is not None and near == leaves.get(digest.b)
+        groups[digest.size_bytes, digest.phase, same].append(digest)
+    gathered: dict[tuple[Place, int], list[float]] = defaultdict(list)
+    for own in groups.values():
+        typical = math.log(max(1e-3, median([digest.p50_us for digest in own])))
+        for digest in own:
+            place = Place(digest.a, digest.b, digest.rail)
+            log = math.log(max(1e-3, digest.p50_us))
+            gathered[place, digest.round].append(log - typical)
+    return [Shift(place, median(logs)) for (place, _), logs in gathered.items()]
+
+
+def of_the_wire(digest: Digest) -> bool:
+    """Whether its size tells of bandwidth."""
+    return digest.size_bytes >= WIRE
+
+
+def of_latency(digest: Digest) -> bool:
+    """Whether its size is all latency."""
+    return digest.size_bytes < WIRE
+
+
+def _surprise(scales: float) -> float:
+    """Negative log likelihood, up to a constant, of a deviation in healthy scatter."""
+    return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)

@@ -1,0 +1,127 @@
+"""Whose fault it is, over whole fabrics: the right part, at the right level, and nobody else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from preflight.fabric.decoding import find
+from tests.unit.fabric.fabrics import Made
+
+
+def named(made: Made) -> list[tuple[str, str]]:
+    """Symptom and name of everything that is found, sets joined by `|`."""
+    found = find(made.observed()).found
+    return sorted((one.symptom, " | ".join(part.name for part in one.among)) for one in found)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 17, 64])
+@pytest.mark.parametrize("rails", [1, 8])
+def test_a_healthy_fabric_blames_nobody(nodes: int, rails: int) -> None:
+    """Scatter of two per cent is no fault at any size."""
+    assert named(Made(nodes=nodes, rails=rails)) == []
+
+
+def test_a_slow_node_is_named_and_its_partners_are_not() -> None:
+    """All its pairs are slow, the others among themselves are not."""
+    assert named(Made(nodes=4, slow=lambda a, b, _: "n3" in (a, b))) == [("slow", "n3")]
+
+
+def test_fifteen_per_cent_on_one_rail_of_one_node() -> None:
+    """An endpoint is named as such: seven rails of the node are fine."""
+    made = Made(nodes=8, rails=8, factor=1.18, slow=lambda a, b, rail: rail == 5 and "n2" in (a, b))
+    assert named(made) == [("slow", "n2 rail 5")]
+
+
+def test_a_slow_path_blames_neither_end() -> None:
+    """Both ends are fast with all others."""
+    made = Made(nodes=8, rails=8, slow=lambda a, b, _: (a, b) == ("n2", "n5"))
+    assert named(made) == [("slow", "n2-n5")]
+
+
+def test_a_bad_leaf_is_one_fault_not_eight() -> None:
+    """One rail of all nodes under a leaf: the switch, where a topology says that there is one."""
+    leaves = {f"n{number}": f"leaf{(number - 1) // 8}" for number in range(1, 33)}
+
+    def slow(a: str, b: str, rail: int) -> bool:
+        return rail == 2 and "leaf1" in (leaves[a], leaves[b])
+
+    made = Made(nodes=32, rails=4, leaves=leaves, slow=slow)
+    assert named(made) == [("slow", "leaf1 rail 2")]
+    assert len(named(replace_leaves(made))) == 8
+
+
+def replace_leaves(made: Made) -> Made:
+    """The same fabric without a source of topology."""
+    return Made(nodes=made.nodes, rails=made.rails, slow=made.slow)
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_spikes_are_the_endpoints_also_where_one_end_sees_them(one_sided: bool) -> None:  # noqa: FBT001
+    """A loss in one direction shows at the end that waits for the packet; no gap explains it."""
+    made = Made(rails=4, one_sided=one_sided, spiky=lambda a, b, rail: rail == 1 and "n6" in (a, b))
+    assert named(made) == [("spikes", "n6 rail 1")]
+
+
+def test_a_late_host_is_not_the_network() -> None:
+    """Its own gaps explain why its partners waited."""
+    assert named(Made(nodes=8, late="n4")) == [("late", "n4")]
+
+
+def test_three_faults_at_once_each_at_its_level() -> None:
+    """A slow endpoint, a spiking one and a slow path do not hide each other."""
+    made = Made(
+        nodes=16,
+        rails=2,
+        slow=lambda a, b, rail: (rail == 0 and "n3" in (a, b)) or (a, b) == ("n8", "n9"),
+        spiky=lambda a, b, rail: rail == 1 and "n12" in (a, b),
+    )
+    assert named(made) == [("slow", "n3 rail 0"), ("slow", "n8-n9"), ("spikes", "n12 rail 1")]
+
+
+def test_wrong_sums_are_fatal_even_now_and_then() -> None:
+    """A GPU that corrupts half of its pairs is named; its good pairs do not clear it."""
+    made = Made(
+        nodes=8, failed=lambda a, b, _: a == "n2" or (b == "n2" and a < "n2"), state="corrupt"
+    )
+    assert named(made) == [("corrupt", "n2")]
+
+
+def test_two_nodes_cannot_tell_the_side() -> None:
+    """One pair that hung: either end, or what lies between."""
+    (one,) = find(Made(nodes=2, failed=lambda *_: True).observed()).found
+    assert {part.name for part in one.among} == {"n1", "n2", "n1-n2"}
+    assert one.named is None
+
+
+def test_a_firewall_between_two_only() -> None:
+    """The path is named: both ends connect to everybody else."""
+    made = Made(nodes=4, failed=lambda a, b, _: (a, b) == ("n2", "n3"), state="no_connect")
+    assert named(made) == [("no_connect", "n2-n3")]
+
+
+def test_many_slow_nodes_are_one_cause() -> None:
+    """Over a quarter of the nodes: said once, after each was found."""
+    bad = {"n1", "n5", "n9", "n11", "n13"}
+    findings = find(Made(nodes=16, slow=lambda a, b, _: bool(bad & {a, b})).observed())
+    assert findings.systemic == "5 of 16 nodes are blamed at once"
+
+
+@given(st.integers(0, 2**16), st.integers(3, 12).filter(lambda nodes: nodes != 3))
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_samples_does_not_matter(seed: int, nodes: int) -> None:
+    """Accounts arrive in any order; the verdict is the same."""
+    made = Made(
+        nodes=nodes, rails=2, seed=seed, slow=lambda a, b, rail: rail == 1 and "n2" in (a, b)
+    )
+    seen = made.observed()
+    tried, digests = list(seen.tried), list(seen.digests)
+    shuffle = random.Random(seed).shuffle  # noqa: S311  an order, no secret
+    shuffle(tried)
+    shuffle(digests)
+    mixed = replace(seen, tried=tuple(tried), digests=tuple(digests))
+    assert [one.among for one in find(mixed).found] == [one.among for one in find(seen).found]
