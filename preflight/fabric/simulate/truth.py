@@ -29,6 +29,11 @@ POWER = 0.999
 PARTNERS = 2
 OBSERVATIONS = 2
 """Of a slow path: on two rails or in two rounds. Seen once it is a suspicion, to be retested."""
+LEAST_YARDSTICKS = 3
+CLEAN_SHARE = 0.5
+"""For what is judged against peers: so many measurements free of faults, and more than half of
+those that do not go through the part. A spread cannot be had from fewer, and robust statistics
+break down beyond."""
 
 _VISIBLE = 0.5
 """A hit operation is looked for above that share of what the fault adds."""
@@ -66,7 +71,7 @@ class _View:
     """Who was measured with whom, and through which faults."""
 
     def __init__(self, fabric: Fabric, noise: Noise, faults: Sequence[Fault]) -> None:
-        self._fabric, self._noise = fabric, noise
+        self._fabric, self._noise, self._faults = fabric, noise, faults
         touching: dict[Spot, list[int]] = defaultdict(list)
         for number, fault in enumerate(faults):
             for spot in spots(fault.component, fabric.rails):
@@ -76,6 +81,7 @@ class _View:
         self._shared: dict[int, list[Meeting]] = defaultdict(list)
         self._clean: dict[Spot, set[str]] = defaultdict(set)
         """Endpoint → the partners with whom it was measured and nothing was wrong."""
+        clean = total = 0
         for around, a, b in fabric.meetings():
             for rail in range(fabric.rails):
                 near = {*touching.get((a, rail), ()), *touching.get((b, rail), ())}
@@ -86,6 +92,9 @@ class _View:
                 if not through:
                     self._clean[a, rail].add(b)
                     self._clean[b, rail].add(a)
+                clean += not through
+                total += 1
+        self._clean_of = clean, total
         self._parts = _parts(fabric)
 
     def declared(self, number: int, fault: Fault) -> Planted:
@@ -96,7 +105,7 @@ class _View:
         if part.kind == "path":
             count = self._ends_cleared(part)
             partners = {"": self._own[number]} if count else {}
-        power = self._power(fault, partners) if partners else 0.0
+        power = self._power(number, partners) if partners else 0.0
         detectable = power >= POWER and count >= PARTNERS
         return Planted(
             fault=fault,
@@ -123,7 +132,8 @@ class _View:
             len(self._clean[spot] - set(part.nodes)) for spot in spots(part, self._fabric.rails)
         )
 
-    def _power(self, fault: Fault, partners: dict[str, list[Meeting]]) -> float:
+    def _power(self, number: int, partners: dict[str, list[Meeting]]) -> float:
+        fault = self._faults[number]
         meetings = [one for some in partners.values() for one in some]
         is_path = fault.component.kind == "path"
         if fault.kind == "dead":
@@ -132,7 +142,9 @@ class _View:
             each = -checked(self._noise.program) * log1p(-min(fault.per_operation, 0.999))
             seen = [each * len(some) for some in partners.values()]
             return of_events(seen, 0.0, 1, least=1 if is_path else PARTNERS, enough=1)
-        if fault.kind == "slow" and is_path and len(meetings) < OBSERVATIONS:
+        if not self._comparable(number) or (
+            fault.kind == "slow" and is_path and len(meetings) < OBSERVATIONS
+        ):
             return 0.0
         if fault.kind == "slow":
             return self._power_of_shift(fault, len(meetings) if is_path else len(partners))
@@ -146,6 +158,12 @@ class _View:
             least=1 if alone else PARTNERS,
             dispersion=self._noise.dispersion(_VISIBLE * fault.lasts_us),
         )
+
+    def _comparable(self, number: int) -> bool:
+        """Whether there are peers enough to judge one fault by, and most of them are healthy."""
+        clean, total = self._clean_of
+        others = total - len(self._own[number]) - len(self._shared[number])
+        return clean >= LEAST_YARDSTICKS and clean > CLEAN_SHARE * others
 
     def _power_of_shift(self, fault: Fault, observations: int) -> float:
         noise, unrest = self._noise, self._noise.unrest

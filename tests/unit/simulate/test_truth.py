@@ -43,7 +43,9 @@ def test_partners_that_are_faulty_themselves_clear_nobody() -> None:
     three = truth(where, Rdma(), [_slow(endpoint(name, 0)) for name in ("n1", "n2", "n3")])
     assert [one.detectable for one in three] == [False, False, False]
     other_rail = truth(
-        where, Rdma(), [_slow(endpoint("n1", 0)), *(_slow(endpoint(n, 1)) for n in ("n2", "n3"))]
+        fabric(4, rails=4),
+        Rdma(),
+        [_slow(endpoint("n1", 0)), *(_slow(endpoint(n, 1)) for n in ("n2", "n3"))],
     )
     assert [one.detectable for one in other_rail] == [True, True, True]
 
@@ -65,6 +67,17 @@ def test_a_busy_machine_hides_what_a_quiet_one_shows() -> None:
         0
     ]
     assert (quiet.detectable, busy.detectable, tenth.detectable) == (True, False, True)
+
+
+def test_peers_are_needed_for_what_is_judged_against_them() -> None:
+    """Three nodes with one rail have one healthy pair: a dead end shows, a slow one does not."""
+    part = endpoint("n1", 0)
+    dead = Fault(component=part, kind="dead")
+    assert not truth(fabric(3, rails=1), Rdma(), [_slow(part)])[0].detectable
+    assert truth(fabric(3, rails=1), Rdma(), [dead])[0].detectable
+    most = [_slow(endpoint(f"n{number}", 0)) for number in range(1, 6)]
+    assert not any(one.detectable for one in truth(fabric(8, rails=1), Rdma(), most))
+    assert all(one.detectable for one in truth(fabric(8, rails=3), Rdma(), most))
 
 
 def test_a_path_needs_both_its_ends_cleared() -> None:
