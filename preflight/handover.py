@@ -10,6 +10,7 @@ import msgspec
 
 from preflight.check import STAGES
 from preflight.errors import WireError
+from preflight.fabric.planner import Planned
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Found
 from preflight.run import STOPPED_AT_FIRST, Run
@@ -23,6 +24,7 @@ _MEASURED = "preflight_measured"
 _DIGEST = "preflight_measured_sha256"
 _SKIPPED = "preflight_skipped"
 _FOUND = "preflight_found"
+_PLANNED = "preflight_planned"
 
 
 def give(luggage: dict[str, Any], run: Run, outputs: Outputs, found: Found | None) -> None:
@@ -33,12 +35,18 @@ def give(luggage: dict[str, Any], run: Run, outputs: Outputs, found: Found | Non
     luggage[_MEASURED] = str(path) if written else content
     luggage[_DIGEST] = hashlib.sha256(content).hexdigest()
     luggage[_FOUND] = msgspec.json.encode(found)
+    luggage[_PLANNED] = msgspec.json.encode(run.planned)
     luggage[_SKIPPED] = [[check, list(nodes)] for check, nodes in run.stopped]
 
 
 def found(luggage: dict[str, Any]) -> Found | None:
     """Tell a worker which nodes the site's plugins named: only the controller asks them."""
     return msgspec.json.decode(luggage[_FOUND], type=Found | None)
+
+
+def planned(luggage: dict[str, Any]) -> Planned:
+    """Tell a worker which pairs there are: its own seed and clock would choose others."""
+    return msgspec.json.decode(luggage[_PLANNED], type=Planned)
 
 
 def take(luggage: dict[str, Any], run: Run) -> None:

@@ -15,6 +15,7 @@ from preflight.fleet.sources import Wish, resolve
 from preflight.outcome import Outputs
 from preflight.ranks import leading
 from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.rounds import choose_rounds, refuse_odd_rounds
 from preflight.run import Settings
 from preflight.sitehooks import ask_nodes, ask_sections
 from preflight.stages.measured import LARGEST, Measured
@@ -23,8 +24,10 @@ from preflight.transport.fanout import SETUP_AT_MOST
 if TYPE_CHECKING:
     import pytest
 
+    from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import Found
+    from preflight.nightly import Nightly
     from preflight.run import FailFast
     from preflight.torchrun.crew import Crew
 
@@ -44,6 +47,9 @@ class Chosen:
     wanted: frozenset[str] | None
     settings: Settings
     replayed: Measured | None
+    planned: Planned | None
+    """The rounds of pairs; None for a replay of a run that did not keep them."""
+    history: Nightly | None
     outputs: Outputs
     items: str | None
     strict: bool
@@ -76,13 +82,17 @@ def read_options(config: pytest.Config) -> Chosen:
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
+    replayed = _replayed(config.getoption("preflight_replay"))
+    planned, history = choose_rounds(config, fleet, settings, replayed)
     return Chosen(
         fleet=fleet,
         found=found,
         registry=registry,
         wanted=_wanted(config.getoption("preflight_checks"), registry),
         settings=settings,
-        replayed=_replayed(config.getoption("preflight_replay")),
+        replayed=replayed,
+        planned=planned,
+        history=history,
         outputs=outputs,
         items=config.getoption("preflight_items"),
         strict=config.getoption("preflight_strict"),
@@ -109,6 +119,7 @@ def _refuse_rivals(config: pytest.Config) -> None:
     budget = config.getoption("preflight_budget")
     if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
         raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
+    refuse_odd_rounds(config)
 
 
 def _registry(config: pytest.Config) -> Registry:
@@ -158,6 +169,8 @@ def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) 
         env_file=said("env_file"),
         launch=said("launch"),
         interface=said("interface"),
+        topology=said("topology"),
+        ask_slurm=not hasattr(config, "workerinput"),
         found=found,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,

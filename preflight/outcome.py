@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
+from preflight.fabric.coverage import coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
+    CoverageRow,
     FleetRow,
     PairRow,
     Report,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
     from preflight.fabric.samples import PairSamples
+    from preflight.history.past import Past
     from preflight.ledger import Entry
     from preflight.run import Run
 
@@ -122,11 +125,15 @@ def conclude(
     version: str,
     strict: bool,
     need: int | None,
+    past: Past | None,
     interrupted: bool,
     broke: bool,
     strangers_failed: bool,
 ) -> Conclusion:
-    """Join everything that is known into the report, write it, and keep what to show."""
+    """Join everything that is known into the report, write it, and keep what to show.
+
+    `past` is what a history knows of this fleet, this run included.
+    """
     names = [host.name for host in run.fleet.hosts]
     ready = readiness(names, entries, strict=strict)
     measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
@@ -157,6 +164,7 @@ def conclude(
         pairs=tuple(map(_pair, measured.pairs, decoded.seen)) if measured else (),
         blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic),
+        coverage=_coverage(run, names, past),
     )
     if entries:
         report = _written(report, ready, outputs)
@@ -176,6 +184,15 @@ def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
 
         return msgspec.structs.replace(report, exit=3)
     return report
+
+
+def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
+    """Count what was measured; a replayed run that did not keep its rounds tells nothing."""
+    measured = run.judgement.measured
+    if measured.sweep is None or measured.planned is None:
+        return None
+    now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
+    return CoverageRow(**{name: getattr(now, name) for name in CoverageRow.__struct_fields__})
 
 
 def _fleet(run: Run, names: Sequence[str], ready: Readiness) -> FleetRow:

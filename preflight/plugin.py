@@ -77,6 +77,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "99 %% (default: a short soak; deep: 0.1)",
     )
     add(
+        "--preflight-sweep",
+        metavar="ROUNDS",
+        help="Rounds of pairs: a number, exhaustive (every pair), or auto (default: every pair up "
+        "to 16 nodes, then 8 or 9 rounds; with a history as many as the budget pays for)",
+    )
+    add(
+        "--preflight-seed",
+        metavar="N",
+        type=int,
+        help="Same seed, same rounds in the same order (default: random, shown in the header)",
+    )
+    add(
+        "--preflight-topology",
+        metavar="FILE",
+        help="Slurm's topology.conf: which nodes are on which leaf switch (default: what the "
+        "inventory says; inside of a Slurm job, what Slurm says)",
+    )
+    add(
+        "--preflight-history",
+        metavar="DIR",
+        help="Folder that remembers which pairs were measured, so that runs add up to all of them",
+    )
+    add(
         "--preflight-at-once",
         metavar="N",
         type=int,

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from preflight.carried import Carried
 from preflight.check import STAGES, Stage, Tier
+from preflight.fabric.planner import Planned, within
 from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.soak import DEEP_RATE
 from preflight.facts.busy import busy_with
@@ -81,18 +82,28 @@ class Run:
     """Measures in bulk, stage by stage; judges as it goes; stops when told to."""
 
     def __init__(
-        self, fleet: Fleet, registry: Registry, settings: Settings, progress: Progress
+        self,
+        fleet: Fleet,
+        registry: Registry,
+        settings: Settings,
+        progress: Progress,
+        planned: Planned | None = None,
     ) -> None:
+        """`planned`: the rounds of pairs; without it, the usual ones in order."""
         self.fleet = fleet
         self.registry = registry
         self.settings = settings
-        self.rounds = circle_rounds([host.name for host in fleet.hosts])
+        names = [host.name for host in fleet.hosts]
+        self.planned = planned or Planned(rounds=circle_rounds(names))
+        self.rounds = within(self.planned.rounds, names)
         self.ways = Ways(fleet.hosts)
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
         self.progress = progress
         self._connections: dict[str, Connection] = {}
         self._condemned = False
+        self.swept_s = 0.0
+        """Wall time from the start of the run to the end of its sweep."""
         self.repairs: list[Key] = []
         """Pairs made for the partners of nodes that are down: judged beside the expected ones."""
         self.stopped: list[Key] = []
@@ -269,9 +280,12 @@ class Run:
         sweep = sweep_fleet(
             hosts,
             self._connections,
-            tuple(
-                tuple(dict.fromkeys(planned + mended))
-                for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
+            msgspec.structs.replace(
+                self.planned,
+                rounds=tuple(
+                    tuple(dict.fromkeys(planned + mended))
+                    for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
+                ),
             ),
             left_out=out,
             nonce=self.nonce,
@@ -281,11 +295,15 @@ class Run:
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )
-        self._set(sweep=sweep)
+        self._keep(sweep)
+
+    def _keep(self, sweep: Sweep) -> None:
+        self.swept_s = self.seconds
+        self._set(sweep=sweep, planned=self.planned)
 
     def _judge_so_far(self, sweep: Sweep, selected: Sequence[Key]) -> None:
         """Judge the pairs that were measured before an interrupt; the rest stays open."""
-        self._set(sweep=sweep)
+        self._keep(sweep)
         for check_id, nodes in (*selected, *self.repairs):
             pair = self.judgement.sweep.pairs.get((nodes[0], nodes[-1]))
             if pair is not None and (pair.state != "not_run" or pair.trouble):

@@ -47,7 +47,7 @@ def start(config: pytest.Config) -> tuple[Session, Tally]:
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
     is_worker = hasattr(config, "workerinput")
-    run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent())
+    run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent(), chosen.planned)
     rank_0 = leading(config)
     if rank_0 is not None:
         run.ways.use(rank_0.transport())
@@ -192,6 +192,9 @@ class Session:
             finally:
                 self._tally.expect_repairs()
                 self._chosen.outputs.write("measured.json", self.run.judgement.measured.encode())
+                history = self._chosen.history
+                if history is not None and (trouble := history.remember(self.run)):
+                    self.run.progress.line(f"history {trouble}")
 
     def _found(self, key: Key, verdict: Verdict) -> None:
         """Show a finding when it is known; one line for all verdicts that share its cause."""
@@ -222,7 +225,7 @@ class Session:
             at_most=self.run.settings.at_most,
             per_node=per_node,
             of_fleet=sum(not names for _, names in keys),
-            rounds=len(self.run.rounds) if any(len(names) > 1 for _, names in keys) else 0,
+            planned=self.run.planned if any(len(names) > 1 for _, names in keys) else None,
             expected=len(keys),
             where=self._chosen.outputs.shown,
         )

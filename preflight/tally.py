@@ -123,6 +123,7 @@ class Tally:
             version=__version__,
             strict=self._chosen.strict,
             need=self._chosen.need,
+            past=self._chosen.history.past if self._chosen.history else None,
             interrupted=self._interrupted,
             broke=self._broke or broke,
             strangers_failed=self._strangers_failed,

@@ -288,5 +288,7 @@ class _Stage:
             waited=silence.victims,
             advice={**self._advice, **(collected.advice if collected else {})},
             unfinished=self._unfinished,
+            seed=self._plan.seed,
+            leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
         )

@@ -70,6 +70,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     left_out: dict[str, str] = {}
     """Node name → why it may not take part."""
     interface: str | None = None
+    leaves: dict[str, str] = {}
     seed: int = 1
     sysfs: str = "/sys"
     """On the nodes; elsewhere in tests."""

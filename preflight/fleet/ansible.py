@@ -54,6 +54,7 @@ class AnsibleInventory:
             name=name,
             address=own.address or name,
             group=group,
+            leaf=own.leaf or "",
             python=command(own.python, f"{where}: preflight_python"),
             promised=Promise(**promised, origin=f"{self.path} [{group}]"),
             **{key: said for key in WAYS_IN if (said := getattr(own, key)) is not None},

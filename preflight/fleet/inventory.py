@@ -21,6 +21,7 @@ from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_text import parse
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
+from preflight.fleet.switches import LEAF_NAME
 from preflight.fleet.words import did_you_mean
 from preflight.transport import TRANSPORTS
 
@@ -46,6 +47,7 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     nvlinks_per_gpu: Positive | None = None
     nics: Positive | None = None
     allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
+    leaf: str | None = None
 
 
 class _Group(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,6 +136,7 @@ class Inventory:
             name=name,
             address=(own.address if own else None) or name,
             group=group or "all",
+            leaf=said("leaf") or "",
             python=command(said("python"), f"{self.path}: python"),
             promised=Promise(**promised, origin=f"{self.path} {where}" if known else ""),
             **{key: value for key in WAYS_IN if (value := self._way(key, said(key))) is not None},
@@ -210,6 +213,11 @@ def refuse_impossible(where: str, layer: _Settings) -> None:
     """Refuse what has the right type and still cannot be."""
     if layer.transport is not None:
         refuse_unknown_transport(layer.transport, where)
+    if layer.leaf is not None and not LEAF_NAME.fullmatch(layer.leaf):
+        raise UsageError(
+            f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
+            "digits and ._:/@+-"
+        )
     if layer.allreduce_min_gbs is not None and not math.isfinite(layer.allreduce_min_gbs):
         raise UsageError(
             f"allreduce_min_gbs in {where} is {layer.allreduce_min_gbs}: give a number of GB/s"

@@ -36,6 +36,8 @@ class Host(Struct, frozen=True, kw_only=True):
     python: tuple[str, ...] = ("python3",)
     """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
     promised: Promise = Promise()
+    leaf: str = ""
+    """Its leaf switch, where a source of topology says so."""
     group_rank: int | None = None
     """torchrun's number of the node, where the job's own ranks are the way in."""
 
@@ -64,10 +66,19 @@ class Fleet(Struct, frozen=True, kw_only=True):
     job: Job = Job()
     interface: str | None = None
     """Network interface for gloo and NCCL bootstrap; None lets them choose by the address."""
+    topology: str = ""
+    """Where the leaf switches come from: "the inventory", a path; empty if none is known."""
+    topology_remark: str = ""
+    """Why a source of topology that was there is of no use."""
     ranks: int = 0
     """How many ranks torchrun has started on these nodes; 0 where it is not the way in."""
     restarts: int = 0
     """torchrun's --max-restarts, where it is the way in."""
+
+    @property
+    def leaves(self) -> dict[str, str]:
+        """Node name → its leaf switch, of those of which it is known."""
+        return {host.name: host.leaf for host in self.hosts if host.leaf}
 
     def host(self, name: str) -> Host:
         """Return the node of that name; KeyError if there is none."""

@@ -22,6 +22,7 @@ from preflight.fleet.inventory import (
 )
 from preflight.fleet.jobenv import public, read_env_file
 from preflight.fleet.launch import Launch, port_number, read_launch
+from preflight.fleet.leaves import with_leaves
 from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
 from preflight.fleet.nodeset import expand, fold, split
@@ -57,6 +58,9 @@ class Wish(Struct, frozen=True, kw_only=True):
     env_file: str | None = None
     launch: str | None = None
     interface: str | None = None
+    topology: str | None = None
+    ask_slurm: bool = True
+    """Whether Slurm may be asked for its switches: one process of a run does."""
     found: Found | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
@@ -67,6 +71,14 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 def resolve(wish: Wish) -> Fleet:
     """Find the fleet; UsageError when a source names nobody or cannot be read."""
+    fleet = _fleet(wish)
+    by_hook = wish.found and wish.found.hosts and wish.found.origin == fleet.origin
+    told_by = fleet.origin if by_hook else "the inventory"
+    environ = wish.environ if wish.ask_slurm else {}
+    return with_leaves(fleet, wish.topology, environ, told_by=told_by)
+
+
+def _fleet(wish: Wish) -> Fleet:
     inventory = _inventory(wish)
     if wish.ranked is not None:
         return _ranked(wish, wish.ranked, inventory)

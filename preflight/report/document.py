@@ -81,6 +81,22 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     pairs: tuple[str, ...]
 
 
+class CoverageRow(Struct, frozen=True, kw_only=True):
+    """How much of the fabric was measured; `*_known` count earlier runs of a history as well."""
+
+    rounds: int
+    rounds_total: int
+    seed: int
+    pairs: int
+    pairs_run: int
+    pairs_known: int | None
+    runs_left: int | None
+    topology: str
+    leaf_pairs: int
+    leaf_pairs_run: int
+    leaf_pairs_known: int | None
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The whole document; `docs/report.md` explains each field."""
 
@@ -100,6 +116,8 @@ class Report(Struct, frozen=True, kw_only=True):
     pairs: tuple[PairRow, ...]
     blames: tuple[BlameRow, ...]
     suspicions: tuple[str, ...]
+    coverage: CoverageRow | None = None
+    """None where no pairs were to be measured."""
 
 
 def encode(report: Report) -> bytes:

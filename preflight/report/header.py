@@ -10,6 +10,7 @@ from preflight.report.slurm import too_many_logins
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
 
 
@@ -24,7 +25,7 @@ def header(
     at_most: int,
     per_node: int,
     of_fleet: int,
-    rounds: int,
+    planned: Planned | None,
     expected: int,
     where: str,
 ) -> list[str]:
@@ -37,6 +38,7 @@ def header(
     promises = (
         f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
+    rounds = len(planned.rounds) if planned else 0
     fabric = f", {rounds} round{'s' if rounds != 1 else ''} of pairs" if rounds else ""
     whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
     who = fold(host.name for host in fleet.hosts)
@@ -49,9 +51,23 @@ def header(
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
+        *(_rounds(fleet, planned) if planned and rounds else ()),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         f"report   {where}",
     ]
+
+
+def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
+    """Say which rounds, how to have the same again, and who said what hangs on which leaf."""
+    leaves = len(set(planned.leaves.values()))
+    known = f"{leaves} {'leaf' if leaves == 1 else 'leaves'} by {planned.topology}"
+    lacking = [host.name for host in fleet.hosts if host.name not in planned.leaves]
+    none = f", none known of {fold(lacking)}" if leaves and lacking else ""
+    switches = f"{known}{none}" if leaves else "no topology known"
+    if fleet.topology_remark:
+        switches += f" ({fleet.topology_remark})"
+    of_all = f"{len(planned.rounds)} of {planned.total}" if planned.total else "as planned"
+    return [f"rounds   {of_all}, seed {planned.seed}; {switches}"]
 
 
 def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
 from preflight.fleet.nodeset import fold
+from preflight.report.coverage import coverage_words
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome
 
@@ -87,6 +88,9 @@ def summary(
         lines.append("")
     lines += _nodes(report, width)
     lines += _not_run(report, width)
+    if report.coverage is not None and report.coverage.pairs:
+        words = coverage_words(report.coverage)
+        lines += wrapped(words, first="coverage   ", indent=" " * 11, width=width)
     lines.append(_counts(report.counts, report))
     if where:
         lines += wrapped(where, first="report     ", indent=" " * 11, width=width)

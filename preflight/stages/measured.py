@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import Stage
+from preflight.fabric.planner import Planned
 from preflight.fabric.samples import Sweep
 from preflight.facts.model import Facts
 from preflight.facts.node import Reach
@@ -25,6 +26,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     ports: dict[str, Ports] = {}
     port_troubles: dict[str, str] = {}
     """Why a node that took part in the port stage gave no usable report."""
+    planned: Planned | None = None
+    """The rounds that were to be measured, over all nodes."""
     sweep: Sweep | None = None
     skipped: dict[Stage, Verdict] = {}
     """Stages that were not run, and the verdict that everyone gets instead."""

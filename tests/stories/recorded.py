@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from tests.stories.conftest import Told
 
-_NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "--preflight-replay", "--junitxml")
+_NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "--preflight-replay", "--junitxml",
+              "--preflight-history")  # fmt: skip
 """Options that a replay does not repeat, or that are about workers already."""
 
 _LARGEST = 1 << 20

@@ -1,0 +1,119 @@
+"""Slurm's topology.conf, or `scontrol show topology`: which nodes are on one leaf switch.
+
+Read are `SwitchName`, `Nodes` and `Switches`; a switch with other switches below it is no leaf.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from preflight.errors import UsageError
+from preflight.fleet.files import read_regular
+from preflight.fleet.nodeset import expand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LARGEST = 8 << 20
+"""Bytes of a topology.conf."""
+
+LEAF_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,64}")
+"""It is shown on terminals and written into reports."""
+
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_EXAMPLE = "write lines such as SwitchName=leaf1 Nodes=gpu[001-032]"
+
+
+def read_switches(path: Path) -> dict[str, str]:
+    """Read a topology.conf into node → leaf switch; UsageError names the file and the line."""
+    try:
+        text = read_regular(path, LARGEST).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError(
+            f"cannot read the topology {path}: {reason}; give a topology.conf of Slurm"
+        ) from error
+    return parse_switches(text, str(path))
+
+
+def parse_switches(text: str, source: str) -> dict[str, str]:
+    """As above, from text; `source` opens every complaint."""
+    leaf_of: dict[str, str] = {}
+    declared: dict[str, int] = {}
+    for number, line in _lines(text):
+        try:
+            switch, nodes = _declaration(line)
+            _refuse_again(switch, nodes, declared, leaf_of)
+        except UsageError as error:
+            raise UsageError(f"{source} line {number}: {error}") from error
+        declared[switch] = number
+        leaf_of |= dict.fromkeys(nodes, switch)
+    if not leaf_of:
+        raise UsageError(f"{source} has no leaf switch with nodes: {_EXAMPLE}")
+    return leaf_of
+
+
+def _refuse_again(
+    switch: str, nodes: tuple[str, ...], declared: dict[str, int], leaf_of: dict[str, str]
+) -> None:
+    if switch in declared:
+        raise UsageError(f"{switch} is declared in line {declared[switch]} already: remove one")
+    twice = next((name for name in nodes if name in leaf_of), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is on {leaf_of[twice]} and on {switch}: leave it on one")
+
+
+def _declaration(line: str) -> tuple[str, tuple[str, ...]]:
+    """A switch, and its nodes if it is a leaf."""
+    words = _words(line)
+    switch = _switch(words)
+    return switch, _nodes(switch, words)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without comments; a backslash at the end joins the next one."""
+    held, began = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        began = began or number
+        stripped = _COMMENT.sub("", line).strip()
+        if stripped.endswith("\\"):
+            held += stripped[:-1] + " "
+            continue
+        if whole := (held + stripped).strip():
+            yield began, whole
+        held, began = "", 0
+    if held.strip():
+        yield began, held.strip()
+
+
+def _words(line: str) -> dict[str, str]:
+    words: dict[str, str] = {}
+    for word in line.split():
+        key, is_pair, value = word.partition("=")
+        if not is_pair:
+            raise UsageError(f"{word[:40]!a} is not KEY=VALUE: {_EXAMPLE}")
+        words[key.lower()] = "" if value == "(null)" else value.strip('"')
+    return words
+
+
+def _switch(words: dict[str, str]) -> str:
+    switch = words.get("switchname", "")
+    if not switch:
+        first = next(iter(words))
+        if first.startswith("block"):
+            raise UsageError("a block topology names no switches: write one that does, or none")
+        raise UsageError(f"it has no SwitchName, but {first[:40]!a}: {_EXAMPLE}")
+    if not LEAF_NAME.fullmatch(switch):
+        raise UsageError(f"{switch[:40]!a} is no name of a switch: letters, digits, and ._:/@+-")
+    return switch
+
+
+def _nodes(switch: str, words: dict[str, str]) -> tuple[str, ...]:
+    """The nodes of a leaf; none of a switch above others, whose nodes `scontrol` lists as well."""
+    if words.get("switches"):
+        return ()
+    if not words.get("nodes"):
+        raise UsageError(f"{switch} has neither Nodes nor Switches: {_EXAMPLE}")
+    return expand(words["nodes"])

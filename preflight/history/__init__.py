@@ -1,0 +1,1 @@
+"""What earlier runs measured, as plain values for planners, and the files that keep it."""

@@ -1,0 +1,80 @@
+"""Which rounds of pairs this run has: by option and history, by a replayed run, or as told."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preflight import handover
+from preflight.errors import UsageError
+from preflight.fabric.planner import plan
+from preflight.nightly import open_history
+
+if TYPE_CHECKING:
+    import pytest
+
+    from preflight.fabric.planner import Extent, Planned
+    from preflight.fleet.model import Fleet
+    from preflight.nightly import Nightly
+    from preflight.run import Settings
+    from preflight.stages.measured import Measured
+
+LARGEST_SEED = (1 << 32) - 1
+RANDOM_SEEDS = 1_000_000
+"""A seed is typed again by hand; a million orders are enough."""
+
+
+def choose_rounds(
+    config: pytest.Config, fleet: Fleet, settings: Settings, replayed: Measured | None
+) -> tuple[Planned | None, Nightly | None]:
+    """Plan the rounds and open the history; UsageError for a history that is of no use."""
+    if hasattr(config, "workerinput"):
+        return handover.planned(config.workerinput), None
+    if replayed is not None:
+        return replayed.planned, None
+    nodes = tuple(host.name for host in fleet.hosts)
+    history = _history(config, nodes, fleet)
+    seed = config.getoption("preflight_seed")
+    planned = plan(
+        nodes,
+        fleet.leaves,
+        extent=_extent(config),
+        seed=secrets.randbelow(RANDOM_SEEDS) if seed is None else seed,
+        past=history.past if history else None,
+        budget_s=settings.wall_s,
+        tier=settings.tier,
+        topology=fleet.topology,
+    )
+    return planned, history
+
+
+def refuse_odd_rounds(config: pytest.Config) -> None:
+    """Refuse what is no number of rounds and no seed, before anybody is asked anything."""
+    _extent(config)
+    seed = config.getoption("preflight_seed")
+    if seed is not None and not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"--preflight-seed {seed}: give a number, 0 to {LARGEST_SEED}")
+
+
+def _extent(config: pytest.Config) -> Extent:
+    text = config.getoption("preflight_sweep")
+    if text in (None, "auto"):
+        return "auto"
+    if text == "exhaustive":
+        return "exhaustive"
+    if text.isdecimal() and text.isascii() and int(text[:9]) > 0:
+        return int(text[:9])
+    raise UsageError(
+        f"--preflight-sweep {text[:40]!a}: give a number of rounds, 1 or more, auto, or exhaustive"
+    )
+
+
+def _history(config: pytest.Config, nodes: tuple[str, ...], fleet: Fleet) -> Nightly | None:
+    folder = config.getoption("preflight_history")
+    if folder is None:
+        return None
+    if not folder:
+        raise UsageError("--preflight-history is empty: give a folder that outlives this run")
+    path = config.invocation_params.dir / Path(folder).expanduser()
+    return open_history(path, nodes, fleet.leaves)
