@@ -280,13 +280,12 @@ class Run:
         sweep = sweep_fleet(
             hosts,
             self._connections,
-            msgspec.structs.replace(
-                self.planned,
-                rounds=tuple(
-                    tuple(dict.fromkeys(planned + mended))
-                    for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
-                ),
+            tuple(
+                tuple(dict.fromkeys(planned + mended))
+                for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
             ),
+            leaves=self.planned.leaves,
+            seed=self.planned.seed,
             left_out=out,
             nonce=self.nonce,
             deadline_s=deadline_s,

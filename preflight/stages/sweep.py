@@ -14,8 +14,8 @@ from preflight.transport.protocol import OUTPUT_LIMIT, Manned
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.planner import Planned
     from preflight.fabric.samples import Sweep
+    from preflight.fabric.schedule import Rounds
     from preflight.fleet.model import Host
     from preflight.transport.leased import Talk
     from preflight.transport.protocol import Connection
@@ -28,17 +28,19 @@ READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
 def sweep_fleet(
     hosts: Sequence[Host],
     connections: Mapping[str, Connection],
-    planned: Planned,
+    rounds: Rounds,
     *,
     left_out: Mapping[str, str],
     nonce: str,
     deadline_s: float,
     interface: str | None,
     catch_rate: float | None = None,
+    leaves: Mapping[str, str] | None = None,
+    seed: int = 1,
     progress: Callable[[int, int, list[str]], None],
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
 ) -> Sweep:
-    """Measure the rounds among `hosts`; pairs of `left_out` nodes come back as not run, with why.
+    """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
     one. On Ctrl-C `interrupted` gets what was measured until then.
@@ -46,11 +48,11 @@ def sweep_fleet(
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
         nodes=(*names, *left_out),
-        rounds=planned.rounds,
+        rounds=rounds,
         left_out=dict(left_out),
         interface=interface,
-        leaves=planned.leaves,
-        seed=planned.seed,
+        leaves=dict(leaves or {}),
+        seed=seed,
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
     if catch_rate is not None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.fabric.plan import GLOO
-from preflight.fabric.planner import Planned
 from preflight.fabric.schedule import circle_rounds
 from preflight.stages.sweep import sweep_fleet
 from tests.bench.logins import ssh, together
@@ -60,7 +59,7 @@ def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> None
     swept = sweep_fleet(
         hosts,
         connections,
-        Planned(rounds=rounds),
+        rounds,
         left_out={},
         nonce=secrets.token_hex(16),
         deadline_s=DEADLINE_S,
