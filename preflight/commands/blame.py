@@ -9,19 +9,18 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from preflight.commands.verdicts import EMPTY, decode_stored, judge_stored
+from preflight.commands.verdicts import EMPTY, judge_stored, tell
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
 from preflight.report.fabric_page import fabric_page
 from preflight.report.files import write_atomically
 from preflight.report.offline import encode, lines
-from preflight.report.picture.accused import accused
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from preflight.fabric.judge import Decoded
+    from preflight.commands.judged import Judged
     from preflight.fabric.stored import Stored
 
 _WIDTH = 100
@@ -33,10 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for samples that cannot be used.
     """
     stored = read_stored(arguments.samples.expanduser())
-    decoded = decode_stored(stored)
-    told = judge_stored(stored, decoded)
+    judged = judge_stored(stored)
+    told = tell(stored, judged)
     if arguments.picture is not None:
-        _draw(arguments.picture.expanduser(), stored, decoded)
+        _draw(arguments.picture.expanduser(), stored, judged)
     if arguments.json:
         sys.stdout.write(encode(told))
     elif told.exit == EMPTY:
@@ -47,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     return told.exit
 
 
-def _draw(path: Path, stored: Stored, decoded: Decoded) -> None:
-    found = accused(decoded.blames, stored.observed)
-    page = fabric_page(stored.observed, found, sweep=stored.sweep, origin=str(stored.path))
+def _draw(path: Path, stored: Stored, judged: Judged) -> None:
+    origin = str(stored.path)
+    page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     try:
         write_atomically(path, page.encode())
     except OSError as error:

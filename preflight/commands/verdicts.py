@@ -1,25 +1,20 @@
-"""Stored samples judged as a run judges its own: by the shipped checks of the fabric."""
+"""Stored samples become the document and the lines of `preflight blame`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from preflight import __version__
-from preflight.check import subject
-from preflight.errors import UsageError
-from preflight.fabric.judge import Decoded, judge_sweep
-from preflight.fleet.model import Host
+from preflight.commands.long_form import judge_long
+from preflight.commands.short_form import judge_short
 from preflight.fleet.nodeset import fold, natural
-from preflight.ledger import Entry
-from preflight.registry import load_folder, shipped_folder
 from preflight.report.document import BlameRow
-from preflight.report.findings import findings, suspicions
+from preflight.report.findings import findings
 from preflight.report.offline import Told
 from preflight.report.ready import exit_code, readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from preflight.commands.judged import Judged
     from preflight.fabric.blame import Blame
     from preflight.fabric.stored import Stored
 
@@ -27,24 +22,17 @@ EMPTY = 5
 """The exit code where there was nothing to judge."""
 
 
-def decode_stored(stored: Stored) -> Decoded:
-    """Compare, decode and blame, as a run does; UsageError for what a run could not judge."""
+def judge_stored(stored: Stored) -> Judged:
+    """Judge samples of either form."""
     if stored.sweep is not None:
-        return judge_sweep(stored.sweep, _hosts(stored))
-    if stored.observed.tried:
-        raise UsageError(
-            f"{stored.path} holds the short form, which has no iterations to judge: give the long "
-            "form, or the folder of its run"
-        )
-    return Decoded()
+        return judge_long(stored.sweep, stored.observed)
+    return judge_short(stored.observed)
 
 
-def judge_stored(stored: Stored, decoded: Decoded) -> Told:
-    """Judge every pair by every check of the fabric that preflight ships."""
-    observed, blames = stored.observed, decoded.blames
-    entries = _entries(decoded)
+def tell(stored: Stored, judged: Judged) -> Told:
+    """Join what was judged as the report of a run does."""
+    observed, entries = stored.observed, judged.entries
     names = tuple(sorted(observed.nodes, key=natural))
-    suspected = suspicions(entries, len(names))
     ready = readiness(names, entries, strict=False)
     return Told(
         preflight=__version__,
@@ -61,39 +49,10 @@ def judge_stored(stored: Stored, decoded: Decoded) -> Told:
         not_ready=ready.not_ready,
         exclude=fold(ready.not_ready),
         apart=ready.apart,
-        findings=findings(entries, blames, suspected),
-        blames=tuple(map(_row, blames)),
-        notes=tuple(_notes(stored, blames, suspected.values())),
+        findings=findings(entries, judged.blames, judged.systemic),
+        blames=tuple(map(_row, judged.blames)),
+        notes=(*judged.systemic.values(), *judged.notes),
     )
-
-
-def _hosts(stored: Stored) -> list[Host]:
-    left_out = stored.sweep.left_out if stored.sweep else {}
-    names = {*stored.observed.nodes, *left_out}
-    return [Host(name=name, address=name) for name in sorted(names, key=natural)]
-
-
-def _entries(decoded: Decoded) -> list[Entry]:
-    checks = [
-        registered
-        for registered in load_folder(shipped_folder())
-        if registered.check.stage == "fabric" and registered.subject == "pair"
-    ]
-    return [
-        Entry(registered.check.id, subject(ends), ends, registered.conclude(pair))
-        for registered in checks
-        for ends, pair in decoded.pairs.items()
-    ]
-
-
-def _notes(stored: Stored, blames: Iterable[Blame], suspected: Iterable[str]) -> Iterable[str]:
-    yield from suspected
-    yield from (f"{one.sentence}; {one.advice}" for one in blames if one.kind == "systemic")
-    if stored.sweep is None:
-        return
-    if stored.sweep.unfinished:
-        yield f"the sweep ended early: {stored.sweep.unfinished}"
-    yield from (f"{name} took no part: {why}" for name, why in stored.sweep.left_out.items())
 
 
 def _row(one: Blame) -> BlameRow:

@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.samples import End
-from preflight.fabric.stored import encode_sweep
+from preflight.fabric.stored import encode_observed, encode_sweep
 from preflight.stages.measured import Measured
 from tests.stories.blaming import Blamed, blame
 from tests.unit.fabric.synthetic import hosts, sweep
+from tests.unit.report.fabrics import fabric
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,40 @@ def test_a_slow_node_is_named_again(tmp_path: Path) -> None:
     assert "do: check link rate" in told.out
     assert "not ready  h3  --exclude=h3\n1 blamed    exit 1\n" in told.out
     assert told.err == ""
+
+
+def test_the_short_form_names_the_part(tmp_path: Path) -> None:
+    """Digests alone: one rail of a node, with the numbers, and a page on which it is framed."""
+    observed = fabric(
+        8, lambda a, b, rail: 1.4 if "n0003" in (a, b) and rail == 1 else 1.0, rails=2
+    )
+    samples = stored(tmp_path, encode_observed(replace(observed, backend="nccl")))
+    told = blame(samples, "--picture", str(tmp_path / "fabric.html"))
+    assert (told.exit, told.found) == (1, ["n0003"])
+    (found,) = told.document["blames"]
+    assert found["component"] == "n0003 rail 1"
+    assert "0.75 GB/s at 4 MiB, peers 1.05 GB/s, between n0003" in found["sentence"]
+    assert "n0003 rail 1 is slow in 7 pairs" in found["sentence"]
+    assert told.document["not_ready"] == ["n0003"]
+    assert "Blamed: n0003 rail 1<" in (tmp_path / "fabric.html").read_text()
+
+
+def test_the_short_form_of_a_bad_path_keeps_two_nodes_apart(tmp_path: Path) -> None:
+    """Both ends are fine with others: neither is excluded."""
+    observed = fabric(6, lambda a, b, _rail: "hung" if (a, b) == ("n0001", "n0004") else 1.0)
+    told = blame(stored(tmp_path, encode_observed(observed)))
+    assert (told.exit, told.found) == (1, ["pair n0001-n0004"])
+    assert told.document["not_ready"] == []
+    assert told.document["apart"] == [["n0001", "n0004"]]
+
+
+def test_a_healthy_short_form_blames_nobody_unless_somebody_fell_silent(tmp_path: Path) -> None:
+    """Exit 0; a node whose agent fell silent is not passed over, even if its pairs are fine."""
+    observed = fabric(6)
+    assert blame(stored(tmp_path, encode_observed(observed))).exit == 0
+    told = blame(stored(tmp_path, encode_observed(replace(observed, silent={"n0002": "killed"}))))
+    assert (told.exit, told.found) == (1, ["n0002"])
+    assert "it fell out of the sweep: killed" in told.out
 
 
 def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from preflight.fabric.blame import Blame
+    from preflight.fabric.culprit import Found
     from preflight.fabric.observed import Observed
 
 
@@ -33,6 +34,21 @@ def accused(blames: Iterable[Blame], observed: Observed) -> tuple[Accused, ...]:
     """Find the rows and cells of each blame."""
     known = {f"{one.a}-{one.b}": (one.a, one.b) for one in observed.tried}
     return tuple(_accused(blame, known, observed.nodes) for blame in blames)
+
+
+def accused_part(one: Found, blame: Blame) -> Accused:
+    """The same of what the decoder found, with its words."""
+    rows = one.among if all(part.kind != "path" for part in one.among) else ()
+    rails = {part.rail for part in one.among}
+    return Accused(
+        component=blame.component,
+        sentence=blame.sentence,
+        advice=blame.advice,
+        nodes=tuple(dict.fromkeys(name for part in rows for name in part.nodes)),
+        rail=rails.pop() if len(rails) == 1 else None,
+        pairs=frozenset(one.pairs),
+        certain=one.named is not None,
+    )
 
 
 def _accused(blame: Blame, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:

@@ -85,11 +85,10 @@ def _say_late(one: Against) -> str:
     return f"{one.value:g} in {one.of}{peers}"
 
 
-PANELS = (
-    Panel("Bandwidth, largest size (GB/s)", lambda cell: cell.bandwidth, _say_bandwidth),
-    Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency),
-    Panel("Spikes (bursts over 5 medians)", lambda cell: cell.spikes, _say_spikes),
-)
+BANDWIDTH = Panel("Bandwidth, largest size (GB/s)", lambda cell: cell.bandwidth, _say_bandwidth)
+LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency)
+SPIKES = Panel("Spikes (bursts over 5 medians)", lambda cell: cell.spikes, _say_spikes)
+PANELS = (BANDWIDTH, LATENCY, SPIKES)
 LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
 """Drawn only where there are any: a host that is late, or a loss in one direction."""
 

@@ -1,0 +1,51 @@
+"""A sweep with every iteration, judged as a run judges its own: by the shipped checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.check import subject
+from preflight.commands.judged import Judged
+from preflight.fabric.judge import judge_sweep
+from preflight.fleet.model import Host
+from preflight.fleet.nodeset import natural
+from preflight.ledger import Entry
+from preflight.registry import load_folder, shipped_folder
+from preflight.report.findings import suspicions
+from preflight.report.picture.accused import accused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preflight.fabric.judge import Decoded
+    from preflight.fabric.observed import Observed
+    from preflight.fabric.samples import Sweep
+
+
+def judge_long(sweep: Sweep, observed: Observed) -> Judged:
+    """Compare, decode, blame, and judge every pair by every check of pairs that is shipped."""
+    names = sorted({*observed.nodes, *sweep.left_out}, key=natural)
+    decoded = judge_sweep(sweep, [Host(name=name, address=name) for name in names])
+    shared = (one for one in decoded.blames if one.kind == "systemic")
+    entries = tuple(_entries(decoded))
+    return Judged(
+        entries=entries,
+        systemic=suspicions(entries, len(observed.nodes)),
+        blames=decoded.blames,
+        accused=accused(decoded.blames, observed),
+        notes=(*(f"{one.sentence}; {one.advice}" for one in shared), *_missing(sweep)),
+    )
+
+
+def _entries(decoded: Decoded) -> Iterator[Entry]:
+    for registered in load_folder(shipped_folder()):
+        if registered.check.stage == "fabric" and registered.subject == "pair":
+            for ends, pair in decoded.pairs.items():
+                verdict = registered.conclude(pair)
+                yield Entry(registered.check.id, subject(ends), ends, verdict)
+
+
+def _missing(sweep: Sweep) -> Iterator[str]:
+    if sweep.unfinished:
+        yield f"the sweep ended early: {sweep.unfinished}"
+    yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())
