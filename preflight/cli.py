@@ -82,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
         help="a run's folder, its measured.json, or samples of either form, also gzipped",
     )  # fmt: skip
     blame.add_argument("--json", action="store_true", help="print one JSON document instead")
+    blame.add_argument(
+        "--topology", metavar="FILE", type=Path,
+        help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
+    )  # fmt: skip
     blame.add_argument("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
     verbs.add_parser("run", help="judge a fleet, isolated: for root, cron and schedulers")
     return parser

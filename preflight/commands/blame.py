@@ -9,6 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from preflight.commands.placing import hosts_of, placed
 from preflight.commands.verdicts import EMPTY, judge_stored, tell
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
@@ -31,8 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for samples that cannot be used.
     """
+    topology = arguments.topology
     stored = read_stored(arguments.samples.expanduser())
-    judged = judge_stored(stored)
+    hosts = hosts_of(stored, topology.expanduser() if topology is not None else None)
+    stored = placed(stored, hosts)
+    judged = judge_stored(stored, hosts)
     told = tell(stored, judged)
     if arguments.picture is not None:
         _draw(arguments.picture.expanduser(), stored, judged)

@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING
 from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.fabric.judge import judge_sweep
-from preflight.fleet.model import Host
-from preflight.fleet.nodeset import natural
 from preflight.ledger import Entry
 from preflight.registry import load_folder, shipped_folder
 from preflight.report.findings import suspicions
 from preflight.report.picture.accused import accused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from preflight.fabric.judge import Decoded
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
+    from preflight.fleet.model import Host
 
 
-def judge_long(sweep: Sweep, observed: Observed) -> Judged:
+def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
     """Compare, decode, blame, and judge every pair by every check of pairs that is shipped."""
-    names = sorted({*observed.nodes, *sweep.left_out}, key=natural)
-    decoded = judge_sweep(sweep, [Host(name=name, address=name) for name in names])
+    decoded = judge_sweep(sweep, hosts)
     shared = (one for one in decoded.blames if one.kind == "systemic")
     entries = tuple(_entries(decoded))
     return Judged(

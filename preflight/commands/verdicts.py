@@ -14,18 +14,21 @@ from preflight.report.offline import Told
 from preflight.report.ready import exit_code, readiness
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from preflight.commands.judged import Judged
     from preflight.fabric.blame import Blame
     from preflight.fabric.stored import Stored
+    from preflight.fleet.model import Host
 
 EMPTY = 5
 """The exit code where there was nothing to judge."""
 
 
-def judge_stored(stored: Stored) -> Judged:
-    """Judge samples of either form."""
+def judge_stored(stored: Stored, hosts: Sequence[Host]) -> Judged:
+    """Judge samples of either form; `hosts` is the fleet in order."""
     if stored.sweep is not None:
-        return judge_long(stored.sweep, stored.observed)
+        return judge_long(stored.sweep, stored.observed, hosts)
     return judge_short(stored.observed)
 
 

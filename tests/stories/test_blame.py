@@ -83,6 +83,44 @@ def test_a_healthy_short_form_blames_nobody_unless_somebody_fell_silent(tmp_path
     assert "it fell out of the sweep: killed" in told.out
 
 
+def test_a_topology_tells_a_leaf_from_its_nodes(tmp_path: Path) -> None:
+    """One rail slow under one leaf: with the switches known it is the leaf's, and drawn so."""
+    under = {f"n{number:04}" for number in range(8, 16)}
+    observed = fabric(
+        32, lambda a, b, rail: 1.5 if rail == 1 and {a, b} & under else 1.0, rails=2, rounds=9
+    )
+    samples = stored(tmp_path, encode_observed(replace(observed, backend="nccl")))
+    conf = tmp_path / "topology.conf"
+    conf.write_text(
+        "SwitchName=spine Switches=leaf[0-3]\n"
+        + "".join(f"SwitchName=leaf{at} Nodes=n[{at * 8:04}-{at * 8 + 7:04}]\n" for at in range(4))
+    )
+    told = blame(samples, "--topology", str(conf), "--picture", str(tmp_path / "fabric.html"))
+    assert told.document["leaves"] == 4
+    assert [one["component"] for one in told.document["blames"]] == ["leaf1 rail 1"]
+    assert "sorted by 4 leaf switches" in (tmp_path / "fabric.html").read_text()
+    toml = tmp_path / "fleet.toml"
+    toml.write_text(
+        "".join(
+            f'[group.rack{at}]\nnodes = "n[{at * 8:04}-{at * 8 + 7:04}]"\nleaf = "leaf{at}"\n'
+            for at in range(4)
+        )
+    )
+    again = blame(samples, "--topology", str(toml)).document
+    assert again["blames"] == told.document["blames"]
+
+
+def test_a_topology_that_is_no_use_is_one_line(tmp_path: Path) -> None:
+    """One of another fleet, a broken one, none at all."""
+    samples = stored(tmp_path, encode_sweep(SLOW))
+    conf = tmp_path / "topology.conf"
+    conf.write_text("SwitchName=leaf1 Nodes=gpu[1-8]\n")
+    assert "knows no leaf of h[1-5]" in refused(blame(samples, "--topology", str(conf)))
+    conf.write_text("SwitchName=leaf1 Nodes=gpu[1-99999999]\n")
+    assert "line 1" in refused(blame(samples, "--topology", str(conf)))
+    assert "cannot read" in refused(blame(samples, "--topology", str(tmp_path / "none.toml")))
+
+
 def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     """The page of a run, from stored samples; a place that cannot be written to is one line."""
     samples = stored(tmp_path, encode_sweep(SLOW))
