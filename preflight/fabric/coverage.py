@@ -88,13 +88,16 @@ def after(
     tier: str,
     seconds: float,
 ) -> Past:
-    """Add one run to what is known. `seconds`: from its start to the end of its sweep."""
+    """Add one run to what is known. `seconds`: from its start to the end of its sweep.
+
+    A round of which less than half was measured (the time was up) counts as not measured.
+    """
     frame, tested = frame_of_fleet(nodes, planned.leaves), pairs_tested(sweep)
     run = past.runs + 1
     found = Counter(frame.holding(*pair) for pair in tested)
     done = dict(past.done)
     for number in planned.numbers or found:
-        if found[number]:
+        if found[number] * 2 >= len(frame.pairs(number)):
             before = done[number].pairs if number in done else 0
             # Who was down tonight may have been measured before.
             done[number] = Done(run, max(found[number], before))

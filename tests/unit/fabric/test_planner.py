@@ -242,6 +242,22 @@ def test_an_exhaustive_night_is_remembered_also_where_the_leaves_number_rounds_o
     assert (seen.leaf_pairs_run, seen.leaf_pairs_known, seen.leaf_pairs) == (3, 3, 3)
 
 
+@pytest.mark.parametrize("sizes", [[40], [10, 10, 10, 10]])
+def test_a_sweep_whose_time_was_up_leaves_the_rest_for_another_night(sizes: list[int]) -> None:
+    """Of 39 rounds 10 were measured: about as many are done, and the others come first now."""
+    names, leaves = fabric(sizes)
+    leaves = leaves if len(sizes) > 1 else {}
+    planned = _plan(names, leaves, extent="exhaustive", past=Past())
+    early = Planned(rounds=planned.rounds[:10], total=39, leaves=leaves)
+    past = after(Past(), planned, swept(early), names, bad=(), tier="quick", seconds=99)
+    assert len(past.done) == 10 if not leaves else len(past.done) < 10
+    nothing = after(Past(), planned, swept(early, frozenset(names)), names, bad=(), tier="quick",
+                    seconds=99)  # fmt: skip
+    assert nothing.done == {}
+    chosen = _plan(names, leaves, extent=5, past=past).numbers
+    assert not set(chosen) & set(past.done)
+
+
 def test_a_pair_of_leaves_counts_as_joined_only_when_it_surely_was() -> None:
     """With as many pairs missing as join two leaves, one pair of leaves may not have been seen."""
     names, leaves = fabric([8] * 4)
