@@ -31,6 +31,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
+TopologyPlugin=topology/tree
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
@@ -60,6 +61,15 @@ class Settings:
     """The text of gres.conf."""
 
 
+def _two_leaves(names: list[str]) -> str:
+    """A tree: one half of the hosts on one leaf switch, the rest on the other."""
+    half = (len(names) + 1) // 2
+    leaves = [leaf for leaf in (names[:half], names[half:]) if leaf]
+    lines = [f"SwitchName=leaf{n} Nodes={','.join(leaf)}" for n, leaf in enumerate(leaves)]
+    above = ",".join(f"leaf{n}" for n in range(len(leaves)))
+    return "\n".join([*lines, f"SwitchName=spine Switches={above}", ""])
+
+
 def write(folder: Path, lab: Lab, settings: Settings) -> None:
     """Write the files and folders that the daemons need."""
     for name in lab.hosts:
@@ -75,6 +85,7 @@ def write(folder: Path, lab: Lab, settings: Settings) -> None:
         lines.append(f"{where} CPUs={cpus} RealMemory=512 State=UNKNOWN {settings.node}")
     lines.append("PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+    (folder / "topology.conf").write_text(_two_leaves(list(lab.hosts)))
     (folder / "cgroup.conf").write_text(_CGROUP)
     if settings.gres:
         (folder / "gres.conf").write_text(settings.gres)
