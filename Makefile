@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 # Most tests wait for something; those that load hosts of the lab, or sweep, run one by one.
 WORKERS ?= 4
 
-.PHONY: help demo test parity lint preflight lab bench bench-scale wheel setup clean system
+.PHONY: help demo test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 
 bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/bench.json
 	$(BIN)/python -m tests.bench
+
+bench-full: $(STAMP) ## decode thousands of simulated fabrics (hours); goes on where it stopped
+	$(BIN)/python -m tests.bench.full
 
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
 	$(BIN)/python -m tests.bench.scale

@@ -1,0 +1,116 @@
+"""One simulated fabric, decoded and held against its truth.
+
+    python -m tests.bench.decoding rdma:16:faulty:3 ...
+
+shows what was planted in each, what was declared of it, what the decoder found.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.fabric.decoding import find
+from preflight.fabric.simulate.score import score
+from tests.bench.fabrics import case, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preflight.fabric.culprit import Found
+    from preflight.fabric.observed import Observed
+    from preflight.fabric.simulate.truth import Planted
+    from tests.bench.fabrics import Case
+
+    Decoder = Callable[[Observed], Sequence[Found]]
+
+
+class Fault(Struct, frozen=True):
+    """What became of one planted fault."""
+
+    what: str
+    """"spikes endpoint"."""
+    where: str
+    detectable: bool
+    fate: str
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """One fabric, as a line of the long form's file."""
+
+    case: str
+    noise: str
+    nodes: int
+    faulty: bool
+    faults: tuple[Fault, ...]
+    wrong: tuple[str, ...]
+    """Findings that blame healthy parts, in words."""
+    decode_s: float
+    cpu_s: float
+
+
+def decoder(observed: Observed) -> Sequence[Found]:
+    """Ours, with what it says against the fabric as a whole left out: that names nobody."""
+    return find(observed).found
+
+
+def decode(one: Case, decoder: Decoder = decoder) -> Outcome:
+    """Simulate, decode, score. Only decoding is timed."""
+    made = make(one)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    found = decoder(made.observed)
+    decode_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    scored = score(made.planted, found, made.fabric.rails)
+    return Outcome(
+        case=one.id,
+        noise=one.noise,
+        nodes=one.nodes,
+        faulty=one.faulty,
+        faults=tuple(
+            Fault(
+                f"{planted.fault.kind} {planted.component.kind}",
+                planted.component.name,
+                planted.detectable,
+                fate,
+            )
+            for planted, fate in zip(made.planted, scored.fates, strict=True)
+        ),
+        wrong=tuple(map(said, scored.wrong)),
+        decode_s=round(decode_s, 4),
+        cpu_s=round(cpu_s, 4),
+    )
+
+
+def said(one: Found) -> str:
+    """A finding in a few words."""
+    names = " | ".join(part.name for part in one.among)
+    return f"{one.symptom}: {names} ({one.confidence:.2f})"
+
+
+def _shown(one: Case) -> str:
+    made = make(one)
+    began_s = time.perf_counter()
+    found = decoder(made.observed)
+    took_s = time.perf_counter() - began_s
+    scored = score(made.planted, found, made.fabric.rails)
+    lines = [f"{one.id}: {len(made.observed.digests)} digests, decoded in {took_s:.2f} s"]
+    for planted, fate in zip(made.planted, scored.fates, strict=True):
+        declared = "detectable" if planted.detectable else "may be missed or in doubt"
+        lines.append(
+            f"  planted {fate:8s} {_planted(planted)}; {declared} "
+            f"(power {planted.power:.4f}, {planted.partners} cleared partners)"
+        )
+    lines += [f"  found   {'WRONG' if one in scored.wrong else '':8s} {said(one)}" for one in found]
+    return "\n".join(lines)
+
+
+def _planted(planted: Planted) -> str:
+    return f"{planted.fault.kind}: {planted.component.kind} {planted.component.name}"
+
+
+if __name__ == "__main__":
+    for text in sys.argv[1:]:
+        sys.stdout.write(_shown(case(text)) + "\n")
