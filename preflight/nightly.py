@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.fabric.coverage import after
+from preflight.fabric.coverage import after, pairs_tested
 from preflight.history.coverage_file import NAME, Coverage, read_coverage
 from preflight.report.files import open_folder, write_atomically
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from preflight.fabric.schedule import Pairing
     from preflight.history.past import Past
     from preflight.run import Run
+
+_PAIR = 2
 
 
 @dataclass
@@ -35,13 +39,13 @@ class Nightly:
         sweep, planned = run.judgement.measured.sweep, run.judgement.measured.planned
         if sweep is None or planned is None or not sweep.pairs:
             return ""
-        bad = [ends for ends, pair in run.judgement.sweep.pairs.items() if pair.bad]
+        bad = _suspected(run) & pairs_tested(sweep)
         tier, seconds = run.settings.tier, run.swept_s
         try:
             known = read_coverage(self.folder)
             self.past = after(
                 known.past(self.nodes, self.leaves), planned, sweep, self.nodes,
-                bad=bad, tier=tier, seconds=seconds,
+                bad=sorted(bad), tier=tier, seconds=seconds,
             )  # fmt: skip
             content = known.having(self.nodes, self.leaves, self.past).encode()
             write_atomically(self.folder / NAME, content)
@@ -52,6 +56,15 @@ class Nightly:
         else:
             return ""
         return f"{reason}; this run is not remembered"
+
+
+def _suspected(run: Run) -> set[Pairing]:
+    """Pairs that were measured as bad, and those that a verdict condemns."""
+    bad = {ends for ends, pair in run.judgement.sweep.pairs.items() if pair.bad}
+    for (_, names), verdict in run.judgement.known().items():
+        if len(names) == _PAIR and verdict.outcome in (Outcome.FAIL, Outcome.FLAKY):
+            bad.add((names[0], names[1]))
+    return bad
 
 
 def open_history(folder: Path, nodes: tuple[str, ...], leaves: Mapping[str, str]) -> Nightly:

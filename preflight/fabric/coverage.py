@@ -121,7 +121,8 @@ def _cost(sweep: Sweep, seconds: float) -> Cost | None:
         if last > first:
             rates.append((ended_s - began_s) / (last - first))
     round_s = median(rates) if rates else 0.0
-    spent_s = round_s * len(sweep.rounds)
+    had_a_turn = {number for seen in met.values() for number, _ in seen}
+    spent_s = round_s * len(had_a_turn)
     # A clock that was set in the middle tells nothing.
     return Cost(round_s, seconds - spent_s) if round_s > 0 and spent_s <= seconds else None
 

@@ -214,6 +214,19 @@ def test_all_pairs_are_measured_in_as_many_nights_as_was_said(
     assert coverage(planned, tested, names, past).pairs_known == len(names) * (len(names) - 1) // 2
 
 
+def test_a_run_that_planned_too_much_teaches_the_next_one() -> None:
+    """Its time was up after 4 of 14 rounds, at 10 s each: the next run plans for 3."""
+    names = [f"h{n}" for n in range(200)]
+    planned = _plan(names, past=Past())
+    cut = swept(Planned(rounds=planned.rounds[:4]), round_s=10.0)
+    sweep = Sweep((), planned.rounds, cut.pairs)
+    past = after(Past(), planned, sweep, names, bad=(), tier="quick", seconds=60.0)
+    assert len(planned.rounds) == 14
+    assert past.costs == {"quick": Cost(10.0, 20.0)}
+    assert len(past.done) == 4
+    assert len(_plan(names, past=past).rounds) == 3
+
+
 def test_what_was_not_measured_is_not_covered() -> None:
     """A node that is down costs its pairs, not the round; what is found there stays suspected."""
     names = [f"h{n:02}" for n in range(40)]
