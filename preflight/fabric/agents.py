@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.errors import WireError
-from preflight.fabric.events import Alive, Done, Event, Lapsed, Ready, decode_event
+from preflight.fabric.events import Alive, Done, Event, Lapsed, Ready, Rest, decode_event
 from preflight.transport.leased import Leased, Talk
 from preflight.transport.protocol import ReachError
 
@@ -138,7 +138,7 @@ class Agents:
                 continue
             if isinstance(event, Ready):
                 talk.watch()  # before, importing torch may keep its Python from saying anything
-            if isinstance(event, Ready | Done):
+            if isinstance(event, Ready | Done | Rest):
                 self._idle.add(name)
             self._said.put((name, event))
             if isinstance(event, Lapsed):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.events import PairSeen
     from preflight.fabric.roster import Roster
+    from preflight.fabric.schedule import Rounds
 
     Key = tuple[int, int, str, str]
     Kind = tuple[int, Phase]
@@ -26,26 +27,48 @@ class Collected:
     def __init__(self, who: Roster) -> None:
         self.names = frozenset(who.names)
         self.done: set[str] = set()
+        self.resting: set[str] = set()
+        """Through with all rounds so far, and ready for more."""
         self.lost: set[str] = set()
         self.stuck: set[str] = set()
         self.advice: dict[str, str] = {}
         self._words: list[Word] = []
         self._who = who
-        self._most: dict[Kind, int] = {(r.size_bytes, "ladder"): r.iterations for r in who.ladder}
-        if who.soak is not None:
-            self._most[who.soak.size_bytes, "soak"] = who.soak.iterations
-        self._ends: dict[Key, dict[str, End]] = {
-            (number, rail, a, b): {}
-            for number, around in enumerate(who.rounds)
-            for a, b in around
-            for rail in range(who.rails)
-        }
-        self.expected = 2 * len(self._ends)
+        self._most: list[dict[Kind, int]] = []
+        """By round: how many iterations of what were asked for."""
+        self._ends: dict[Key, dict[str, End]] = {}
+        self.scheduled = len(who.rounds)
+        """Rounds from this number on are retests."""
+        self.cut = False
+        """The time was up before the retests were through."""
+        self._expect(who, who.rounds)
         self.accounts = 0
+
+    @property
+    def expected(self) -> int:
+        """How many accounts are due."""
+        return 2 * len(self._ends)
+
+    @property
+    def through(self) -> set[str]:
+        """Who has been through all that was ordered."""
+        return self.done | self.resting
+
+    @property
+    def retesting(self) -> bool:
+        """Whether there are rounds beyond the scheduled ones."""
+        return len(self._most) > self.scheduled
+
+    def ask_more(self, who: Roster) -> None:
+        """Expect the rounds that `who` has beyond those known so far, measured as it says."""
+        more = who.rounds[len(self._most) :]
+        self._who = who
+        self.resting.clear()
+        self._expect(who, more)
 
     def waiting(self) -> list[str]:
         """Who is neither through nor lost, in fleet order."""
-        return [name for name in self._who.names if name not in self.done | self.lost]
+        return [name for name in self._who.names if name not in self.through | self.lost]
 
     def open(self) -> bool:
         """Whether any pair of two nodes still under way has not been heard of by either end."""
@@ -110,8 +133,14 @@ class Collected:
         return tuple(
             PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), kept in self._ends.items()
+            if number < self.scheduled or self._counts(kept, unfinished)
             for ends in (self._excused(a, b, kept, silence, unfinished),)
         )
+
+    def _counts(self, retested: dict[str, End], unfinished: str) -> bool:
+        """Retests are extra: one that was cut short by us says nothing."""
+        whole = len(retested) > 1
+        return whole or (bool(retested) and not unfinished and not self.cut)
 
     def silence(self) -> Silence:
         """Who broke off, and who only waited for them."""
@@ -121,7 +150,7 @@ class Collected:
             self._words,
             nodes=self._who.names,
             host=self._who.names[0],
-            through=(self.done - self.lost - self.stuck) & self._measured(),
+            through=(self.through - self.lost - self.stuck) & self._measured(),
         )
 
     def _measured(self) -> set[str]:
@@ -145,6 +174,16 @@ class Collected:
         error = waited[0] if waited and silence.culprits else lost if silence.culprits else NOBODY
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
+    def _expect(self, who: Roster, rounds: Rounds) -> None:
+        most: dict[Kind, int] = {(r.size_bytes, "ladder"): r.iterations for r in who.ladder}
+        if who.soak is not None:
+            most[who.soak.size_bytes, "soak"] = who.soak.iterations
+        first = len(self._most)
+        for number, around in enumerate(rounds, first):
+            self._most.append(most)
+            for a, b in around:
+                self._ends.update({(number, rail, a, b): {} for rail in range(who.rails)})
+
     def _fits(self, seen: PairSeen) -> bool:
         """Within ladder and soak: each size once, no more iterations than were asked for."""
         kinds = [(timing.size_bytes, timing.phase) for timing in seen.timings]
@@ -152,10 +191,10 @@ class Collected:
             seen.backend == self._who.backend
             and len(set(kinds)) == len(kinds)
             and (seen.state != "measured" or bool(kinds))
-            and all(self._asked(timing) for timing in seen.timings)
+            and all(self._asked(seen.round, timing) for timing in seen.timings)
         )
 
-    def _asked(self, timing: Timing) -> bool:
+    def _asked(self, number: int, timing: Timing) -> bool:
         count = len(timing.times_us)
-        most = self._most.get((timing.size_bytes, timing.phase), 0)
+        most = self._most[number].get((timing.size_bytes, timing.phase), 0)
         return 0 < count <= most and len(timing.gaps_us) == count

@@ -70,6 +70,10 @@ class Done(Struct, frozen=True, tag_field="event", tag="done"):
     """All its rails are through."""
 
 
+class Rest(Struct, frozen=True, tag_field="event", tag="rest"):
+    """All its rails are through what was ordered, and wait for more."""
+
+
 class Alive(Struct, frozen=True, tag_field="event", tag="alive"):
     """Nothing new, but its line works and it is not frozen."""
 
@@ -80,7 +84,7 @@ class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
     error: _Error
 
 
-Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done | Alive | Lapsed
+Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done | Rest | Alive | Lapsed
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

@@ -19,9 +19,11 @@ from preflight.fabric.events import (
     NoTorch,
     PairSeen,
     Ready,
+    Rest,
     Store,
     Trouble,
 )
+from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
 from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
 from preflight.fabric.samples import Sweep
 from preflight.fabric.silence import Silence
@@ -30,12 +32,14 @@ from preflight.transport.leased import LEASE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.plan import SweepPlan
+    from preflight.fabric.plan import Budget, SweepPlan
+    from preflight.fabric.schedule import Rounds
     from preflight.fleet.model import Host
     from preflight.transport.leased import Talk
 
     Start = Callable[[Host, Mapping[str, object]], Talk]
     Progress = Callable[[int, int, list[str]], None]
+    Suspects = Callable[[Sweep], Rounds]
 
 _STORE_S = 15.0
 _STRAGGLER_S = 10.0
@@ -62,14 +66,18 @@ def sweep(
     deadline_s: float,
     progress: Progress | None = None,
     interrupted: Callable[[Sweep], None] | None = None,
+    suspects: Suspects | None = None,
 ) -> Sweep:
     """Measure the plan's pairs among `hosts` (those cleared to take part) and return everything.
 
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
     `deadline_s`. Returns by the deadline at the latest, whatever the nodes do. On Ctrl-C
     `interrupted` gets what was measured so far, before anything is closed.
+
+    `suspects(sweep so far)` names the pairs to be measured again, round by round, and is asked anew
+    after them, until it names none, time is short, or there were `retest.MOST_ROUNDS` of them.
     """
-    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
+    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent, suspects=suspects)
     try:
         return stage.run(start)
     except KeyboardInterrupt:
@@ -94,6 +102,8 @@ class _Stage:
         nonce: str,
         deadline_s: float,
         progress: Progress,
+        *,
+        suspects: Suspects | None,
     ) -> None:
         self._plan = plan
         self._hosts = {host.name: host for host in hosts}
@@ -102,6 +112,7 @@ class _Stage:
         self._ends = self._began + deadline_s
         self._deadline_s = deadline_s
         self._progress = progress
+        self._suspects = suspects
         self._ready: dict[str, Ready] = {}
         self._out: dict[str, str] = {}
         self._no_torch: set[str] = set()
@@ -112,7 +123,7 @@ class _Stage:
         self._who = roster(plan, {})
         self._collected: Collected | None = None
         rails = 64  # more GPUs than any node has
-        self.agents = Agents(len(plan.rounds) * rails, deadline_s)
+        self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
 
     def run(self, start: Start) -> Sweep:
         request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
@@ -126,7 +137,8 @@ class _Stage:
         if store is not None and self._collected is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
-            self._collect(self._who, self._collected)
+            self._collect(self._who, self._collected, budget(self._plan, self._who))
+            self._retest(self._collected)
         return self._result(self._who, self._collected)
 
     def so_far(self) -> Sweep:
@@ -138,9 +150,14 @@ class _Stage:
         return self._result(self._who, self._collected)
 
     def _time_is_up(self) -> bool:
-        if time.monotonic() >= self._ends:
+        """Say so; from then on the sweep is unfinished, unless only retests were under way."""
+        if time.monotonic() < self._ends:
+            return bool(self._unfinished)
+        if self._collected is not None and self._collected.retesting:
+            self._collected.cut = True
+        else:
             self._unfinished = _TIME_UP
-        return bool(self._unfinished)
+        return True
 
     def _gather(self) -> None:
         """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
@@ -216,15 +233,17 @@ class _Stage:
         return None
 
     def _order(self, who: Roster, name: str, store: tuple[str, int] | None) -> None:
-        order = go_order(self._plan, who, self._hosts, name, nonce=self._nonce, store=store)
+        order = go_order(
+            self._plan, who, self._hosts, name,
+            nonce=self._nonce, store=store, more=self._suspects is not None,
+        )  # fmt: skip
         self.agents.send(name, {"go": order})
 
-    def _collect(self, who: Roster, collected: Collected) -> None:
+    def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
         """Take accounts until all are through, or those who are not have had their time."""
         for name in who.names:
             if name in self._out:  # it left between being counted in and the start
                 collected.lose(name, self._out.pop(name))
-        limits = budget(self._plan, who)
         quiet_s = join_s(self._plan, who) + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
@@ -235,19 +254,40 @@ class _Stage:
                     collected.give_up(waiting)
                 return
             self._take(*said, who, collected)
-            rest_s = self._rest_s(self._plan, who, collected)
+            rest_s = self._rest_s(self._plan, who, collected, limits)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
 
+    def _retest(self, collected: Collected) -> None:
+        """Measure again whom `suspects` names, until it names nobody; whoever left stays out."""
+        left = MOST_ROUNDS
+        while self._suspects is not None and not self._unfinished and not collected.cut:
+            able = collected.resting - collected.lost
+            host = self._who.names[0]
+            limits = longer(self._plan, self._who)
+            if host not in able or time.monotonic() + 2 * limits.barrier_s > self._ends:
+                return
+            rounds = fitting(self._suspects(self._result(self._who, collected)), able, left)
+            if not rounds:
+                return
+            left -= len(rounds)
+            first = len(self._who.rounds)
+            self._who = with_more(self._who, self._plan, rounds)
+            collected.ask_more(self._who)
+            gone = [place for place, name in enumerate(self._who.names) if name not in able]
+            self.agents.send(host, {"gone": gone})
+            for name in able:
+                self.agents.send(name, {"more": more_order(self._who, limits, name, first)})
+            self._collect(self._who, collected, limits)
+
     @staticmethod
-    def _rest_s(plan: SweepPlan, who: Roster, collected: Collected) -> float | None:
+    def _rest_s(plan: SweepPlan, who: Roster, collected: Collected, limits: Budget) -> float | None:
         """How long the last ones get, once it is known that they are the last; None before."""
         if who.names[0] in collected.lost:  # the store went with it: nobody can go on
             return _STORELESS_S
-        if not collected.done - collected.stuck:
+        if not collected.through - collected.stuck:
             # Who failed to meet the others waited about as long as the others will.
             return join_s(plan, who) if collected.stuck else None
-        limits = budget(plan, who)
         if collected.open():
             return limits.barrier_s
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
@@ -257,6 +297,8 @@ class _Stage:
             return
         if isinstance(event, Done):
             collected.done.add(name)
+        elif isinstance(event, Rest) and self._suspects is not None:
+            collected.resting.add(name)
         elif isinstance(event, Trouble):
             collected.complain(name, event.error)
         elif isinstance(event, Gone) and event.late:
@@ -277,7 +319,7 @@ class _Stage:
         unfit = {name: why for name, why in own.items() if name not in self._excused}
         silence = collected.silence() if collected else Silence()
         return Sweep(
-            ladder=who.ladder,
+            ladder=self._plan.nccl if who.backend == "nccl" else self._plan.gloo,
             rounds=who.rounds if collected else (),
             pairs=collected.pairs(self._unfinished) if collected else (),
             left_out={**self._plan.left_out, **own},
@@ -291,4 +333,5 @@ class _Stage:
             seed=self._plan.seed,
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
+            retested=collected.scheduled if collected and collected.retesting else 0,
         )

@@ -53,7 +53,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     silent: dict[str, str] = {}
     """Node name → what happened to its agent, where it fell silent during the sweep."""
     retested: int = 0
-    """Rounds from this number on are retests: suspects alone, with partners that were cleared."""
+    """Rounds from this number on are retests: suspects alone, with partners that were cleared; 0
+    where there were none."""
 
 
 def observe(sweep: Sweep) -> Observed:
@@ -67,6 +68,7 @@ def observe(sweep: Sweep) -> Observed:
         digests=tuple(digest for pair in taken for digest in digests(pair)),
         leaves=dict(sweep.leaves),
         silent=dict(sweep.troubles),
+        retested=sweep.retested,
     )
 
 

@@ -9,6 +9,7 @@ from preflight.fabric.schedule import Rounds
 
 KIB, MIB = 1 << 10, 1 << 20
 _BYTES_EACH = 24  # an iteration's time and gap, in JSON
+_RETESTS = 64  # up to 16 rounds, each four times as long
 _RAILS = 16  # more GPUs than nodes have
 
 
@@ -91,4 +92,4 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         """The most bytes in which one node can tell all iterations that it is asked for."""
         ladders = ((*self.gloo, self.gloo_soak), (*self.nccl, self.nccl_soak))
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
-        return most * _BYTES_EACH * _RAILS * max(1, len(self.rounds))
+        return most * _BYTES_EACH * _RAILS * (len(self.rounds) + _RETESTS)

@@ -74,14 +74,17 @@ def go_order(
     *,
     nonce: str,
     store: tuple[str, int] | None,
+    more: bool = False,
 ) -> dict[str, object]:
-    """The order to one agent; without a store it hosts one itself. Holds its own pairs only."""
-    number = {member: place for place, member in enumerate(who.names)}
+    """The order to one agent; without a store it hosts one itself. Holds its own pairs only.
+
+    `more`: after these rounds it is to wait for others.
+    """
     limits = budget(plan, who)
     other = who.names[1] if name == who.names[0] else who.names[0]
     return {
         "run": nonce,
-        "index": number[name],
+        "index": who.names.index(name),
         "nodes": len(who.names),
         "rails": who.rails,
         "backend": who.backend,
@@ -89,9 +92,9 @@ def go_order(
         "towards": hosts[other].address,
         "interface": plan.interface,
         "store": store,
-        "ladder": [_rung(rung) for rung in who.ladder],
-        "soak": None if who.soak is None else _rung(who.soak),
-        "turns": _turns(who.rounds, name, number),
+        "ladder": [rung_order(rung) for rung in who.ladder],
+        "soak": None if who.soak is None else rung_order(who.soak),
+        "turns": turns_of(who, name),
         "seed": plan.seed,
         "sysfs": plan.sysfs,
         "meet_s": limits.meet_s,
@@ -102,11 +105,13 @@ def go_order(
         "barrier_s": limits.barrier_s,
         "last_call_s": plan.last_call_s + _JOINING_S * len(who.names),
         "join_s": join_s(plan, who),
+        "more": more,
         "min_nodes": max(_SOME, len(who.names) // 2),
     }
 
 
-def _rung(rung: Ladder) -> list[int]:
+def rung_order(rung: Ladder) -> list[int]:
+    """One size, as an order names it."""
     return [rung.size_bytes, rung.warmup, rung.iterations]
 
 
@@ -115,9 +120,11 @@ def join_s(plan: SweepPlan, who: Roster) -> float:
     return plan.last_call_s + 15 + 2 * _JOINING_S * len(who.names)
 
 
-def _turns(rounds: Rounds, name: str, number: Mapping[str, int]) -> list[dict[str, object] | None]:
+def turns_of(who: Roster, name: str) -> list[dict[str, object] | None]:
+    """One node's part in each round; None where it has none."""
+    number = {member: place for place, member in enumerate(who.names)}
     turns: list[dict[str, object] | None] = []
-    for place, around in enumerate(rounds):
+    for place, around in enumerate(who.rounds):
         own = next((pair for pair in around if name in pair), None)
         if own is None:
             turns.append(None)

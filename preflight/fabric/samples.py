@@ -98,3 +98,5 @@ class Sweep(Struct, frozen=True):
     """Of the data's pattern and of the order of rounds: the same seed makes the same sweep."""
     leaves: dict[str, str] = {}
     """Node name → its leaf switch, where a source of topology says so."""
+    retested: int = 0
+    """Rounds from this number on are retests of suspects; 0 where there were none."""

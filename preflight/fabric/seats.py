@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.errors import WireError
-from preflight.fabric.events import Alive, Busy, Done, NoTorch, Ready, Store, Trouble, decode_event
+from preflight.fabric.events import (
+    Alive,
+    Busy,
+    Done,
+    NoTorch,
+    Ready,
+    Rest,
+    Store,
+    Trouble,
+    decode_event,
+)
 from preflight.transport.bundle import start_payload
 from preflight.transport.leased import Leased
 from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
@@ -63,6 +73,7 @@ class Seats:
         self._said: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
         self._ready: dict[int, Ready] = {}
         self._through: set[int] = set()
+        self._resting: set[int] = set()
         self._gone: set[int] = set()
         self._held: Mapping[str, object] | None = None
         """The order to start, while the first rail makes the store that the others need."""
@@ -128,14 +139,23 @@ class Seats:
         if isinstance(event, Ready):
             self._ready[rail] = event
             return self._all_ready() if len(self._ready) == len(self._talks) else None
-        if isinstance(event, Done):
-            self._through.add(rail)
-            return document if len(self._through) == len(self._talks) else None
+        if isinstance(event, Done | Rest):
+            return self._one_less(rail, event)
         if isinstance(event, Store) and self._held is not None:
             self._start_others(event.port)
         if isinstance(event, Trouble | NoTorch | Busy):
             return msgspec.json.encode(_of_rank(rail, event))
         return document
+
+    def _one_less(self, rail: int, event: Done | Rest) -> bytes | None:
+        """The node is through when all its ranks are; it rests when those do that are not."""
+        (self._through if isinstance(event, Done) else self._resting).add(rail)
+        if len(self._through) == len(self._talks):
+            return msgspec.json.encode(Done())
+        if not self._resting or len(self._resting | self._through) < len(self._talks):
+            return None
+        self._resting.clear()
+        return msgspec.json.encode(Rest())
 
     def _all_ready(self) -> bytes:
         ready = [self._ready[rail] for rail in sorted(self._ready)]
@@ -162,6 +182,8 @@ class Seats:
         words = str(error) or "gave no answer in time"
         if len(self._through) == len(self._talks):
             self._said.put((rail, msgspec.json.encode(Done()), Done()))
+        elif self._resting:  # the others only waited for it
+            self._said.put((min(self._resting), b"", Rest()))
         return msgspec.json.encode(_of_rank(rail, Trouble(words)))
 
 

@@ -39,11 +39,13 @@ def sweep_fleet(
     seed: int = 1,
     progress: Callable[[int, int, list[str]], None],
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
+    suspects: Callable[[Sweep], Rounds] | None = None,
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
-    one. On Ctrl-C `interrupted` gets what was measured until then.
+    one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`). On
+    Ctrl-C `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -73,4 +75,5 @@ def sweep_fleet(
         deadline_s=deadline_s,
         progress=progress,
         interrupted=interrupted,
+        suspects=suspects,
     )

@@ -28,6 +28,8 @@ class Orders:
 
     def __init__(self) -> None:
         self.go: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.more: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Rounds after the last one."""
         self.shared: queue.Queue[dict[str, Any]] = queue.Queue()
         """Renewals and the numbers of lost nodes: for the store, if we host it."""
 
@@ -37,6 +39,9 @@ class Orders:
             lifeline.leave()
         elif "go" in message:
             self.go.put(message["go"])
+        elif "more" in message:
+            self.more.put(message["more"])
+            self.shared.put({"rounds": len(message["more"]["turns"])})
         else:
             self.shared.put(message)
 

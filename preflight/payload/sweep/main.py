@@ -12,11 +12,12 @@ import socket
 import threading
 from datetime import timedelta
 
-from . import engine, lifeline, line, lines, lock, plan, seat, shared, supervisor, torch_facts
+from . import engine, lifeline, line, lock, plan, rails, seat, shared, supervisor, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import queue
     from collections.abc import Callable
     from typing import Any
 
@@ -50,7 +51,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         emit({"event": "store", "port": server.port})
     else:
         shared.follow(go, store, kept)
-    _sweep(go, store, emit, request.get("seat"))
+    _sweep(go, store, emit, request.get("seat"), orders.more)
     threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
 
@@ -78,47 +79,38 @@ def _local_address(other: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _sweep(go: plan.Go, store: tuple[str, int], emit: Emit, seated: dict[str, Any] | None) -> None:
-    """Launch the ranks and relay their accounts, each rail through a pipe of its own.
+def _sweep(
+    go: plan.Go,
+    store: tuple[str, int],
+    emit: Emit,
+    seated: dict[str, Any] | None,
+    more: queue.Queue[dict[str, Any]],
+) -> None:
+    """Launch the ranks and relay their accounts, each rail through pipes of its own.
 
-    `seated`: the job's own torchrun has launched the ranks, and this is one of them.
+    `seated`: the job's own torchrun has launched the ranks, and this is one of them. `more`: what
+    is ordered after the last round.
     """
-    pipes = [os.pipe() for _ in range(1 if seated else go.rails)]
-    threading.Thread(target=_relay_all, args=([out for out, _ in pipes], emit), daemon=True).start()
+    count = 1 if seated else go.rails
+    told, orders = [os.pipe() for _ in range(count)], [os.pipe() for _ in range(count)]
+    rails.start([out for out, _ in told], emit)
+    rails.pass_on(more, [into for _, into in orders])
     try:
         local = _local_address(go.towards)
-        writing = [into for _, into in pipes]
+        ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
         if seated:
-            seat.sit(seated["rail"], go, local, store, writing[0])
+            seat.sit(seated["rail"], go, local, store, ends[0])
         else:
-            engine.launch(go, local, store, _rank, go, local, store, writing, os.getpid())
+            engine.launch(go, local, store, _rank, go, local, store, ends, os.getpid())
     except Exception as error:  # noqa: BLE001 - whatever the rendezvous raises is the finding
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})
 
 
-def _rank(go: plan.Go, local: str, store: tuple[str, int], writing: list[int], agent: int) -> None:
+def _rank(
+    go: plan.Go, local: str, store: tuple[str, int], ends: list[tuple[int, int]], agent: int
+) -> None:
     """Run in the process that torchrun's engine forked for one local rank."""
     number, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    supervisor.supervise(plan.Rail(go, number, local, store, world), writing[number], agent)
-
-
-def _relay_all(pipes: list[int], emit: Emit) -> None:
-    threads = [threading.Thread(target=_relay, args=(pipe, emit), daemon=True) for pipe in pipes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    emit({"event": "done"})
-
-
-def _relay(pipe: int, emit: Emit) -> None:
-    reader = lines.Reader(pipe)
-    while True:
-        line = reader.next(None)
-        if line is None:
-            emit({"event": "trouble", "error": "one of its ranks ended without a word"})
-            return
-        if line["event"] == "rail_done":
-            return
-        emit(line)
+    writing, reading = ends[number]
+    supervisor.supervise(plan.Rail(go, number, local, store, world), writing, reading, agent)

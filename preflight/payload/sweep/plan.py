@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Go:
     """For all its counted iterations; on top of the pair's time."""
     sysfs: str = "/sys"
     """Where NICs' counters are read; elsewhere in tests."""
+    more: bool = False
+    """After the last round, wait for more: suspects may be measured again."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,21 @@ class Rail:
 
 def read(order: dict[str, Any]) -> Go:
     """Turn the controller's JSON into a Go; TypeError or KeyError if it is not one."""
-    store, soak = order["store"], order.get("soak")
-    return Go(
-        **dict(
-            order,
-            store=None if store is None else (store[0], store[1]),
-            ladder=tuple(Rung(*rung) for rung in order["ladder"]),
-            soak=None if soak is None else Rung(*soak),
-            turns=tuple(None if turn is None else Turn(**turn) for turn in order["turns"]),
-        )
+    store = order["store"]
+    return Go(**dict(_read(order), store=None if store is None else (store[0], store[1])))
+
+
+def extended(go: Go, more: dict[str, Any]) -> Go:
+    """The same order with more rounds, which have a ladder and deadlines of their own."""
+    read = _read(more)
+    return replace(go, **dict(read, turns=go.turns + read["turns"]))
+
+
+def _read(order: dict[str, Any]) -> dict[str, Any]:
+    soak = order.get("soak")
+    return dict(
+        order,
+        ladder=tuple(Rung(*rung) for rung in order["ladder"]),
+        soak=None if soak is None else Rung(*soak),
+        turns=tuple(None if turn is None else Turn(**turn) for turn in order["turns"]),
     )

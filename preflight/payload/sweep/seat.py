@@ -34,16 +34,17 @@ def gpu() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def sit(rail: int, go: plan.Go, local: str, store: tuple[str, int], writing: int) -> None:
+def sit(rail: int, go: plan.Go, local: str, store: tuple[str, int], ends: tuple[int, int]) -> None:
     """Run the rail in a process of its own, which ends with this one."""
-    agent = os.getpid()
+    agent, (writing, orders) = os.getpid(), ends
     if os.fork():
         os.close(writing)
         return
     try:
         if rail < go.rails:
             world = go.nodes * go.rails
-            supervisor.supervise(plan.Rail(go, rail, local, store, world, gpu()), writing, agent)
+            own = plan.Rail(go, rail, local, store, world, gpu())
+            supervisor.supervise(own, writing, orders, agent)
         else:  # another node has fewer ranks
             lines.write(writing, {"event": "rail_done"})
     finally:

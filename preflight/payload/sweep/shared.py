@@ -43,14 +43,15 @@ def follow(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
 
 def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
     meeting = Meeting(store, -1, go.nodes * go.rails)
-    renewals = 0
+    renewals, rounds = 0, len(go.turns)
     while True:
         line = lines.get()
         renewals += 1
         store.set(_RENEWALS, str(renewals))
+        rounds += line.get("rounds", 0)
         for node in line.get("gone", ()):
             for rail in range(go.rails):
-                meeting.strike(node * go.rails + rail, len(go.turns))
+                meeting.strike(node * go.rails + rail, rounds)
 
 
 def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import lifeline, lines, member, plan, starvation
 from .account import account, short
@@ -33,26 +33,43 @@ class _Ended:
     error: str
 
 
-def supervise(rail: plan.Rail, output: int, agent: int) -> None:
-    """Run the rail's rounds to their end; `output` is the rail's pipe to the agent (a pid)."""
+def supervise(rail: plan.Rail, output: int, orders: int, agent: int) -> None:
+    """Run the rail's rounds to their end, and those that are ordered after it.
+
+    `output`: the rail's pipe to the agent (a pid); `orders`: the one from it.
+    """
     lifeline.die_with_parent(agent, "preflight-rank")
     lifeline.default_signals()
     lifeline.let_go_of_the_wire()
-    at, failures = 0, 0
-    while at < len(rail.go.turns) and failures < _ATTEMPTS:
+    reader, first = lines.Reader(orders), 0
+    while _rounds(rail, first, output) and rail.go.more:
+        lines.write(output, {"event": "rail_rest"})
+        more = reader.next(None)
+        if more is None:
+            break
+        first = len(rail.go.turns)
+        rail = replace(rail, go=plan.extended(rail.go, more))
+    lines.write(output, {"event": "rail_done"})
+
+
+def _rounds(rail: plan.Rail, at: int, output: int) -> bool:
+    """Go through the rounds from `at` on; False if the rail had to give up."""
+    failures = 0
+    while at < len(rail.go.turns):
         ended = _run(rail, at, output)
         if not ended.error:
-            break
+            return True
         at = ended.round
         turn = rail.go.turns[at]
         if ended.phase in _LOST_IN and turn is not None:
             lines.write(output, account(rail, turn, _LOST_IN[ended.phase], ended.error))
             at += 1
-        else:
-            failures += 1
-            if failures == _ATTEMPTS:
-                lines.write(output, {"event": "trouble", "error": ended.error})
-    lines.write(output, {"event": "rail_done"})
+            continue
+        failures += 1
+        if failures == _ATTEMPTS:
+            lines.write(output, {"event": "trouble", "error": ended.error})
+            return False
+    return True
 
 
 def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:

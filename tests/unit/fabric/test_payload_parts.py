@@ -24,12 +24,12 @@ from sweep import (  # noqa: E402  needs torch's skip first
     groups,
     ladder,
     lines,
-    main,
     means,
     meeting,
     pair,
     pattern,
     plan,
+    rails,
     starvation,
     verify,
     watch,
@@ -248,15 +248,37 @@ def test_a_late_line_is_a_timeout() -> None:
     os.close(writing)
 
 
-@pytest.mark.parametrize(("said", "heard"), [(b"", ["trouble"]), (b'{"event":"rail_done"}\n', [])])
-def test_a_rank_that_dies_without_a_word_is_a_trouble(said: bytes, heard: list[str]) -> None:
-    """The end of its pipe is not the end of its rounds."""
-    reading, writing = os.pipe()
-    os.write(writing, said)
-    os.close(writing)
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ((b"", b""), ["trouble", "trouble", "done"]),
+        ((b"", b'{"event":"rail_done"}\n'), ["trouble", "done"]),
+        ((b'{"event":"rail_done"}\n', b'{"event":"rail_done"}\n'), ["done"]),
+        ((b'{"event":"rail_rest"}\n{"event":"rail_done"}\n', b""), ["trouble", "rest", "done"]),
+        ((b'{"event":"rail_rest"}\n{"event":"rail_done"}\n',) * 2, ["rest", "done"]),
+    ],
+)
+def test_what_rails_say_becomes_what_their_node_says(
+    said: tuple[bytes, bytes], heard: list[str]
+) -> None:
+    """It rests when all that are not through do; a rank that dies without a word is a trouble."""
     told: list[dict[str, Any]] = []
-    main._relay(reading, told.append)
-    os.close(reading)
+    both = rails.Rails(2, told.append)
+    with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
+        pipes = [os.pipe() for _ in said]
+        for (reading, _), _words in zip(pipes, said, strict=True):
+            stack.callback(os.close, reading)
+            relays.submit(both.relay, reading)
+        rests = []
+        for (_, writing), words in reversed([*zip(pipes, said, strict=True)]):
+            first, _, rest = words.partition(b"\n")
+            os.write(writing, first + b"\n" * bool(first))
+            rests.append((writing, rest))
+        wait_for(lambda: [1] if "rest" in [one["event"] for one in told] else [], 0.3)
+        for writing, rest in rests:
+            os.write(writing, rest)
+            os.close(writing)
+        relays.shutdown()
     assert [one["event"] for one in told] == heard
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError, WireError
-from preflight.fabric.events import Alive, Done, Event, PairSeen, Ready, Store, Trouble
+from preflight.fabric.events import Alive, Done, Event, PairSeen, Ready, Rest, Store, Trouble
 from preflight.fabric.events import decode_event as decode
 from preflight.fabric.seats import Seats
 from preflight.torchrun.crew import Crew, missing
@@ -221,7 +221,7 @@ def heard(seats: Seats) -> Event:
 
 
 def test_the_ranks_of_a_node_speak_as_one() -> None:
-    """Ready with all; the store from the first; the order to the others then; done with all."""
+    """Ready with all; the store from the first; then the order to the others; rest, done: all."""
     first, second = Scripted(), Scripted()
     seats = Seats([first, second])
     first.says.put(Ready("2.9", cuda=True, gpus=1))
@@ -237,7 +237,15 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
     seen = PairSeen(0, 1, "a", "b", "gloo", "measured", "", 0.0, 0.0, ())
     second.says.put(seen)
     assert heard(seats) == seen
+    first.says.put(Rest())
+    assert seats.hear(0.2) is None
+    second.says.put(Rest())
+    assert heard(seats) == Rest()
+    seats.send({"more": {"turns": [None]}})
+    assert first.told[-1] == second.told[-1] == {"more": {"turns": [None]}}
+    second.says.put(Rest())
     first.says.put(Done())
+    assert heard(seats) == Rest()
     second.says.put(Done())
     assert heard(seats) == Done()
     seats.send({"finish": True})
@@ -264,5 +272,7 @@ def test_a_rank_that_breaks_off_costs_its_own_rail() -> None:
     assert heard(seats) == Trouble("local rank 0: it was killed by a signal")
     late[1].says.put(Alive())
     assert heard(seats) == Alive()
+    late[1].says.put(Rest())
+    assert heard(seats) == Rest()
     late[1].says.put(Done())
     assert heard(seats) == Done()

@@ -1,0 +1,73 @@
+"""Passes on the words of a node's rails, and says once for all when they rest or are through."""
+
+from __future__ import annotations
+
+import threading
+
+from . import lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import queue
+    from collections.abc import Callable
+    from typing import Any
+
+    Emit = Callable[["dict[str, Any]"], None]
+
+
+def start(pipes: list[int], emit: Emit) -> None:
+    """Relay from now on, in threads, what the rails say."""
+    rails = Rails(len(pipes), emit)
+    for pipe in pipes:
+        threading.Thread(target=rails.relay, args=(pipe,), daemon=True).start()
+
+
+def pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+    """Hand each order to every rail, from now on, in a thread."""
+    threading.Thread(target=_pass_on, args=(more, pipes), daemon=True).start()
+
+
+class Rails:
+    """How many rails there are, and how many of them rest or are through."""
+
+    def __init__(self, count: int, emit: Emit) -> None:
+        self._count = count
+        self._emit = emit
+        self._resting = 0
+        self._through = 0
+        self._lock = threading.Lock()
+
+    def relay(self, pipe: int) -> None:
+        """Pass on one rail's words to its end."""
+        reader = lines.Reader(pipe)
+        while True:
+            line = reader.next(None)
+            if line is None:
+                self._emit({"event": "trouble", "error": "one of its ranks ended without a word"})
+            if line is None or line["event"] == "rail_done":
+                self._count_in(through=1)
+                return
+            if line["event"] == "rail_rest":
+                self._count_in(resting=1)
+            else:
+                self._emit(line)
+
+    def _count_in(self, resting: int = 0, through: int = 0) -> None:
+        with self._lock:
+            self._resting += resting
+            self._through += through
+            all_through = self._through == self._count
+            all_rest = not all_through and self._resting + self._through == self._count
+            if all_rest:
+                self._resting = 0
+        if all_through:
+            self._emit({"event": "done"})
+        elif all_rest:
+            self._emit({"event": "rest"})
+
+
+def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+    while True:
+        order = more.get()
+        for pipe in pipes:
+            lines.write(pipe, order)

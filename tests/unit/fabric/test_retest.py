@@ -1,0 +1,150 @@
+"""Suspects are measured again in the same launch; what was measured before stays as it is."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from preflight.fabric.events import Ready
+from preflight.fabric.launch import sweep
+from preflight.fabric.observed import observe
+from preflight.fabric.plan import SweepPlan
+from preflight.fabric.retest import TIMES, fitting, longer, with_more
+from preflight.fabric.roster import budget, roster, turns_of
+from preflight.fabric.schedule import Rounds, circle_rounds
+from tests.unit.fabric.nodes import (
+    DEADLINE_S,
+    HAS_TORCH,
+    NAMES,
+    QUICK,
+    Starter,
+    agent,
+    fleet,
+    plan,
+    strike,
+)
+
+if TYPE_CHECKING:
+    from preflight.fabric.samples import PairSamples, Sweep
+
+CPU = Ready("2.13.0+cpu", cuda=False, gpus=0)
+BUSY = pytest.mark.busy
+TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python")
+LEFT = pytest.mark.usefixtures("nothing_left")
+
+
+def test_only_what_can_be_measured_is_measured_again() -> None:
+    """Nodes that left, a node twice in one round, and too many rounds are left out."""
+    wanted: Rounds = (
+        (("h1", "h2"), ("h2", "h3"), ("h3", "h4")),
+        (("h1", "h9"),),
+        (("h3", "h3"),),
+        (("h1", "h3"),),
+        (("h1", "h4"),),
+    )
+    able = {"h1", "h2", "h3", "h4"}
+    assert fitting(wanted, able, 4) == ((("h1", "h2"), ("h3", "h4")), (("h1", "h3"),))
+    assert fitting((), able, 4) == ()
+
+
+def test_a_retest_is_numbered_on_and_measures_more() -> None:
+    """More iterations within longer deadlines, also after an earlier retest; nobody's twice."""
+    asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
+    who = roster(asked, dict.fromkeys(NAMES, CPU))
+    once = with_more(who, asked, ((("h1", "h3"),),))
+    twice = with_more(once, asked, ((("h2", "h3"),),))
+    for more in (once, twice):
+        assert [rung.iterations for rung in more.ladder] == [
+            rung.iterations * TIMES for rung in who.ladder
+        ]
+    first = {"round": 3, "a": "h1", "b": "h3", "rank": 1, "partner": 0}
+    last = {"round": 4, "a": "h2", "b": "h3", "rank": 1, "partner": 1}
+    assert turns_of(twice, "h3")[3:] == [first, last]
+    assert turns_of(twice, "h4")[3:] == [None, None]
+    limits, before = longer(asked, twice), budget(asked, twice)
+    assert limits.box_s * len(who.ladder) < limits.pair_s
+    assert limits.barrier_s > before.barrier_s
+
+
+def _again(found: Sweep, number: int) -> list[PairSamples]:
+    return [pair for pair in found.pairs if pair.round == number]
+
+
+@BUSY
+@TORCH
+@LEFT
+def test_suspects_are_measured_again_without_a_new_start() -> None:
+    """Two retests, the second asked for after the first; then nobody is suspected any more."""
+    hosts = fleet(3)
+    start = Starter({})
+    seen: list[tuple[int, int]] = []
+    agents: list[list[int]] = []
+
+    def suspects(so_far: Sweep) -> Rounds:
+        seen.append((len(so_far.rounds), so_far.retested))
+        agents.append(sorted(agent(start.talks["h1"])[:2]))
+        return [((("h1", "h3"),),), ((("h2", "h3"),), (("h1", "h2"),)), ()][len(seen) - 1]
+
+    found = sweep(
+        plan(hosts), hosts, start, nonce="again", deadline_s=DEADLINE_S, suspects=suspects
+    )
+    assert seen == [(3, 0), (4, 3), (6, 3)]
+    assert agents[0] == agents[1] == agents[2]
+    assert (found.troubles, found.left_out, found.retested) == ({}, {}, 3)
+    assert [[(p.a, p.b) for p in _again(found, number)] for number in (3, 4, 5)] == [
+        [("h1", "h3")], [("h2", "h3")], [("h1", "h2")],
+    ]  # fmt: skip
+    for pair in found.pairs:
+        times = TIMES if pair.round >= 3 else 1
+        for end in (pair.first, pair.second):
+            assert end is not None
+            assert end.state == "measured"
+            assert len(end.timings[0].times_us) <= QUICK[0].iterations * times
+    assert any(len(p.first.timings[1].times_us) > 5 for p in _again(found, 3) if p.first)
+    assert observe(found).retested == 3
+
+
+@BUSY
+@TORCH
+@LEFT
+def test_a_node_that_dies_in_a_retest_costs_its_own_pair() -> None:
+    """The other retest of that round is measured, all scheduled pairs stay, and it is named."""
+    hosts = fleet(4)
+    start = Starter({})
+
+    def suspects(so_far: Sweep) -> Rounds:
+        if so_far.retested:
+            return ()
+        strike(agent(start.talks["h4"])[:1], signal.SIGKILL)
+        return ((("h1", "h2"), ("h3", "h4")),)
+
+    found = sweep(plan(hosts), hosts, start, nonce="dies", deadline_s=DEADLINE_S, suspects=suspects)
+    assert set(found.troubles) == {"h4"}
+    assert all(p.first and p.second for p in found.pairs if p.round < 3)
+    assert [(p.a, p.b) for p in _again(found, 3) if p.first and p.first.state == "measured"] == [
+        ("h1", "h2")
+    ]
+
+
+@BUSY
+@TORCH
+@LEFT
+def test_a_retest_for_which_there_is_no_time_is_no_shortfall() -> None:
+    """Nothing is unfinished: all that was scheduled has been measured."""
+    hosts = fleet(2)
+    asked: list[Sweep] = []
+
+    def suspects(so_far: Sweep) -> Rounds:
+        asked.append(so_far)
+        return ((("h1", "h2"),),)
+
+    limits = msgspec.structs.replace(plan(hosts).gloo_budget, pair_s=DEADLINE_S)
+    found = sweep(
+        plan(hosts, gloo_budget=limits), hosts, Starter({}),
+        nonce="none", deadline_s=DEADLINE_S, suspects=suspects,
+    )  # fmt: skip
+    assert (asked, found.unfinished, found.retested) == ([], "", 0)
+    assert len(found.pairs) == 1
