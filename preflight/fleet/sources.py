@@ -27,6 +27,7 @@ from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
 from preflight.fleet.nodeset import expand, fold, split
 from preflight.fleet.ranked import ENVIRONMENT, ORIGIN, Ranked
+from preflight.fleet.twins import refuse_twins
 from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _fleet(wish: Wish) -> Fleet:
     hosts = tuple(_with_choices(host, wish) for host in chosen)
     if not brought:
         hosts = by_slurm(hosts, inventory, wish)
+    refuse_twins(hosts)
     table = inventory.job if inventory else JobTable()
     launch_line = wish.launch if wish.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None

@@ -33,7 +33,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """An sshd whose only key may do nothing but call the installed payload."""
     if reason := why_no_sshd():
         pytest.skip(reason)
-    server = Sshd(tmp_path_factory.mktemp("sshd"))
+    server = Sshd(tmp_path_factory.mktemp("sshd"), "ListenAddress 127.0.0.2")
     forced = f"{sys.executable} -I -m preflight.answer --sweep-python {sys.executable}"
     key = Path(f"{server.identity}.pub").read_text()
     (server.folder / "authorized_keys").write_text(f'restrict,command="{forced}" {key}')
@@ -54,8 +54,10 @@ def test_a_fleet_of_such_nodes_is_judged_as_any_other(
 ) -> None:
     """The same client, unchanged: facts, ports and the sweep come from the installed payload."""
     inventory = tmp_path / "fleet.toml"
-    tables = "".join(f'[node.p{i}]\naddress = "127.0.0.1"\n' for i in (1, 2))
+    tables = "".join(f'[node.p{i}]\naddress = "127.0.0.{i}"\n' for i in (1, 2))
     host = node.host()
+    with node.known_hosts.open("a") as known:
+        known.write(node.known_hosts.read_text().replace("127.0.0.1", "127.0.0.2"))
     inventory.write_text(
         f'[defaults]\nuser = "{host.user}"\nport = {host.port}\ntransport = "paramiko"\n'
         f'identity_file = "{host.identity_file}"\nknown_hosts = "{host.known_hosts}"\n'

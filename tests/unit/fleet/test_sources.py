@@ -146,3 +146,18 @@ def test_a_master_by_another_name(nodes: str, address: str, master: str, remark:
     fleet = resolve(Wish(nodes=nodes, launch=f"torchrun --master-addr={address} t.py"))
     assert fleet.master.name == master
     assert remark in fleet.job.master_port_origin
+
+
+@pytest.mark.parametrize("transport", ["ssh", "paramiko", "openssh"])
+def test_one_machine_under_two_names_is_refused(tmp_path: Path, transport: str) -> None:
+    """A copied address would count one machine twice, and the other would never be looked at."""
+    path = tmp_path / "fleet.toml"
+    table = '[node.{}]\naddress = "10.0.0.{}"\n{}'
+    defaults = f'[defaults]\ntransport = "{transport}"\n'
+    path.write_text(defaults + table.format("a", 1, "") + table.format("b", 1, ""))
+    with pytest.raises(UsageError, match=r"a and b have the same address 10\.0\.0\.1.*correct"):
+        resolve(Wish(inventory=str(path)))
+    assert _names(resolve(Wish(inventory=str(path), exclude="b"))) == ["a"]
+    path.write_text(defaults + table.format("a", 1, "") + table.format("b", 1, "port = 23\n"))
+    assert _names(resolve(Wish(inventory=str(path)))) == ["a", "b"]
+    assert len(resolve(Wish(inventory=str(path), transport="local")).hosts) == 2
