@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--preflight-nodes",
         metavar="LIST",
         help="Nodes, as in 'gpu[001-064]' or 'a,b,c'; '@gpu' is a group of ClusterShell, "
-        "'@inventory:gpu' one of the inventory",
+        "'@inventory:gpu' one of the inventory; write these with '=': --preflight-nodes=@gpu",
     )
     add(
         "--preflight-inventory",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from tests.stories.conftest import Told
     from tests.stories.here import Here
@@ -56,6 +57,18 @@ def test_help_shows_our_options() -> None:
         assert option in said
     assert "preflight_checks (paths)" in said
     assert "--preflight-even-if-busy" in said
+
+
+def test_a_group_is_written_with_an_equals_sign(tmp_path: Path) -> None:
+    """After a blank pytest takes @gpu for a file of arguments; help and pages show how to."""
+    (tmp_path / "fleet.toml").write_text('[group.gpu]\nnodes = "n[1-2]"\n')
+    asked = ("--preflight", "--preflight-inventory=fleet.toml", "--collect-only", "-q")
+    told = _python("-m", "pytest", *asked, "--preflight-nodes=@inventory:gpu", folder=tmp_path)
+    assert "reach.name[n2]" in told.stdout
+    assert "--preflight-nodes=@gpu" in _python("-m", "pytest", "--help").stdout
+    root = Path(__file__).parents[2]
+    for page in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("preflight/**/*.py")]:
+        assert not re.search(r"--preflight-(nodes|exclude) +['\"]?@", page.read_text()), page
 
 
 @pytest.mark.parametrize("room", ["plugin", "transport", "errors", "check"])
