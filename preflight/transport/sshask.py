@@ -118,9 +118,10 @@ def _ask(host: Host, timeout_s: float) -> Effective:
 
 def _unreadable(host: Host, reason: str) -> ReachError:
     file = host.ssh_config or "~/.ssh/config"
-    words = ["ssh", "-G", *config_option(host.ssh_config), "--", host.address]
+    words = shlex.join(["ssh", "-G", *config_option(host.ssh_config)])
     return ReachError(
         "route",
         f"ssh's configuration for it cannot be read: {reason}",
-        f"correct {file} until `{shlex.join(words)}` works",
+        # No address, so that one file that fails every node is one finding.
+        f"correct {file} on this machine until `{words} NODE` works",
     )

@@ -87,8 +87,9 @@ def test_paramiko_says_that_a_jump_host_takes_openssh(config: Path, way: str) ->
 def test_a_broken_configuration_is_named(config: Path) -> None:
     """What ssh itself cannot read, nobody guesses at."""
     config.write_text("Host gpu*\n Prot 22\n")
-    with pytest.raises(ReachError, match="line 2: Bad configuration option: prot"):
+    with pytest.raises(ReachError, match="line 2: Bad configuration option: prot") as caught:
         route(HOST)
+    assert HOST.address not in caught.value.sentence + caught.value.advice, "one file, one finding"
 
 
 def test_an_address_is_never_an_option(config: Path, tmp_path: Path) -> None:
