@@ -148,7 +148,7 @@ def _reached(host: Host, ways: Ways, answer: Reached | Exception) -> Reached:
             ways.way(host),
             "answer",
             sentence[:300],
-            f"look at {host.name}: it neither answered nor refused",
+            "look at the node's load, at processes in D state, and at what its login shell does",
         ),
         None,
         None,

@@ -74,7 +74,7 @@ class Gate:
     def passage(self, deadline_s: float) -> Iterator[None]:
         """Wait for a place and keep it for the body; TooSlowError if none comes free in time."""
         if not self._places.acquire(timeout=deadline_s):
-            raise TooSlowError(f"its turn to connect had not come after {deadline_s:g} s")
+            raise TooSlowError(f"its turn to connect had not come after {deadline_s:.3g} s")
         try:
             yield
         finally:
@@ -110,7 +110,7 @@ class _Crew(Generic[T, R]):
 
     def excuse(self, name: str, deadline_s: float) -> TooSlowError:
         what = "it had not ended" if name in self._started else "its turn had not come"
-        return TooSlowError(f"{what} after {deadline_s:g} s")
+        return TooSlowError(f"{what} after {deadline_s:.3g} s")
 
     def _serve(self) -> None:
         while True:

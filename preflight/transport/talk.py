@@ -177,6 +177,9 @@ class Talk:
                 "its timeout(1) cannot be run" + _quoted(said),
                 "install coreutils on the node, or correct its PATH and the rights of timeout",
             )
+        advice = (
+            "install Python 3.8 or newer on the node, or name the job's with --preflight-python"
+        )
         if status == TOO_OLD:
             sentence = f"{self._python}: {said}"
         elif status == NOT_FOUND:
@@ -185,11 +188,9 @@ class Talk:
             sentence = f"{self._python}: cannot be executed" + _quoted(said)
         else:
             sentence = f"{self._python}: did not start (exit {status})" + _quoted(said)
-        return ReachError(
-            "python",
-            sentence,
-            "install Python 3.8 or newer on the node, or name the job's with --preflight-python",
-        )
+            # A start file that ends the shell, `exit 1` in .bashrc, looks the same from here.
+            advice += "; if it starts by hand, look at what the login shell's start files do"
+        return ReachError("python", sentence, advice)
 
     def _lacks_timeout(self, said: str) -> bool:
         """Whether a shell speaks of timeout itself, and not timeout of the Python it was given."""

@@ -245,6 +245,13 @@ def test_what_is_not_pythons_fault_is_not_advised_as_such(
     assert "install Python" not in error.advice
 
 
+def test_a_shell_that_ends_first_is_thought_of(payload: Path) -> None:
+    """`exit 1` in .bashrc looks like a Python that does not start: the advice leads to both."""
+    error = refused(LocalConnection(), here("/bin/sh", "-c", "exit 1"), payload)
+    assert "did not start (exit 1)" in error.sentence
+    assert "if it starts by hand, look at what the login shell's start files do" in error.advice
+
+
 @pytest.mark.parametrize(
     ("do", "options", "word"),
     [
