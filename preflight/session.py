@@ -103,12 +103,11 @@ class Session:
         """Keep the checks that were asked for."""
         if self._chosen.wanted is None:
             return
-        keep = [
-            item
-            for item in items
-            if not isinstance(item, CheckItem) or item.keys[0][0] in self._chosen.wanted
-        ]
-        dropped = [item for item in items if item not in set(keep)]
+        keep: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
+        for item in items:
+            strange = isinstance(item, CheckItem) and item.keys[0][0] not in self._chosen.wanted
+            (dropped if strange else keep).append(item)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = keep
