@@ -6,7 +6,7 @@ Nothing of the decoder is used: the question is what *any* decoder could be aske
 from __future__ import annotations
 
 from math import erf, exp, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,6 @@ ALPHA = 1e-3
 
 ONE_EVENT_S = 0.05
 """Events nearer than that cannot be counted apart."""
-
-_TWO = 2
 
 
 def at_least(count: int, mean: float) -> float:
@@ -45,15 +43,30 @@ def needed(
     return count
 
 
-def apart(mean: float, seconds: float) -> float:
-    """Events that can be told apart, of `mean` at random moments of so many seconds."""
-    if mean <= 1 or not seconds:
-        return mean
-    return 1 + (mean - 1) * exp(-mean * ONE_EVENT_S / seconds)
+class Events(NamedTuple):
+    """What measurements with one partner are expected to show of a rate."""
+
+    chances: tuple[float, ...]
+    """Of each measurement: how likely it shows an event at all."""
+    more: float = 0.0
+    """Expected beyond the first of each, as far as they can be told apart."""
+
+
+def apart(mean: float, seconds: float) -> Events:
+    """Of `mean` events at random moments of so many seconds: the first, and those far behind it."""
+    first = 1 - exp(-mean)
+    further = exp(-mean * ONE_EVENT_S / seconds) if seconds else 1.0
+    return Events((first,), (mean - first) * further)
+
+
+def together(measured: Sequence[Events], times: int = 1) -> Events:
+    """Several measurements with one partner, each made so many times."""
+    chances = tuple(chance for one in measured for chance in one.chances)
+    return Events(chances * times, sum(one.more for one in measured) * times)
 
 
 def of_events(
-    partners: Sequence[float],
+    partners: Sequence[Events],
     background: float,
     parts: int,
     *,
@@ -61,23 +74,35 @@ def of_events(
     enough: int = LEAST_EVENTS,
     dispersion: float = 1.0,
 ) -> float:
-    """Power to see a rate: enough events in all, and events with at least `least` partners.
-
-    `partners`: by partner, how many events that can be told apart are expected.
-    """
-    seen = at_least(needed(background, parts, enough, dispersion), sum(partners))
-    return max(0.0, seen - (1 - _seen_with(partners, least)))
-
-
-def _seen_with(partners: Sequence[float], least: int) -> float:
-    """P(at least so many partners see an event)."""
+    """Power to see a rate: enough events in all, and events with at least `least` partners."""
+    count = needed(background, parts, enough, dispersion)
+    firsts = _counts([chance for one in partners for chance in one.chances], count)
+    more = sum(one.more for one in partners)
+    seen = sum(
+        chance * at_least(max(0, count - number), more) for number, chance in enumerate(firsts)
+    )
     if least <= 1:
-        return 1.0
+        return seen  # whoever saw enough events was with somebody
+    with_partners = _counts([_any(one.chances) for one in partners], least)[least]
+    return max(0.0, seen - (1 - with_partners))
+
+
+def _any(chances: Sequence[float]) -> float:
     none = 1.0
-    for mean in partners:
-        none *= exp(-mean)
-    one = sum(none * exp(mean) * (1 - exp(-mean)) for mean in partners)
-    return 1 - none - (one if least >= _TWO else 0.0)
+    for chance in chances:
+        none *= 1 - chance
+    return 1 - none
+
+
+def _counts(chances: Sequence[float], most: int) -> list[float]:
+    """P(exactly k of these happen) for k below `most`, and P(at least `most`) at its end."""
+    found = [1.0] + [0.0] * most
+    for chance in chances:
+        for count in range(most, 0, -1):
+            stays = 1.0 if count == most else 1 - chance
+            found[count] = found[count] * stays + found[count - 1] * chance
+        found[0] *= 1 - chance if most else 1.0
+    return found
 
 
 def of_shift(

@@ -73,12 +73,15 @@ def _right(
     ) or any(_nested(part, one, rails) for part in among for one in faulty if part.kind == "path")
 
 
-def _nested(one: Component, other: Component, rails: int) -> bool:
-    """Whether one part lies within the other; a path only in the same path."""
-    if "path" in (one.kind, other.kind) and (one.kind, one.nodes) != (other.kind, other.nodes):
+def _nested(one: Component, faulty: Component, rails: int) -> bool:
+    """Whether it lies within a faulty part, or holds it and no other node; a path in its path only.
+
+    A leaf that is blamed for one node under it is not beside the level: it blames the others.
+    """
+    if "path" in (one.kind, faulty.kind) and (one.kind, one.nodes) != (faulty.kind, faulty.nodes):
         return False
-    mine, its = spots(one, rails), spots(other, rails)
-    return mine <= its or mine >= its
+    mine, its = spots(one, rails), spots(faulty, rails)
+    return mine <= its or (mine >= its and set(one.nodes) <= set(faulty.nodes))
 
 
 def _fate(planted: Planted, found: Sequence[tuple[Found, set[Component]]], rails: int) -> Fate:

@@ -9,14 +9,14 @@ everywhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from math import erfc, log, log1p, sqrt
+from math import erfc, exp, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight.fabric.culprit import Component
 from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
-from preflight.fabric.simulate.power import apart, of_events, of_shift
+from preflight.fabric.simulate.power import Events, apart, of_events, of_shift, together
 from preflight.fabric.simulate.stream import checked
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _View:
             return 1.0
         if fault.kind == "corrupt":
             each = -checked(self._noise.program) * log1p(-min(fault.per_operation, 0.999))
-            seen = [each * len(some) for some in partners.values()]
+            seen = [Events((1 - exp(-each),) * len(some)) for some in partners.values()]
             return of_events(seen, 0.0, 1, least=1 if is_path else PARTNERS, enough=1)
         if not self._comparable(number) or (
             fault.kind == "slow" and is_path and len(meetings) < OBSERVATIONS
@@ -173,17 +173,17 @@ class _View:
         each = sqrt(noise.log_sd(size) ** 2 + unrest.pair_log_sd**2 + unrest.spot_log_sd**2)
         return of_shift(shift, unrest.spot_log_sd, each, observations, self._parts)
 
-    def _events(self, fault: Fault, meetings: Sequence[Meeting]) -> float:
+    def _events(self, fault: Fault, meetings: Sequence[Meeting]) -> Events:
         """Expected with one partner. A late host is late on all rails at once: counted once."""
-        seconds = operations = 0.0
+        each: list[Events] = []
         for rung in self._noise.program:
             took_us = self._noise.typical_us(rung.size_bytes)
-            seconds += rung.operations * took_us / 1e6
             if _VISIBLE * fault.lasts_us > (_MEDIANS - 1) * took_us:
-                operations += rung.operations
-        times = len({one[3] for one in meetings} if fault.kind == "late" else meetings)
-        mean = operations * fault.per_operation
-        return times * apart(mean, seconds + mean * fault.lasts_us / 1e6)
+                mean = rung.operations * fault.per_operation
+                each.append(apart(mean, (rung.operations * took_us + mean * fault.lasts_us) / 1e6))
+        rounds = {one[3] for one in meetings}
+        times = len(rounds if fault.kind == "late" else meetings)
+        return together(each, times)
 
     def _background(self, fault: Fault, meetings: Sequence[Meeting]) -> float:
         """Events as long that healthy noise brings into as many measurements."""

@@ -105,6 +105,7 @@ def test_the_wrong_level_is_not_named_and_not_a_healthy_part() -> None:
     assert score(leaf, each, 2).fates == ("level",)
     assert not score(leaf, each, 2).wrong
     assert score(leaf, [_found(leaf_rail(where, "leaf2", 0))], 2).wrong
+    assert score(rail, [_found(leaf_rail(where, "leaf1", 0))], 2).wrong
     lane = _slow(where, path("n1", "n2", 0))
     assert score(lane, [_found(path("n1", "n2"))], 2).fates == ("level",)
     assert score(lane, [_found(path("n1", "n3", 0))], 2).wrong
