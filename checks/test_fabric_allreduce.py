@@ -7,7 +7,7 @@ from typing import Any
 from preflight.check import Check
 from preflight.fabric.pair import Pair
 from preflight.fabric.words import gbs, size, time_us
-from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
+from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
 CHECK = Check(
     "fabric.allreduce",
@@ -44,10 +44,27 @@ def judge(pair: Pair) -> Verdict:
         "latency_limit_us": pair.latency_limit_us,
         "error": pair.error,
     }
+    if pair.events:
+        return flaky(
+            pair.events,
+            pair.operations,
+            pair.why,
+            advice=pair.advice,
+            blame=pair.blamed,
+            culprits=pair.culprits,
+            **evidence,
+        )
     if pair.bad:
         # The port stage saw the same way shut: one cause, one finding.
         cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
-        return fail(pair.why, advice=pair.advice, cause=cause, blame=pair.blamed, **evidence)
+        return fail(
+            pair.why,
+            advice=pair.advice,
+            cause=cause,
+            blame=pair.blamed,
+            culprits=pair.culprits,
+            **evidence,
+        )
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None:
         return unknown(
             pair.short or "no peers, no promise and no floor to compare with",

@@ -105,7 +105,14 @@ def fail(
 
 
 def flaky(
-    k: int, n: int, sentence: str, *, advice: str, culprits: Iterable[str] = (), **evidence: Any
+    k: int,
+    n: int,
+    sentence: str,
+    *,
+    advice: str,
+    blame: str = "",
+    culprits: Iterable[str] = (),
+    **evidence: Any,
 ) -> Verdict:
     """Bad in k of n tries: kept apart from `fail`, and never averaged away."""
     return Verdict(
@@ -113,6 +120,7 @@ def flaky(
         sentence=f"{k} of {n}: {sentence}",
         advice=advice,
         evidence={"bad": k, "tries": n, **evidence},
+        blame=blame,
         culprits=_names(culprits),
     )
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.compare import compare
 from preflight.fabric.decode import decode
 from preflight.fabric.words import either, gbs, size, time_us
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import Seen
     from preflight.fabric.decode import Culprit
     from preflight.fabric.samples import PairState, Sweep
-    from preflight.fleet.model import Host
 
 SYSTEMIC_SHARE = 0.25
 SYSTEMIC_NODES = 3
@@ -51,7 +49,7 @@ _SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of 
 class Blame(Struct, frozen=True, kw_only=True):
     """One component, or the set among which it lies, with the pairs that point at it."""
 
-    kind: Literal["node", "path", "unresolved", "systemic"]
+    kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved", "systemic"]
     component: str
     """"h3", "pair h1-h2", "h1 or h2", "fleet"."""
     sentence: str
@@ -59,18 +57,22 @@ class Blame(Struct, frozen=True, kw_only=True):
     """0 to 1: how far the samples at hand exclude other explanations."""
     advice: str
     pairs: tuple[str, ...]
-
-
-def blame(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
-    """Name who is to blame for the sweep's bad pairs; nobody if all are fine."""
-    return blames(compare(sweep, hosts), sweep, [host.name for host in hosts])
+    culprits: tuple[str, ...] = ()
+    """The nodes that must be left out for it, where the component is no single node."""
+    events: int = 0
+    """Of what comes and goes: how often, in how many operations."""
+    operations: int = 0
 
 
 def blames(seen: Sequence[Seen], sweep: Sweep, names: Sequence[str]) -> tuple[Blame, ...]:
-    """As above, from pairs already compared with their peers; `names` is the fleet in order."""
-    bad = [one for one in seen if one.bad]
+    """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
+
+    Wrong sums are left to `subtle`: a good pair does not clear a GPU that corrupts now and then.
+    """
+    bad = [one for one in seen if one.bad and one.state != "corrupt"]
+    steady = [one for one in seen if one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
-    culprits = [_in_order(culprit, place) for culprit in decode(seen, sweep.troubles)]
+    culprits = [_in_order(culprit, place) for culprit in decode(steady, sweep.troubles)]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
     found = [_worded(culprit, bad, sweep, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}

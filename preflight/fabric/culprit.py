@@ -38,6 +38,12 @@ class Found(Struct, frozen=True, kw_only=True):
     """The bad pairs that it explains."""
     cleared_partners: int = 0
     """How many distinct partners of it are fine with somebody else."""
+    events: int = 0
+    """Of spikes and late starts: how many, in how many operations, and the longest of them."""
+    operations: int = 0
+    worst_us: float = 0.0
+    elsewhere: float = 0.0
+    """Events per operation in the rest of the fabric."""
     strength: float = 0.0
     """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
 

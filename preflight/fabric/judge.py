@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
+from preflight.fabric.decoding import find
+from preflight.fabric.observed import observe
 from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
+from preflight.fabric.subtle import subtle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +42,10 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     """
     seen = compare(sweep, hosts)
     names = [host.name for host in hosts]
-    found = blames(seen, sweep, names)
+    gross = blames(seen, sweep, names)
+    observed = observe(sweep)
+    findings = find(observed)
+    found = (*gross, *subtle(findings.found, observed, seen, gross))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
@@ -48,9 +54,16 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     for one_blame in found:
         for name in one_blame.pairs:
             blamed.setdefault(name, []).append(one_blame)
+    subtly = {name for one in found[len(gross) :] for name in one.pairs}
     pairs = {
         ends: _undetermined(
-            _pair(rails, backends[ends], _joined(blamed.get("-".join(ends), []))), sweep
+            _pair(
+                rails,
+                backends[ends],
+                _joined(blamed.get("-".join(ends), [])),
+                hidden="-".join(ends) in subtly,
+            ),
+            sweep,
         )
         for ends, rails in by_pair.items()
     }
@@ -89,9 +102,12 @@ def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
     return replace(pair, trouble=True, advice=_ALL_WAITED)
 
 
-def _pair(rails: Sequence[Seen], backend: str, found: Blame | None) -> Pair:
+def _pair(
+    rails: Sequence[Seen], backend: str, found: Blame | None, *, hidden: bool = False
+) -> Pair:
     """The worst rail stands for the pair."""
     worst = min(rails, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
+    bad = found is not None and (worst.bad or hidden)
     return Pair(
         a=worst.a,
         b=worst.b,
@@ -111,9 +127,12 @@ def _pair(rails: Sequence[Seen], backend: str, found: Blame | None) -> Pair:
         latency_limit_us=worst.latency_limit_us,
         slow=worst.slow,
         error=worst.summary.error,
-        blamed=found.component if found and worst.bad else "",
-        why=found.sentence if found and worst.bad else "",
-        advice=found.advice if found and worst.bad else "",
+        blamed=found.component if found and bad else "",
+        why=found.sentence if found and bad else "",
+        advice=found.advice if found and bad else "",
+        culprits=found.culprits if found and bad else (),
+        events=found.events if found and bad and not worst.bad else 0,
+        operations=found.operations if found and bad and not worst.bad else 0,
         short=worst.how_far if worst.short else "",
     )
 

@@ -39,6 +39,11 @@ class Pair(Struct, frozen=True, kw_only=True):
     why: str = ""
     """The blame in one sentence."""
     advice: str = ""
+    culprits: tuple[str, ...] = ()
+    """The nodes that must be left out for it, where the blamed part is no single node."""
+    events: int = 0
+    """Of what comes and goes: how often, in how many operations through the blamed part."""
+    operations: int = 0
     short: str = ""
     """How far it came, when its time was up before bandwidth could be judged."""
     waited: bool = False
@@ -49,4 +54,4 @@ class Pair(Struct, frozen=True, kw_only=True):
     @property
     def bad(self) -> bool:
         """Whether it was measured, or tried, and is not fine."""
-        return bool(self.slow) or self.state not in ("measured", "not_run")
+        return bool(self.slow or self.blamed) or self.state not in ("measured", "not_run")

@@ -39,9 +39,11 @@ class Model(Protocol):
 
 
 class Accepted(NamedTuple):
-    """One fault: the part, those that explain it as well, its strength, its gain in nats."""
+    """One fault: the part, its observations, those that explain it as well, strength and gain."""
 
     key: Key
+    through: list[int]
+    """The observations that were made through it."""
     ties: tuple[Key, ...]
     strength: float
     gain: float
@@ -85,7 +87,7 @@ def explain(
         }
         ties = tuple(sorted(other for other, lag in lags.items() if lag < TIE))
         margin = max(0.0, min(lags.values(), default=gain))
-        found.append(Accepted(key, ties, strength, gain, margin))
+        found.append(Accepted(key, through[key], ties, strength, gain, margin))
     return found
 
 

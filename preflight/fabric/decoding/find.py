@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.events import Exposure, watch
@@ -18,18 +19,19 @@ from preflight.fabric.decoding.shifts import Shifts, of_latency, of_the_wire, sh
 from preflight.fabric.limits import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from preflight.fabric.culprit import Symptom
-    from preflight.fabric.decoding.explain import Accepted, Model
+    from preflight.fabric.decoding.explain import Accepted
+    from preflight.fabric.decoding.shifts import Shift
     from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
 
 FALSE_ALARM = 1e-3
 """How probable it may be that a healthy fabric has any part named, over all tests of a run."""
 
-_FAMILIES = 4
-"""Bandwidth, latency, spikes, late hosts: each gets its share."""
+_SHARE = FALSE_ALARM / 4
+"""Bandwidth, latency, spikes, late hosts: each gets its share of that."""
 
 SYSTEMIC_SHARE, SYSTEMIC_NODES = 0.25, 3
 """Over a quarter of the nodes and at least three: one cause is likelier than that many faults."""
@@ -60,55 +62,69 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
         for one in observed.digests
         if one.operations and (one.a, one.b, one.rail, one.round) not in out
     ]
-    for symptom, accepted, parts in _searches(digests, observed):
-        for one in accepted:
-            fresh = _worded(symptom, one, parts)
+    for search in _searches(digests, observed):
+        for one in search.accepted:
+            fresh = _found(search, one)
             if not _known(fresh, found):
                 found.append(fresh)
     found = [proven(one, observed, found) for one in found]
     return Findings(found=tuple(found), systemic=_systemic(found, observed))
 
 
-def _searches(
-    digests: Sequence[Digest], observed: Observed
-) -> Iterable[tuple[Symptom, list[Accepted], Parts]]:
-    backend, leaves = observed.backend, observed.leaves
+class _Search(NamedTuple):
+    """What one model found, with the counts behind it where it counts events."""
+
+    symptom: Symptom
+    accepted: list[Accepted]
+    parts: Parts
+    counted: Sequence[Exposure] = ()
+
+
+def _searches(digests: Sequence[Digest], observed: Observed) -> Iterator[_Search]:
+    """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
-    model: Model = Rates(wrong, never=True)
-    hot = [number for number, one in enumerate(wrong) if one.events]
-    yield "corrupt", *_search([one.place for one in wrong], observed, model, hot, certain=True)
-    wire = shifts(digests, leaves, of_the_wire)
+    yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
+    backend, leaves = observed.backend, observed.leaves
     effect = -math.log(1 - _number(backend, "slow_effect"))
-    slow = Shifts(wire, effect=effect, floor=_number(backend, "bandwidth_scatter"))
-    yield "slow", *_search([one.place for one in wire], observed, slow, slow.hot())
-    small = shifts(digests, leaves, of_latency)
+    floor = _number(backend, "bandwidth_scatter")
+    yield _shifting("slow", shifts(digests, leaves, of_the_wire), observed, effect, floor)
     effect = math.log1p(_number(backend, "latency_effect"))
-    slow = Shifts(small, effect=effect, floor=_number(backend, "latency_scatter"))
-    yield "latency", *_search([one.place for one in small], observed, slow, slow.hot())
+    floor = _number(backend, "latency_scatter")
+    yield _shifting("latency", shifts(digests, leaves, of_latency), observed, effect, floor)
     watched = watch(digests, _number(backend, "spike_us"))
-    most = _number(backend, "burst_nats")
-    least = _number(backend, "event_effect")
     # A host that is late makes its partners wait, and some of that looks like the wire's.
-    families: tuple[tuple[Symptom, list[Exposure]], ...] = (
+    events: tuple[tuple[Symptom, list[Exposure]], ...] = (
         ("late", watched.late),
         ("spikes", watched.wire),
     )
-    for symptom, rows in families:
-        rates = Rates(rows, most=most, effect=least)
-        yield symptom, *_search([one.place for one in rows], observed, rates, rates.hot())
+    for symptom, rows in events:
+        rates = Rates(
+            rows,
+            most=_number(backend, "burst_nats"),
+            effect=_number(backend, "event_effect"),
+        )
+        yield _counting(symptom, rows, observed, rates, _SHARE)
 
 
-def _search(
-    places: Sequence[Place],
+def _shifting(
+    symptom: Symptom, rows: Sequence[Shift], observed: Observed, effect: float, floor: float
+) -> _Search:
+    model = Shifts(rows, effect=effect, floor=floor)
+    parts = Parts([one.place for one in rows], observed.leaves)
+    accepted = explain(parts, parts.suspects(model.hot()), model, _SHARE)
+    return _Search(symptom, accepted, parts)
+
+
+def _counting(
+    symptom: Symptom,
+    rows: Sequence[Exposure],
     observed: Observed,
-    model: Model,
-    hot: Sequence[int],
-    *,
-    certain: bool = False,
-) -> tuple[list[Accepted], Parts]:
-    parts = Parts(places, observed.leaves)
-    false_alarm = math.inf if certain else FALSE_ALARM / _FAMILIES
-    return explain(parts, parts.suspects(hot), model, false_alarm), parts
+    model: Rates,
+    false_alarm: float,
+) -> _Search:
+    parts = Parts([one.place for one in rows], observed.leaves)
+    accepted = explain(parts, parts.suspects(model.hot()), model, false_alarm)
+    return _Search(symptom, accepted, parts, rows)
 
 
 def _wrong(observed: Observed) -> list[Exposure]:
@@ -120,13 +136,26 @@ def _wrong(observed: Observed) -> list[Exposure]:
     ]
 
 
-def _worded(symptom: Symptom, one: Accepted, parts: Parts) -> Found:
-    return Found(
+def _found(search: _Search, one: Accepted) -> Found:
+    parts, rows = search.parts, search.counted
+    found = Found(
         among=tuple(parts.component(key) for key in (one.key, *one.ties)),
-        symptom=symptom,
+        symptom=search.symptom,
         confidence=round(1 - math.exp(-max(0.05, one.margin)), 3),
         pairs=parts.pairs(one.key),
         strength=one.strength,
+    )
+    if not rows:
+        return found
+    own = [rows[number] for number in one.through]
+    events, operations = sum(row.events for row in own), sum(row.operations for row in own)
+    others = sum(row.operations for row in rows) - operations
+    return replace(
+        found,
+        events=events,
+        operations=operations,
+        worst_us=max(row.worst_us for row in own),
+        elsewhere=(sum(row.events for row in rows) - events) / max(1, others),
     )
 
 

@@ -31,6 +31,7 @@ _FEW_PEERS = 10
 _NORMAL = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
 _RANGE = 1.7  # from the range of three normal values to their standard deviation
 _DENSE = 0.4
+_LEAST_US = 1e-3
 _TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
 
 
@@ -141,12 +142,17 @@ def shifts(
         groups[digest.size_bytes, digest.phase, same].append(digest)
     gathered: dict[tuple[Place, int], list[float]] = defaultdict(list)
     for own in groups.values():
-        typical = math.log(max(1e-3, median([digest.p50_us for digest in own])))
+        typical_us = median([_time_us(digest) for digest in own])
         for digest in own:
             place = Place(digest.a, digest.b, digest.rail)
-            log = math.log(max(1e-3, digest.p50_us))
-            gathered[place, digest.round].append(log - typical)
+            away = math.log(max(_time_us(digest), _LEAST_US) / max(typical_us, _LEAST_US))
+            gathered[place, digest.round].append(away)
     return [Shift(place, median(logs)) for (place, _), logs in gathered.items()]
+
+
+def _time_us(digest: Digest) -> float:
+    """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
+    return digest.best_us if of_the_wire(digest) else digest.p50_us
 
 
 def of_the_wire(digest: Digest) -> bool:

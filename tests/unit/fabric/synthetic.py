@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fleet.model import Host, Promise
@@ -11,6 +12,7 @@ from preflight.fleet.model import Host, Promise
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from preflight.fabric.blame import Blame
     from preflight.fabric.samples import PairState
 
 SMALL, LARGE = 8, 4 << 20
@@ -65,3 +67,8 @@ def sweep(
             ]
             pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]
     return Sweep((Ladder(SMALL, 1, 10), Ladder(LARGE, 1, 10)), rounds, tuple(pairs))
+
+
+def blame(measured: Sweep, fleet: Sequence[Host]) -> tuple[Blame, ...]:
+    """Who is blamed for it in the end."""
+    return judge_sweep(measured, fleet).blames

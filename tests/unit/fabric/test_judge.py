@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checks.test_fabric_allreduce import judge
-from preflight.fabric.blame import blame
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.limits import limits
 from preflight.fabric.words import time_us
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
-from tests.unit.fabric.synthetic import end, hosts, sweep
+from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from preflight.fabric import launch
-from preflight.fabric.blame import blame
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
 from preflight.transport import leased
@@ -30,6 +29,7 @@ from tests.unit.fabric.nodes import (
     strike,
     wait_for,
 )
+from tests.unit.fabric.synthetic import blame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

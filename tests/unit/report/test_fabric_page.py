@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.blame import blame
 from preflight.fabric.observed import Observed, observe
 from preflight.report.fabric_page import LARGEST, fabric_page, picture_of
 from preflight.report.picture.accused import Accused, accused
 from preflight.report.picture.colours import LEGEND, STEPS, step
-from tests.unit.fabric.synthetic import hosts, sweep
+from tests.unit.fabric.synthetic import blame, hosts, sweep
 from tests.unit.report.fabrics import fabric
 
 if TYPE_CHECKING:

@@ -1,0 +1,186 @@
+"""Faults that only the samples of the whole fabric show, in words an operator can act on.
+
+A dead or very slow link condemns its own pairs; 15 per cent on one rail, a spike in a thousand
+operations, or a host that is late now and then show against everybody else's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from preflight.fabric.blame import Blame
+from preflight.fabric.words import either, gbs, size, time_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preflight.fabric.compare import Seen
+    from preflight.fabric.culprit import Component, Found
+    from preflight.fabric.observed import Observed
+
+_EVENTS = ("spikes", "late")
+_MOST_NAMES = 3
+
+
+def subtle(
+    found: Iterable[Found], observed: Observed, seen: Sequence[Seen], known: Sequence[Blame]
+) -> list[Blame]:
+    """Word every fault that is not blamed already; one blame per node, whatever its rails."""
+    blames: list[Blame] = []
+    for one in found:
+        if one.symptom in ("hung", "no_connect", "broken") or _accounted(one, known):
+            continue
+        fresh = _blame(one, observed, seen)
+        same = next((old for old in blames if old.component == fresh.component), None)
+        if same is None:
+            blames.append(fresh)
+        else:
+            blames[blames.index(same)] = _joined(same, fresh)
+    return blames
+
+
+def _accounted(one: Found, known: Sequence[Blame]) -> bool:
+    """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
+    names = {blame.component for blame in known}
+    pairs = {pair for blame in known for pair in blame.pairs}
+    return all(
+        (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)
+        for part in one.among
+    )
+
+
+def _joined(one: Blame, other: Blame) -> Blame:
+    return Blame(
+        kind=one.kind,
+        component=one.component,
+        sentence=f"{one.sentence}; {other.sentence}",
+        confidence=min(one.confidence, other.confidence),
+        advice=one.advice if one.advice == other.advice else f"{one.advice}; {other.advice}",
+        pairs=tuple(dict.fromkeys((*one.pairs, *other.pairs))),
+        culprits=one.culprits,
+        events=one.events,
+        operations=one.operations,
+    )
+
+
+def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
+    part = one.named
+    kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
+    where = _where(one.among[0])
+    sentence = _said(one, seen) + _moved(one, observed)
+    if part is None:
+        component, kind = either([_where(each) for each in one.among]), "unresolved"
+        sentence += "; the samples do not tell these apart"
+    elif part.kind == "path":
+        component, kind = f"pair {'-'.join(part.nodes)}", "path"
+        sentence += f"; {part.nodes[0]} and {part.nodes[1]} are both fine with others"
+    elif part.kind == "leaf_rail":
+        component, kind = part.name, "leaf_rail"
+        sentence += f"; all {len(part.nodes)} nodes under it have it, so it is not theirs"
+    else:
+        component, kind = part.nodes[0], part.kind
+    nodes = part.nodes if part is not None and part.kind == "leaf_rail" else ()
+    return Blame(
+        kind=kind,
+        component=component,
+        sentence=sentence,
+        confidence=one.confidence,
+        advice=_advice(one, where),
+        pairs=tuple(f"{a}-{b}" for a, b in one.pairs),
+        culprits=nodes,
+        events=one.events if one.symptom in _EVENTS else 0,
+        operations=one.operations if one.symptom in _EVENTS else 0,
+    )
+
+
+def _where(part: Component) -> str:
+    """The part in an operator's words: "rail 5 of h2", "the path h1-h2"."""
+    rail = f"rail {part.rail} of " if part.rail is not None else ""
+    name = "-".join(part.nodes) if part.kind == "path" else part.name.split(" rail ")[0]
+    return f"the path {name}" if part.kind == "path" and not rail else f"{rail}{name}"
+
+
+def _said(one: Found, seen: Sequence[Seen]) -> str:
+    where = _where(one.among[0])
+    partners = len(one.pairs)
+    whom = f"each of its {partners} partners" if partners > 1 else "its only partner"
+    if one.symptom == "corrupt":
+        said = next((each.summary.error for each in _through(one, seen) if each.summary.error), "")
+        often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
+        return f"{often} ({said})" if said else often
+    if one.symptom == "late":
+        return (
+            f"{where} began {one.events} of {one.operations} operations late, by up to "
+            f"{time_us(one.worst_us)} by its own clock, and its partners waited; the network was "
+            "as fast as elsewhere"
+        )
+    if one.symptom == "spikes":
+        return (
+            f"{one.events} of {one.operations} operations through {where} took up to "
+            f"{time_us(one.worst_us)}; elsewhere {_rare(one.elsewhere)}"
+        )
+    if one.symptom == "latency":
+        worst = max(_through(one, seen), key=lambda each: each.latency_us or 0.0, default=None)
+        if worst is None or worst.latency_us is None or worst.peers_latency_us is None:
+            return f"small messages through {where} are slow with {whom}"
+        return (
+            f"{time_us(worst.latency_us)} at 8 B between {worst.a} and {worst.b}, peers' median "
+            f"{time_us(worst.peers_latency_us)}; {where} is slow with {whom}"
+        )
+    return _slow(one, seen, where, whom)
+
+
+def _slow(one: Found, seen: Sequence[Seen], where: str, whom: str) -> str:
+    rows = [each for each in _through(one, seen) if each.busbw_gbs and each.bound.peers_gbs]
+    if not rows:
+        return f"{where} is slow with {whom}"
+    worst = min(rows, key=lambda each: (each.busbw_gbs or 0.0) / (each.bound.peers_gbs or 1.0))
+    speed, peers = worst.busbw_gbs or 0.0, worst.bound.peers_gbs or 1.0
+    with_whom = {worst.a: worst.b, worst.b: worst.a}.get(one.among[0].nodes[0], worst.b)
+    return (
+        f"{gbs(speed)} at {size(worst.at_bytes)} with {with_whom}, {1 - speed / peers:.0%} less "
+        f"than its peers' median {gbs(peers)}; {where} is slow with {whom}"
+    )
+
+
+def _rare(rate: float) -> str:
+    return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
+
+
+def _through(one: Found, seen: Sequence[Seen]) -> list[Seen]:
+    pairs, rails = set(one.pairs), {part.rail for part in one.among}
+    return [
+        each for each in seen if (each.a, each.b) in pairs and (None in rails or each.rail in rails)
+    ]
+
+
+def _moved(one: Found, observed: Observed) -> str:
+    """Counters that moved at the culprit's end while it was loaded: a cable confesses there."""
+    part = one.named
+    if part is None or part.kind not in ("node", "endpoint"):
+        return ""
+    (name,) = part.nodes
+    total: dict[str, float] = {}
+    for each in observed.tried:
+        if part.rail in (None, each.rail) and name in (each.a, each.b):
+            for moved in each.moved_a if each.a == name else each.moved_b:
+                total[moved.name] = total.get(moved.name, 0.0) + moved.by
+    most = sorted(total.items(), key=lambda item: -item[1])[:_MOST_NAMES]
+    told = ", ".join(f"{counter} +{by:g}" for counter, by in most)
+    return f"; counters moved there meanwhile: {told}" if told else ""
+
+
+def _advice(one: Found, where: str) -> str:
+    name = one.among[0].nodes[0]
+    if one.named is None:
+        return "run again with other partners (--preflight-sweep=exhaustive) to tell them apart"
+    if one.symptom == "corrupt":
+        return f"take {name} out of service now and run its memory and link diagnostics"
+    if one.symptom == "late":
+        return f"look at what else runs on {name} (load, IRQs, throttling), not at its link"
+    if one.named.kind == "path":
+        return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
+    if one.named.kind == "leaf_rail":
+        return f"look at the leaf switch and its uplinks for {where} before its nodes"
+    what = "reseat or swap the cable" if one.symptom == "spikes" else "check link rate and cable"
+    return f"{what} of {where}, read its port's error counters; exclude {name} until then"
