@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.bench.accuracy import by_kind, by_size, rows
 from tests.bench.decoding import decode
-from tests.bench.fabrics import NODES, Case
+from tests.bench.fabrics import Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,15 +43,13 @@ def measure() -> Iterator[Row]:
 
 def plan(
     faulty: Mapping[Name, Quota], healthy: Mapping[Name, Quota], first_seed: int = 0
-) -> Iterator[Case]:
-    """All cases, sizes in turns, so that what is done at any time is a fair sample."""
-    quotas = [
-        (noise, quota, is_faulty)
+) -> list[Case]:
+    """All cases, those of each size spread over the whole: at any time it is a fair sample."""
+    cases = [
+        ((turn + 0.5) / count, Case(noise, nodes, is_faulty, first_seed + turn))
         for some, is_faulty in ((faulty, True), (healthy, False))
         for noise, quota in some.items()
+        for nodes, count in quota.items()
+        for turn in range(count)
     ]
-    for turn in range(max(count for _, quota, _ in quotas for count in quota.values())):
-        for noise, quota, is_faulty in quotas:
-            for nodes in NODES:
-                if turn < quota.get(nodes, 0):
-                    yield Case(noise, nodes, is_faulty, first_seed + turn)
+    return [one for _, one in sorted(cases, key=lambda two: two[0])]

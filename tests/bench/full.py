@@ -56,7 +56,7 @@ def main() -> int:
     code, ends = fingerprint(), time.monotonic() + 60 * options.minutes
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {one.case: one for one in known(options.results, code)}
-    cases = list(plan(FAULTY, HEALTHY, options.seed))
+    cases = plan(FAULTY, HEALTHY, options.seed)
     try:
         for one in cases if not options.show else ():
             if one.id in done:
