@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.fabric.choosing import reserved
 from preflight.fabric.measure import joint_state
-from preflight.fabric.planner import frame_of_fleet, reserved
+from preflight.fabric.planner import frame_of_fleet
 from preflight.history.past import Cost, Done, Past
 from preflight.stats.quantiles import median
 
@@ -72,7 +73,7 @@ def coverage(
     known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
     return replace(
         now,
-        pairs_known=max(known, now.pairs_run),
+        pairs_known=min(max(known, now.pairs_run), pairs),
         runs_left=_runs_left(frame, past, len(planned.rounds)),
         leaf_pairs_known=max(now.leaf_pairs_run, _leaf_pairs_known(frame, past, leaves)),
     )

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preflight.fabric.choosing import choose, reserved
 from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.planner import (
     MARGIN,
     Planned,
-    choose,
     frame_of_fleet,
     plan,
-    reserved,
     rounds_that_fit,
     within,
 )
@@ -269,6 +268,21 @@ def test_a_sweep_whose_time_was_up_leaves_the_rest_for_another_night(sizes: list
     assert nothing.done == {}
     chosen = _plan(names, leaves, extent=5, past=past).numbers
     assert not set(chosen) & set(past.done)
+
+
+def test_a_history_with_absurd_numbers_disturbs_nobody() -> None:
+    """Rounds that there are none of, pairs of a node with itself, more pairs than there are."""
+    names = [f"h{n:02}" for n in range(20)]
+    past = Past(
+        runs=7,
+        done={3: Done(1 << 40, 1 << 40), 999: Done(1, 1)},
+        suspects=tuple((name, name) for name in names),
+        costs={"quick": Cost(0.0, 1e7)},
+    )
+    planned = _plan(names, past=past)
+    assert len(planned.rounds) == 1
+    assert planned.numbers != (3,)
+    assert coverage(planned, planned.rounds[0], names, past).pairs_known == 190
 
 
 def test_a_pair_of_leaves_counts_as_joined_only_when_it_surely_was() -> None:
