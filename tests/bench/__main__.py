@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import facts, infra, judging, pairs, unused, ways
+from tests.bench import facts, infra, judging, pairs, ranks, unused, ways
 from tests.bench.machine import machine
 from tests.bench.report import Result, row_document, table, write
 from tests.lab.cluster import Lab, why_not
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
     from tests.bench.ratio import Row
 
-_OF_LAB: dict[str, Callable[[Path], Iterator[Row]]] = {
+_OF_LAB: dict[str, Callable[[Lab], Iterator[Row]]] = {
     "facts": facts.measure,
     "testinfra": infra.measure,
     "pairs": pairs.measure,
     "ways": ways.measure,
+    "torchrun": ranks.measure,
 }
 _OF_THIS_MACHINE: dict[str, Callable[[], Iterator[Row]]] = {
     "unused": unused.measure,
@@ -80,7 +81,7 @@ class _Session:
             _say(f"bringing up {_LAB_HOSTS} lab hosts")
             with Lab(hosts=_LAB_HOSTS) as lab:
                 for name in of_lab:
-                    self._measure(name, partial(_OF_LAB[name], lab.inventory()))
+                    self._measure(name, partial(_OF_LAB[name], lab))
 
     def _chosen(self, offered: Iterable[str]) -> list[str]:
         return [name for name in offered if name in self._wanted]

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.lab.cluster import Lab
+
 _BOUND = Bound("at most", 1.5)
 _RUNS = {4: 15, 16: 9}
 _COLD_RUNS = 5
 
 
-def measure(inventory: Path) -> Iterator[Row]:
+def measure(lab: Lab) -> Iterator[Row]:
     """Four hosts and sixteen, in this process; then four in a fresh one."""
+    inventory = lab.inventory()
     for number, runs in _RUNS.items():
         hosts = some(inventory, number)
         probe(hosts)  # imports and the payload's bundle: once per run, whatever the fleet

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 PORT = 22022
 """Of every one of them: they differ by address, as hosts do."""
 
-_LISTENS_S = 30.0
+_LISTENS_S = 60.0
+
+_APART = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child"]
+"""A node sees its own processes only: else each probe would read those of all others."""
 
 
 class Farm:
@@ -87,7 +89,7 @@ class Farm:
             "LogLevel=ERROR",
         )
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "sshd"
-        words = [sshd, "-D", "-e", "-f", "/dev/null"]
+        words = [*_APART, sshd, "-D", "-e", "-f", "/dev/null"]
         for option in options:
             words += ["-o", option]
         with (folder / "sshd.log").open("a") as log:
@@ -106,7 +108,7 @@ class Farm:
 
     def _end(self) -> None:
         for process in self._running:
-            process.send_signal(signal.SIGTERM)
+            process.kill()  # unshare waits for its child whatever SIGTERM says; all below it dies
         for process in self._running:
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

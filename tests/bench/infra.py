@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from preflight.facts import Facts
     from preflight.fleet.model import Host
+    from tests.lab.cluster import Lab
 
 _BOUND = Bound("at least", 5)
 _HOSTS, _RUNS = 4, 3
@@ -54,8 +55,9 @@ HAVE: dict[str, Callable[[Facts], object]] = {
 """Our side: all of it is in one answer, with much else."""
 
 
-def measure(inventory: Path) -> Iterator[Row]:
+def measure(lab: Lab) -> Iterator[Row]:
     """Four hosts, one after the other as testinfra goes through them, against ours."""
+    inventory = lab.inventory()
     hosts = some(inventory, _HOSTS)
     config = _ssh_config(inventory.parent, hosts)
     _same(probe(hosts), {host.name: _read(host, config) for host in hosts})

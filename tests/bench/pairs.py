@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Connection
+    from tests.lab.cluster import Lab
 
 _BOUND = Bound("at least", 4)
 _HOSTS, _RUNS = 4, 3
@@ -28,9 +29,9 @@ _PORTS = itertools.count(29600)
 """A master port per launch, so that none waits for the connections of the one before."""
 
 
-def measure(inventory: Path) -> Iterator[Row]:
+def measure(lab: Lab) -> Iterator[Row]:
     """All pairs of four hosts, the same ladder of gloo all-reduces on both sides."""
-    hosts = some(inventory, _HOSTS)
+    hosts = some(lab.inventory(), _HOSTS)
     _, connections = connected(hosts)
     try:
         ours, theirs = in_turns(

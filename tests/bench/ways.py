@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import secrets
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,16 +14,21 @@ import msgspec
 from msgspec import Struct
 
 from preflight.stages.probe import probe_fleet
+from preflight.transport.slurm.job import Launcher
+from preflight.transport.srun import SrunTransport
 from preflight.transport.ways import Ways
 from tests.bench.logins import bare_logins
 from tests.bench.probing import AT_MOST, DEADLINE_S, some
 from tests.bench.ratio import Row, extremes, in_turns, times
+from tests.lab.slurm import Slurm
+from tests.lab.slurm import why_not as no_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from preflight.fleet.model import Host
+    from preflight.transport.protocol import Transport
+    from tests.lab.cluster import Lab
 
 HOSTS = 32
 _RUNS = 5
@@ -34,13 +41,23 @@ class Cost(Struct, frozen=True):
     cpu_s: float
 
 
-def measure(inventory: Path) -> Iterator[Row]:
-    """Every transport that reaches lab hosts by SSH, in turns with the same bare logins."""
+def measure(lab: Lab) -> Iterator[Row]:
+    """Every transport that reaches lab hosts, in turns with the same bare logins."""
+    hosts = some(lab.inventory(), HOSTS)
+    bare = partial(bare_logins, hosts)
     for transport in ("paramiko", "openssh"):
-        hosts = [
-            msgspec.structs.replace(host, transport=transport) for host in some(inventory, HOSTS)
-        ]
-        yield from compare(transport, partial(facts, hosts), partial(bare_logins, hosts))
+        yield from compare(transport, partial(facts, _by(transport, hosts)), bare)
+    if reason := no_slurm():
+        sys.stderr.write(f"ways.srun is left out: {reason}\n")
+        return
+    with Slurm(lab) as slurm, slurm.allocation() as environ:
+        ours = _by("srun", hosts)
+        start = partial(SrunTransport, ours, Launcher(os.environ | environ))
+        yield from compare("srun", partial(facts, ours, start), bare)
+
+
+def _by(transport: str, hosts: Sequence[Host]) -> list[Host]:
+    return [msgspec.structs.replace(host, transport=transport) for host in hosts]
 
 
 def compare(
@@ -66,9 +83,11 @@ def compare(
         )
 
 
-def facts(hosts: Sequence[Host]) -> None:
+def facts(hosts: Sequence[Host], start: Callable[[], Transport] | None = None) -> None:
     """Reach them, read the facts, and leave; RuntimeError if one gives none."""
     ways = Ways(hosts)
+    if start is not None:
+        ways.use(start())
     reached = probe_fleet(
         hosts,
         ways,

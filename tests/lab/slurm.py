@@ -12,7 +12,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,7 +22,7 @@ from tests.lab.host import PATH
 from tests.lab.inside import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from tests.lab.cluster import Lab
@@ -140,6 +140,18 @@ class Slurm:
             check=check,
             timeout=timeout_s,
         )
+
+    @contextmanager
+    def allocation(self) -> Iterator[dict[str, str]]:
+        """Hold all nodes, as salloc does for a person; what his shell then knows of it."""
+        number = len(self.lab.hosts)
+        said = self.run(["salloc", "--no-shell", f"-N{number}"]).stderr
+        job = next(word for word in reversed(said.split()) if word.isdecimal())
+        names = ",".join(self.lab.hosts)
+        try:
+            yield {**self.environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": names}
+        finally:
+            self.run(["scancel", job])
 
     def states(self) -> dict[str, str]:
         """Slurm's word for each node's state: `{"h1": "idle", ...}`."""

@@ -34,22 +34,11 @@ NO_KEYS = {"transport": None, "identity_file": None, "known_hosts": None, "user"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight"]
 
 
-@contextmanager
-def allocation(slurm: Slurm) -> Iterator[dict[str, str]]:
-    """Hold all nodes, as salloc does for a person; what his shell then knows of it."""
-    said = slurm.run(["salloc", "--no-shell", "-N4"]).stderr
-    job = next(word for word in reversed(said.split()) if word.isdecimal())
-    try:
-        yield {**slurm.environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "h[1-4]"}
-    finally:
-        slurm.run(["scancel", job])
-
-
 @pytest.fixture
 def judge(preflight: Callable[..., Told], slurm: Slurm) -> Iterator[Callable[..., Told]]:
     """Judge the allocation from outside of its nodes, as after salloc on a login node."""
     inventory = slurm.lab.inventory("slurm.toml", defaults=NO_KEYS)
-    with allocation(slurm) as environ:
+    with slurm.allocation() as environ:
         mine = {"PATH": f"{environ['PATH']}:{os.environ['PATH']}"}
         yield lambda *words: preflight(
             "--preflight-inventory", str(inventory), *words, env={**environ, **mine}
@@ -110,7 +99,7 @@ def test_a_dead_slurmd_and_a_host_that_freezes(slurm: Slurm, tmp_path: Path) -> 
     report = tmp_path / "report"
     inventory = slurm.lab.inventory("slurm.toml", defaults=NO_KEYS)
     words = [*PYTEST, ALL, f"--preflight-report={report}", f"--preflight-inventory={inventory}"]
-    with allocation(slurm) as environ:
+    with slurm.allocation() as environ:
         slurm.stop_slurmd("h4")
         with _started(words, environ, tmp_path) as run:
             _read_until(run, "ports")
@@ -130,7 +119,7 @@ def test_a_killed_controller_leaves_nothing(slurm: Slurm, tmp_path: Path) -> Non
     """After SIGKILL in the middle of a sweep neither a process nor a step of ours stays."""
     inventory = slurm.lab.inventory("slurm.toml", defaults=NO_KEYS)
     words = [*PYTEST, f"--preflight-inventory={inventory}"]
-    with allocation(slurm) as environ, _started(words, environ, tmp_path) as run:
+    with slurm.allocation() as environ, _started(words, environ, tmp_path) as run:
         _read_until(run, "pairs")
         assert len(relays(slurm)) >= 4
         run.send_signal(signal.SIGKILL)
@@ -146,7 +135,7 @@ class _OnePort(Launcher):
 
 def test_a_way_back_that_is_blocked(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose firewall drops the call back is named with address and port; others serve."""
-    with allocation(slurm) as environ, ExitStack() as undo:
+    with slurm.allocation() as environ, ExitStack() as undo:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         assert Launcher(os.environ).ports == range(30000, 31000)

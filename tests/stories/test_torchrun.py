@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import wire
-from tests.stories.torchrun import Agents, free_port, two_nodes
+from tests.stories.torchrun import LOGIN, Agents, free_port, start_on, two_nodes, without_logins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +24,6 @@ pytestmark = pytest.mark.busy
 NEVER = "--preflight-fail-fast=never"
 QUIET = "--preflight-checks=reach.answer,gpu.count,net.ports,fabric.allreduce"
 """Nothing that other programs of this machine could change."""
-
-LOGIN = {"reach.name", "reach.route", "reach.hostkey", "reach.login"}
-"""Not needed in this way: `not_run` here, judged over SSH."""
 
 DIES = """
 import os
@@ -110,8 +107,7 @@ def test_the_same_verdicts_as_over_ssh(
     inventory = f"--preflight-inventory={lab.inventory()}"
     before = {name: _processes(host) for name, host in lab.hosts.items()}
     with wire.slow_link(lab.hosts["h4"]):
-        for number, host in enumerate(lab.hosts.values()):
-            _start_on(job, host, number, lab.hosts["h1"].address, inventory, NEVER)
+        start_on(job, list(lab.hosts.values()), inventory, NEVER)
         told = job.told()
         assert [agent.exit for agent in job.every] == [1, 1, 1, 1], told.out + told.err
         left = {name: _processes(host) - before[name] for name, host in lab.hosts.items()}
@@ -121,25 +117,8 @@ def test_the_same_verdicts_as_over_ssh(
     assert not any(left.values()), left
     assert not_ready == ["h2", "h4"]
     assert {outcome for check, _, outcome in ours if check in LOGIN} == {"not_run"}
-    assert _without(ours) == _without(theirs)
-
-
-def _start_on(job: Agents, host: Host, number: int, master: str, *arguments: str) -> None:
-    options = [
-        "--nnodes=4",
-        "--nproc-per-node=1",
-        f"--node-rank={number}",
-        f"--master-addr={master}",
-        "--master-port=29500",
-    ]
-    env = {"GLOO_SOCKET_IFNAME": "eth0"}
-    job.start(options, *arguments, inside=host.command([]), env=env)
+    assert without_logins(ours) == without_logins(theirs)
 
 
 def _processes(host: Host) -> set[str]:
     return set(host.run(["ps", "-eo", "args"]).stdout.splitlines())
-
-
-def _without(outcomes: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-    """Without the exceptions that docs/torchrun.md names: logins, and the job's environment."""
-    return {one for one in outcomes if one[0] not in LOGIN and not one[0].startswith("env.")}

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from tests.lab.host import Host
+
+LOGIN = {"reach.name", "reach.route", "reach.hostkey", "reach.login"}
+"""Not needed in this way: `not_run` here, judged over SSH."""
+
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 
@@ -116,6 +121,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start_on(job: Agents, hosts: Sequence[Host], *arguments: str) -> None:
+    """Start one torchrun of one rank on each of these lab hosts; the first is the master."""
+    for number, host in enumerate(hosts):
+        options = [
+            f"--nnodes={len(hosts)}",
+            "--nproc-per-node=1",
+            f"--node-rank={number}",
+            f"--master-addr={hosts[0].address}",
+            "--master-port=29500",
+        ]
+        env = {"GLOO_SOCKET_IFNAME": "eth0"}
+        job.start(options, *arguments, inside=host.command([]), env=env)
+
+
 def two_nodes(port: int) -> list[str]:
     """Options of each of two torchruns on this machine, two ranks each."""
     return [
@@ -126,3 +145,8 @@ def two_nodes(port: int) -> list[str]:
         f"--rdzv-id=job-{os.getpid()}-{port}",
         "--rdzv-conf=join_timeout=60",
     ]
+
+
+def without_logins(outcomes: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
+    """Without the exceptions that docs/torchrun.md names: logins, and the job's environment."""
+    return {one for one in outcomes if one[0] not in LOGIN and not one[0].startswith("env.")}
