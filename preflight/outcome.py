@@ -169,7 +169,7 @@ def conclude(
     if entries:
         report = _written(report, ready, outputs)
         if measured is not None and measured.pairs:
-            outputs.write(PICTURE, picture_of(measured, decoded.blames).encode())
+            outputs.write(PICTURE, picture_of(measured, decoded.blames, decoded.observed).encode())
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
     return Conclusion(report, findings(entries, decoded.blames, suspected), outputs, hint)
 
@@ -253,4 +253,5 @@ def _blame(one: Blame) -> BlameRow:
         confidence=one.confidence,
         advice=one.advice,
         pairs=tuple(one.pairs),
+        rail=one.rail,
     )

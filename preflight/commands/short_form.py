@@ -1,4 +1,4 @@
-"""Samples without iterations, judged: what the decoder finds in them, said with their numbers."""
+"""Samples without iterations, judged: what the decoder finds in them, in the words of a run."""
 
 from __future__ import annotations
 
@@ -7,119 +7,116 @@ from typing import TYPE_CHECKING
 from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.fabric.blame import Blame
+from preflight.fabric.compare import Bound, Seen
 from preflight.fabric.decoding import find
+from preflight.fabric.measure import Summary
+from preflight.fabric.subtle import subtle
 from preflight.fabric.words import either
 from preflight.ledger import Entry
-from preflight.report.picture.accused import accused_part
-from preflight.report.picture.ratios import BANDWIDTH, LATE, LATENCY, SPIKES, cells
-from preflight.verdict import fail, not_run, ok, unknown
+from preflight.report.picture.accused import accused
+from preflight.report.picture.ratios import cells
+from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.fabric.culprit import Found, Symptom
     from preflight.fabric.observed import Observed
-from preflight.report.picture.ratios import Cell, Panel
+    from preflight.report.picture.ratios import Cell
 
 CHECK = "fabric.allreduce"
 """Whose verdicts these are, as in a run."""
 
-_PANELS: Mapping[Symptom, Panel] = {
-    "slow": BANDWIDTH,
-    "latency": LATENCY,
-    "spikes": SPIKES,
-    "late": LATE,
-}
-_WORDS: Mapping[Symptom, tuple[str, str]] = {
-    "slow": ("slow", "check link rate, cable, port errors (ethtool -S) and shaping of {0}"),
-    "latency": ("slow to answer", "check the path, congestion control and power saving of {0}"),
-    "spikes": ("spiking", "reseat or replace the cable of {0}; read its port's error counters"),
-    "late": ("late to begin", "look for what keeps the CPUs of {0} busy: its load, throttling"),
-    "corrupt": ("giving wrong sums", "take {0} out of service now; run its memory diagnostics"),
-    "hung": ("hanging", "look at {0} for stopped or D-state processes and at its link"),
-    "no_connect": ("not connecting", "check firewall, route and interface of {0}"),
-    "broken": ("breaking off", "look at the kernel log and the link of {0}"),
-}
-_COUNTED: Mapping[Symptom, str] = {"spikes": "bursts: ", "late": "late starts: "}
-_SHARED = "one shared cause is likelier than that many faults; drain none for this"
-STOPPED = not_run("it had no turn", stopped=True)
 FINE = ok("as its peers")
-_APART = "{0}; until then keep them in different jobs"
+STOPPED = not_run("it had no turn", stopped=True)
+
+_SHARED = "one shared cause is likelier than that many faults; drain none for this"
+_APART = "check what lies between {0}: cables, switch ports, routes; keep them in different jobs"
+_FAILED: Mapping[Symptom, tuple[str, str]] = {
+    "hung": ("all-reduces hung", "look at {0} for stopped or D-state processes and at its link"),
+    "no_connect": ("no connection came about", "check firewall, route and interface of {0}"),
+    "broken": ("all-reduces broke off", "look at the kernel log and the link of {0}"),
+}
 
 
 def judge_short(observed: Observed) -> Judged:
     """Decode, blame, and conclude on every pair that was tried."""
-    found = find(observed)
-    compared = cells(observed)
-    told = [(one, _blame(one, compared)) for one in found.found]
+    findings = find(observed)
+    failed = [_failed(one) for one in findings.found if one.symptom in _FAILED]
+    seen = [_seen(cell) for cell in cells(observed)]
+    blames = (*failed, *subtle(findings.found, observed, seen, failed))
+    shared = f"{findings.systemic}: {_SHARED}"
     return Judged(
-        entries=(*_entries(observed, told), *_fallen(observed, told)),
-        blames=tuple(blame for _, blame in told),
-        accused=tuple(accused_part(one, blame) for one, blame in told),
-        systemic={CHECK: f"{found.systemic}: {_SHARED}"} if found.systemic else {},
+        entries=(*_entries(observed, blames), *_fallen(observed, blames)),
+        blames=blames,
+        accused=accused(blames, observed),
+        systemic={CHECK: shared} if findings.systemic else {},
     )
 
 
-def _entries(observed: Observed, told: Sequence[tuple[Found, Blame]]) -> Iterator[Entry]:
+def _failed(one: Found) -> Blame:
+    """Say in words that operations failed outright, between whom, and what to do."""
+    named = one.named
+    is_path = named is not None and named.kind == "path"
+    what, advice = _FAILED[one.symptom]
+    rail = f" on rail {named.rail}" if named is not None and named.rail is not None else ""
+    # Of several parts that may be meant, nodes are named: a person looks at nodes.
+    names = tuple(dict.fromkeys(name for part in one.among for name in part.nodes))
+    where = " and ".join(names) if is_path else either(names)
+    count = f"{len(one.pairs)} pair{'s' * (len(one.pairs) != 1)}"
+    return Blame(
+        kind="unresolved" if named is None else named.kind,
+        component=f"pair {'-'.join(names)}" if is_path else where,
+        sentence=f"{what}{rail} in {count} of {where}",
+        confidence=one.confidence,
+        advice=(_APART if is_path else advice).format(where),
+        pairs=tuple(f"{a}-{b}" for a, b in one.pairs),
+        rail=named.rail if named is not None else None,
+    )
+
+
+def _seen(cell: Cell) -> Seen:
+    """One pair against its peers, as the words for it want it."""
+    speed, small = cell.bandwidth, cell.latency
+    return Seen(
+        a=cell.a,
+        b=cell.b,
+        rail=cell.rail,
+        round=cell.round,
+        state=cell.state,
+        summary=Summary(cell.state, (), cell.error),
+        at_bytes=speed.size_bytes if speed else 0,
+        busbw_gbs=speed.value if speed else None,
+        bound=Bound(peers_gbs=speed.peers if speed else None),
+        latency_us=small.value if small else None,
+        peers_latency_us=small.peers if small else None,
+    )
+
+
+def _entries(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
     rest = {(one.a, one.b): STOPPED for one in observed.tried}
     rest |= {(one.a, one.b): FINE for one in observed.tried if one.state != "not_run"}
-    for found, blame in told:
-        named = found.named
-        is_path = named is None or named.kind == "path"
-        verdict = fail(
-            blame.sentence,
-            advice=blame.advice,
-            cause=blame.component,
-            blame=blame.component if is_path else "",
-            culprits=() if is_path or named is None else named.nodes,
-        )
-        for ends in found.pairs:
+    known = {f"{a}-{b}": (a, b) for a, b in rest}
+    for blame in blames:
+        verdict = _verdict(blame)
+        for ends in (known[name] for name in blame.pairs):
             rest.pop(ends, None)
             yield Entry(CHECK, subject(ends), ends, verdict)
     yield from (Entry(CHECK, subject(ends), ends, verdict) for ends, verdict in rest.items())
 
 
-def _fallen(observed: Observed, told: Sequence[tuple[Found, Blame]]) -> Iterator[Entry]:
+def _verdict(one: Blame) -> Verdict:
+    whom, nodes, advice = one.component, one.culprits, one.advice
+    if one.events:
+        count, of = one.events, one.operations
+        return flaky(count, of, one.sentence, advice=advice, blame=whom, culprits=nodes)
+    return fail(one.sentence, advice=advice, blame=whom, culprits=nodes)
+
+
+def _fallen(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
     """Nodes that fell silent and are not blamed otherwise: what is missing is no pass."""
-    named = {name for one, _ in told for part in one.among for name in part.nodes}
+    named = {one.component for one in blames}
     for name, why in observed.silent.items():
         if name not in named:
             verdict = unknown(f"it fell out of the sweep: {why}", advice="look at it, sweep again")
             yield Entry(CHECK, subject((name,)), (name,), verdict)
-
-
-def _blame(one: Found, compared: Sequence[Cell]) -> Blame:
-    named = one.named
-    names = [part.name for part in one.among]
-    component = either(names)
-    if named is not None and named.kind == "path":
-        component = f"pair {'-'.join(named.nodes)}"
-    word, advice = _WORDS[one.symptom]
-    advice = advice.format(component)
-    return Blame(
-        kind="unresolved" if named is None else "path" if named.kind == "path" else "node",
-        component=component,
-        sentence=_sentence(one, component, word, compared),
-        confidence=one.confidence,
-        advice=_APART.format(advice) if named and named.kind == "path" else advice,
-        pairs=tuple(f"{a}-{b}" for a, b in one.pairs),
-    )
-
-
-def _sentence(one: Found, component: str, word: str, compared: Sequence[Cell]) -> str:
-    """The worst of its pairs in figures, then with how many it is bad and who is cleared."""
-    partners = f"{component} is {word} in {len(one.pairs)} pair{'s' * (len(one.pairs) != 1)}"
-    if one.cleared_partners:
-        partners += f", {one.cleared_partners} of its partners are fine with others"
-    panel = _PANELS.get(one.symptom)
-    own = [cell for cell in compared if (cell.a, cell.b) in one.pairs and _on(one, cell)]
-    seen = [(cell, against) for cell in own if panel and (against := panel.pick(cell))]
-    if panel is None or not seen:
-        return partners
-    cell, against = max(seen, key=lambda each: each[1].ratio or 0.0)
-    where = f"between {cell.a} and {cell.b} on rail {cell.rail}"
-    return f"{_COUNTED.get(one.symptom, '')}{panel.say(against)}, {where}; {partners}"
-
-
-def _on(one: Found, cell: Cell) -> bool:
-    return any(part.rail in (None, cell.rail) for part in one.among)

@@ -66,4 +66,5 @@ def _row(one: Blame) -> BlameRow:
         confidence=one.confidence,
         advice=one.advice,
         pairs=one.pairs,
+        rail=one.rail,
     )

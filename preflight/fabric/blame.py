@@ -57,6 +57,8 @@ class Blame(Struct, frozen=True, kw_only=True):
     """0 to 1: how far the samples at hand exclude other explanations."""
     advice: str
     pairs: tuple[str, ...]
+    rail: int | None = None
+    """The one rail that is meant; None: all of them."""
     culprits: tuple[str, ...] = ()
     """The nodes that must be left out for it, where the component is no single node."""
     events: int = 0

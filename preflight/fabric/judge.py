@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.observed import observe
+from preflight.fabric.observed import Observed, observe
 from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
 from preflight.fabric.subtle import subtle
@@ -33,6 +33,8 @@ class Decoded(Struct, frozen=True):
     blames: tuple[Blame, ...] = ()
     pairs: dict[Pairing, Pair] = {}
     """As checks see them; keys hold the earlier node of the fleet first."""
+    observed: Observed | None = None
+    """The sweep, condensed."""
 
 
 def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
@@ -69,7 +71,7 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     }
     left = _left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
-    return Decoded(seen, found, pairs | _owed(sweep, names, pairs))
+    return Decoded(seen, found, pairs | _owed(sweep, names, pairs), observed)
 
 
 def _joined(found: Sequence[Blame]) -> Blame | None:

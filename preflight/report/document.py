@@ -79,6 +79,8 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=1)]
     advice: str
     pairs: tuple[str, ...]
+    rail: int | None = None
+    """The one rail that is meant; null: all of them."""
 
 
 class CoverageRow(Struct, frozen=True, kw_only=True):

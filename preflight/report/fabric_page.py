@@ -52,9 +52,9 @@ white-space:nowrap}.key svg{vertical-align:-2px;margin-right:5px}
 """
 
 
-def picture_of(sweep: Sweep, blames: Iterable[Blame]) -> str:
-    """Draw what a run has swept."""
-    observed = observe(sweep)
+def picture_of(sweep: Sweep, blames: Iterable[Blame], observed: Observed | None = None) -> str:
+    """Draw what a run has swept; `observed` is the sweep condensed, where that was done already."""
+    observed = observed if observed is not None else observe(sweep)
     return fabric_page(observed, accused(blames, observed), sweep=sweep)
 
 

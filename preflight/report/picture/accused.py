@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from preflight.fabric.blame import Blame
-    from preflight.fabric.culprit import Found
     from preflight.fabric.observed import Observed
+
+_ROWS = ("node", "endpoint", "leaf_rail")
 
 
 class Accused(Struct, frozen=True, kw_only=True):
@@ -36,30 +37,17 @@ def accused(blames: Iterable[Blame], observed: Observed) -> tuple[Accused, ...]:
     return tuple(_accused(blame, known, observed.nodes) for blame in blames)
 
 
-def accused_part(one: Found, blame: Blame) -> Accused:
-    """The same of what the decoder found, with its words."""
-    rows = one.among if all(part.kind != "path" for part in one.among) else ()
-    rails = {part.rail for part in one.among}
-    return Accused(
-        component=blame.component,
-        sentence=blame.sentence,
-        advice=blame.advice,
-        nodes=tuple(dict.fromkeys(name for part in rows for name in part.nodes)),
-        rail=rails.pop() if len(rails) == 1 else None,
-        pairs=frozenset(one.pairs),
-        certain=one.named is not None,
-    )
-
-
 def _accused(blame: Blame, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:
     shared = blame.kind == "systemic"
     pairs = () if shared else (known[name] for name in blame.pairs if name in known)
-    named = (blame.component,) if blame.component in nodes else ()
+    rows = blame.culprits or (blame.component,)
+    only = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
     return Accused(
-        component=blame.component,
+        component=blame.component + only,
         sentence=blame.sentence,
         advice=blame.advice,
-        nodes=named if blame.kind == "node" else (),
+        nodes=tuple(name for name in rows if name in nodes) if blame.kind in _ROWS else (),
+        rail=blame.rail,
         pairs=frozenset(pairs),
-        certain=blame.kind in ("node", "path"),
+        certain=blame.kind in (*_ROWS, "path"),
     )
