@@ -99,6 +99,9 @@ def _entries(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
     known = {f"{a}-{b}": (a, b) for a, b in rest}
     for blame in blames:
         verdict = _verdict(blame)
+        if not blame.pairs:
+            names = blame.culprits or (blame.component,)
+            yield from (Entry(CHECK, subject((name,)), (name,), verdict) for name in names)
         for ends in (known[name] for name in blame.pairs):
             rest.pop(ends, None)
             yield Entry(CHECK, subject(ends), ends, verdict)

@@ -67,8 +67,21 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
             fresh = _found(search, one)
             if not _known(fresh, found):
                 found.append(fresh)
-    found = [proven(one, observed, found) for one in found]
+    found = [_with_pairs(proven(one, observed, found), observed) for one in found]
     return Findings(found=tuple(found), systemic=_systemic(found, observed))
+
+
+def _with_pairs(one: Found, observed: Observed) -> Found:
+    """A late host is seen by its own clock alone: whoever was paired with it waited for it."""
+    if one.pairs:
+        return one
+    touched = {
+        (each.a, each.b): None
+        for each in observed.tried
+        for part in one.among
+        if part.rail in (None, each.rail) and not {each.a, each.b}.isdisjoint(part.nodes)
+    }
+    return replace(one, pairs=tuple(touched))
 
 
 class _Search(NamedTuple):
