@@ -20,11 +20,11 @@ class Budget(Struct, frozen=True, kw_only=True):
     """For the two ends to connect: two lost SYNs (1 s and 2 s more) are forgiven."""
     op_s: float = 4.0
     """For one all-reduce; after that the pair is hung."""
-    box_s: float = 0.25
+    box_s: float = 0.2
     """For all counted iterations of one size; at least three are made."""
     pair_s: float = 6.0
     """No larger size is begun that would not end within this."""
-    soak_s: float = 0.12
+    soak_s: float = 0.1
     """For all counted iterations of the soak; on top of `pair_s`."""
 
     @property

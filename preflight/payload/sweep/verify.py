@@ -58,7 +58,9 @@ class Data:
         pattern.fill(torch, self.buffer, keys[rank])
         self._torch = torch
         self._mine = self.buffer.clone()
-        self._wanted = pattern.expected(torch, self.buffer, keys)
+        self._wanted = torch.empty_like(self.buffer)
+        pattern.fill(torch, self._wanted, keys[1 - rank])
+        self._wanted.add_(self._mine)
         self._reports: list[Any] = []
         """Of a device, which is not waited for: (wrong or not, where, what), still to be read."""
 
