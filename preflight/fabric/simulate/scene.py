@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
+from itertools import cycle
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,13 +89,15 @@ class Scene:
         """All pairs on all rails, round by round."""
         random = self._random("streams")
         before, lane, number = -1, 0, 0
+        # In an order, not at will: no two rounds of a small fabric share their noise by chance.
+        takes = cycle(random.sample(range(self._pool.size), self._pool.size))
         for around, a, b in self.fabric.meetings():
             met_s = BEGAN_S + around * self.round_s + random.random() * _MEET_S
             for rail in range(self.fabric.rails):
                 lane += 1
                 if around != before or lane == self.noise.lanes:
                     # What ran in another round shares no burst with this one.
-                    before, lane, number = around, 0, random.randrange(self._pool.size)
+                    before, lane, number = around, 0, next(takes)
                 templates = self._pool.take(number)[lane]
                 yield self._meeting(random, (a, b, rail, around), templates, met_s)
 

@@ -102,8 +102,10 @@ def _fate(planted: Planted, found: Sequence[tuple[Found, set[Component]]], rails
 
 
 def _plain(part: Component, rails: int) -> Component:
-    """One way to write what are several words for one part where there is a single rail."""
+    """One way to write what are several words for one part: with one rail, or one node to a leaf."""
     nodes, rail, kind = part.nodes, part.rail, part.kind
+    if kind == "leaf_rail" and len(nodes) == 1:
+        kind = "endpoint"
     if rails == 1:
         rail, kind = None, "node" if kind == "endpoint" else kind
     if kind == "path":

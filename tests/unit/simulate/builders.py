@@ -50,5 +50,5 @@ def scene(where: Fabric, *faults: Fault, noise: Noise | None = None, seed: int =
     """A scene on shared streams."""
     noise = noise or rdma()
     key = f"{noise.name} {noise.program}"
-    pool = _POOLS.setdefault(key, Pool(noise, 1, 8))
+    pool = _POOLS.setdefault(key, Pool(noise, 1, 16))
     return Scene(where, noise, faults, seed, pool)

@@ -164,6 +164,13 @@ def test_a_loss_in_one_direction_is_one_sided_and_the_other_end_waits_next() -> 
     assert followed > 0.8 * one_sided
 
 
+def test_no_two_rounds_of_a_small_fabric_have_the_same_noise() -> None:
+    """Else a burst of one pair would look like a fault of the node that it shares with another."""
+    seen = observed(scene(fabric(8, rails=1), noise=recorded()))
+    medians = [one.p50_us for one in seen.digests if one.size_bytes == 8]
+    assert len(set(medians)) == len(medians)
+
+
 def test_a_dead_or_corrupting_part_says_so_in_its_own_pairs() -> None:
     """A dead path has no samples; a corrupting GPU is seen by whoever is measured with it."""
     dead = Fault(component=path("n1", "n2"), kind="dead")

@@ -129,6 +129,14 @@ def test_with_one_rail_a_node_and_its_endpoint_are_one_part() -> None:
     assert not score(planted, found, 1).wrong
 
 
+def test_a_leaf_with_one_node_is_that_nodes_endpoint() -> None:
+    """Seventeen nodes under leaves of eight: nothing tells the last one from its leaf."""
+    where = fabric(17, per_leaf=8)
+    planted = _slow(where, endpoint("n17", 0))
+    leaf = leaf_rail(where, "leaf3", 0)
+    assert score(planted, [_found(leaf, endpoint("n17", 0))], 2).fates == ("named",)
+
+
 def test_anything_said_of_a_healthy_fabric_is_wrong() -> None:
     """Also a set: it makes somebody look for nothing."""
     assert len(score((), [_found(node("n1"), node("n2"))], 2).wrong) == 1
