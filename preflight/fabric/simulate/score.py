@@ -102,7 +102,7 @@ def _fate(planted: Planted, found: Sequence[tuple[Found, set[Component]]], rails
 
 
 def _plain(part: Component, rails: int) -> Component:
-    """One way to write what are several words for one part: with one rail, or one node to a leaf."""
+    """One way to write what has several names: with one rail, or one node under a leaf."""
     nodes, rail, kind = part.nodes, part.rail, part.kind
     if kind == "leaf_rail" and len(nodes) == 1:
         kind = "endpoint"
