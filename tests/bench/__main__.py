@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import facts, infra, judging, pairs, ranks, unused, ways
+from tests.bench import fabric, facts, infra, judging, pairs, ranks, unused, ways
 from tests.bench.machine import machine
 from tests.bench.report import Result, row_document, table, write
 from tests.lab.cluster import Lab, why_not
@@ -36,6 +36,7 @@ _OF_LAB: dict[str, Callable[[Lab], Iterator[Row]]] = {
 _OF_THIS_MACHINE: dict[str, Callable[[], Iterator[Row]]] = {
     "unused": unused.measure,
     "judging": judging.measure,
+    "fabric": fabric.measure,
 }
 _LAB_HOSTS = ways.HOSTS
 
