@@ -6,7 +6,6 @@ set is no error only where the samples leave one.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -15,7 +14,7 @@ from preflight.fabric.culprit import Component, Found
 from preflight.fabric.simulate.faults import SYMPTOMS, spots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from preflight.fabric.simulate.truth import Planted
 
@@ -44,17 +43,6 @@ def score(planted: Sequence[Planted], found: Sequence[Found], rails: int) -> Sco
         tuple(_fate(one, plain, rails) for one in planted),
         tuple(one for one, among in plain if not _right(among, faulty, allowed, rails)),
     )
-
-
-def tally(scores: Iterable[Score]) -> Counter[str]:
-    """How many faults met which fate, and how many findings were wrong, over many fabrics."""
-    counts: Counter[str] = Counter()
-    for one in scores:
-        counts.update(one.fates)
-        counts["wrong"] += len(one.wrong)
-        counts["fabrics"] += 1
-        counts["fabrics with a wrong blame"] += bool(one.wrong)
-    return counts
 
 
 def _right(

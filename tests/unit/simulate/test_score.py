@@ -12,7 +12,7 @@ from preflight.fabric.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rai
 from preflight.fabric.simulate.mixture import RDMA, mixture
 from preflight.fabric.simulate.noise import drawn
 from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.score import score, tally
+from preflight.fabric.simulate.score import score
 from preflight.fabric.simulate.truth import Planted, truth
 from tests.unit.simulate.builders import fabric
 
@@ -140,12 +140,3 @@ def test_a_leaf_with_one_node_is_that_nodes_endpoint() -> None:
 def test_anything_said_of_a_healthy_fabric_is_wrong() -> None:
     """Also a set: it makes somebody look for nothing."""
     assert len(score((), [_found(node("n1"), node("n2"))], 2).wrong) == 1
-
-
-def test_scores_add_up_over_fabrics() -> None:
-    """Fates, wrong findings, and fabrics with any."""
-    planted = _slow(fabric(8), endpoint("n1", 0))
-    right, wrong = [_found(endpoint("n1", 0))], [_found(endpoint("n2", 0)), _found(node("n3"))]
-    counts = tally([score(planted, right, 2), score(planted, wrong, 2)])
-    assert (counts["named"], counts["missed"], counts["wrong"]) == (1, 1, 2)
-    assert (counts["fabrics"], counts["fabrics with a wrong blame"]) == (2, 1)
