@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Phase
 
     Kind = tuple[int, Phase]
+    _Met = tuple[str, str, int]
 
 MEDIANS = 20.0
 """A spike takes at least so many of its peers' medians."""
@@ -65,20 +66,24 @@ class _Mark(NamedTuple):
 def watch(digests: Sequence[Digest], least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
     limits = _limits(digests, least_us)
-    pairs: dict[tuple[str, str, int], list[Digest]] = defaultdict(list)
+    loads: dict[_Met, dict[int, tuple[int, float]]] = defaultdict(dict)
+    marks: dict[_Met, dict[str, list[_Mark]]] = {}
     for digest in digests:
-        pairs[digest.a, digest.b, digest.round].append(digest)
+        met = digest.a, digest.b, digest.round
+        load = loads[met]
+        operations, seconds = load.get(digest.rail, (0, 0.0))
+        load[digest.rail] = operations + digest.operations, seconds + digest.loaded_s
+        if digest.standouts:
+            for host, mark in _marks(digest, limits):
+                marks.setdefault(met, {}).setdefault(host, []).append(mark)
     wire: list[Exposure] = []
     late: list[Exposure] = []
-    for (a, b, _), own in pairs.items():
-        marks: dict[str, list[_Mark]] = {"": [], a: [], b: []}
-        for digest in own:
-            for host, mark in _marks(digest, limits):
-                marks[host].append(mark)
-        load = _load(own)
-        wire += _exposures(a, b, load, marks[""])
-        late += _exposures(a, "", load, marks[a])
-        late += _exposures(b, "", load, marks[b])
+    for met, load in loads.items():
+        a, b, _ = met
+        own = marks.get(met, {})
+        wire += _exposures(a, b, load, own.get("", ()))
+        late += _exposures(a, "", load, own.get(a, ()))
+        late += _exposures(b, "", load, own.get(b, ()))
     return Watched(wire, late, limits)
 
 
@@ -87,15 +92,6 @@ def _limits(digests: Iterable[Digest], least_us: float) -> dict[Kind, float]:
     for digest in digests:
         typical[digest.size_bytes, digest.phase].append(digest.p50_us)
     return {kind: max(least_us, MEDIANS * median(times)) for kind, times in typical.items()}
-
-
-def _load(own: Iterable[Digest]) -> dict[int, tuple[int, float]]:
-    """Operations and seconds per rail."""
-    load: dict[int, tuple[int, float]] = {}
-    for digest in own:
-        operations, seconds = load.get(digest.rail, (0, 0.0))
-        load[digest.rail] = operations + digest.operations, seconds + digest.loaded_s
-    return load
 
 
 def _marks(digest: Digest, limits: Mapping[Kind, float]) -> Iterator[tuple[str, _Mark]]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TIE = 3.0
 """Nats: explanations nearer than that (20 to 1) are not told apart."""
 
+_WIDER = 1.0
+
 _SAME = 0.5
 """A rival explains the same if most of its gain is gone once the other is accepted."""
 
@@ -85,10 +87,15 @@ def explain(
             for other, before in near.items()
             if model.fit(through[other])[1] < _SAME * before
         }
-        ties = tuple(sorted(other for other, lag in lags.items() if lag < TIE))
+        ties = tuple(sorted(o for o, lag in lags.items() if lag < _tie(key, o, through)))
         margin = max(0.0, min(lags.values(), default=gain))
         found.append(Accepted(key, through[key], ties, strength, gain, margin))
     return found
+
+
+def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:
+    """How near is as good. A wider part, of which the rest is clean, must do better than a part."""
+    return _WIDER if set(through[key]) < set(through[other]) else TIE
 
 
 def _near(key: Key, through: Mapping[Key, list[int]], model: Model) -> dict[Key, float]:

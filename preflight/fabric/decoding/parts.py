@@ -78,13 +78,16 @@ class Parts:
         through: dict[Key, list[int]] = {key: [] for key in wanted}
         if not wanted:
             return through
-        near = {name for key in wanted for name in (key.one, key.other)}
+        names = {key.one for key in wanted if key.kind != "leaf_rail"}
+        leaves = {key.one for key in wanted if key.kind == "leaf_rail"}
+        get = self._leaves.get
         for number, place in enumerate(self._places):
             a, b, _ = place
-            if not near.isdisjoint((a, b, self._leaves.get(a), self._leaves.get(b))):
+            if a in names or b in names or (leaves and (get(a) in leaves or get(b) in leaves)):
                 for key in self.of(place):
-                    if key in through:
-                        through[key].append(number)
+                    own = through.get(key)
+                    if own is not None:
+                        own.append(number)
         return through
 
     def pairs(self, key: Key) -> tuple[tuple[str, str], ...]:

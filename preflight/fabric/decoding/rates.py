@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from preflight.stats.quantiles import median
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -23,6 +25,7 @@ LEAST_EVENTS = 3
 
 _STEPS = 6
 _TRIMMED = 0.9
+_COUNTED, _NORMAL = 2.0, 1.4826
 _MANY = 400
 _LEAST_PEERS, _DOUBT = 3, 3.0  # one or two calm pairs are no yardstick: thrice their rate is
 _ADDS = 0.5  # of the fabric's own rate: less than half as much again is nobody's fault
@@ -125,12 +128,21 @@ class Rates:
 
 
 def _dispersion(rows: Iterable[_Row]) -> float:
-    """Pearson's statistic of the calmer nine tenths; 1 where counts follow Poisson's law."""
-    ranked = sorted(rows, key=lambda row: (row.events - row.known) / row.operations)
-    kept = ranked[: max(1, math.ceil(_TRIMMED * len(ranked)))]
-    operations = sum(row.operations for row in kept)
-    if not operations:
+    """How much more than Poisson's law counts scatter; 1 where they follow it.
+
+    By the median and its deviation where there are counts enough: nearly half of the pairs may
+    touch a faulty node. Else Pearson's statistic of the calmer nine tenths.
+    """
+    kept = sorted(rows, key=lambda row: (row.events - row.known) / row.operations)
+    if not kept:
         return 1.0
+    counts = [row.events - row.known for row in kept]
+    middle = median(counts)
+    if middle >= _COUNTED:
+        away = _NORMAL * median([abs(count - middle) for count in counts])
+        return max(1.0, away * away / middle)
+    kept = kept[: max(1, math.ceil(_TRIMMED * len(kept)))]
+    operations = sum(row.operations for row in kept)
     base = max(LEAST_RATE, (sum(row.events - row.known for row in kept) + _SEEN) / operations)
     total = sum(
         (row.events - row.known - base * row.operations) ** 2
