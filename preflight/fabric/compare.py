@@ -15,7 +15,7 @@ from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.fabric.words import size
 from preflight.stats.leave_out import LeaveOut
-from preflight.stats.quantiles import median
+from preflight.stats.quantiles import median, nearest_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WIRE_BOUND = 64 << 10
 ABSOLUTE_FROM = 1 << 20
+MOSTLY, FAST = 0.75, 0.75
 _FEW_RAILS = 2
 
 Slow = Literal["", "bandwidth", "latency", "reach"]
@@ -100,6 +101,7 @@ def compare(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Seen, ...]:
         _Peers(measured),
         {host.name: host.promised for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
+        _floors(measured),
     )
     return tuple(_seen(pair, summary, yardstick) for pair, summary in summaries)
 
@@ -111,6 +113,8 @@ class _Yardstick(NamedTuple):
     promised: Mapping[str, Promise]
     top_bytes: int
     """The ladder's largest size."""
+    floors: Mapping[str, float]
+    """By backend, GB/s."""
 
 
 def _seen(pair: PairSamples, summary: Summary, yardstick: _Yardstick) -> Seen:
@@ -185,21 +189,41 @@ def _bound(pair: PairSamples, at: SizeSummary, yardstick: _Yardstick) -> Bound:
     if peers_gbs is not None and ratio is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median"))
     if at.size_bytes >= ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        bounds += _absolute(pair, yardstick.promised)
+        bounds += _promises(pair, yardstick.promised)
+        if (floor := yardstick.floors.get(pair.backend)) is not None:
+            bounds.append((floor, f"shipped floor for {pair.backend}"))
     gbs, origin = max(bounds) if bounds else (None, "")
     return Bound(gbs, origin, peers_gbs, count)
 
 
-def _absolute(pair: PairSamples, promised: Mapping[str, Promise]) -> list[tuple[float, str]]:
+def _floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]:
+    """The shipped floor by backend, lower where even the fast pairs are near it.
+
+    On a machine that is slow as a whole it takes being slower than the others, too; but where most
+    pairs are below the floor it stands as it is: that is no healthy fabric.
+    """
+    reached: dict[str, list[float]] = {}
+    for pair, summary in measured:
+        if summary.sizes and summary.sizes[-1].size_bytes >= WIRE_BOUND:
+            reached.setdefault(pair.backend, []).append(summary.sizes[-1].best_gbs)
+    floors: dict[str, float] = {}
+    for backend, speeds in reached.items():
+        floor = limit(backend, "floor_gbs")
+        if floor is None:
+            continue
+        below = sum(speed < floor for speed in speeds)
+        fast = nearest_rank(speeds, FAST) * (1 - (limit(backend, "slow_effect") or 0.0))
+        floors[backend] = floor if below > MOSTLY * len(speeds) else min(floor, fast)
+    return floors
+
+
+def _promises(pair: PairSamples, promised: Mapping[str, Promise]) -> list[tuple[float, str]]:
     bounds: list[tuple[float, str]] = []
     for name in (pair.a, pair.b):
         promise = promised.get(name)
         if promise and promise.allreduce_min_gbs is not None:
             origin = promise.origin or "the inventory"
             bounds.append((promise.allreduce_min_gbs, f"promised in {origin}"))
-    floor = limit(pair.backend, "floor_gbs")
-    if floor is not None:
-        bounds.append((floor, f"shipped floor for {pair.backend}"))
     return bounds
 
 

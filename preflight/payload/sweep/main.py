@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
 
 _STORE_S = 30.0
+_LAUNCHED = 16  # nodes that torchrun's engine brings together; more meet at the store themselves
 _DISCARD = 9  # any port will do: nothing is sent there
 
 
@@ -99,7 +100,11 @@ def _sweep(
         local = _local_address(go.towards)
         ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
         if seated:
-            seat.sit(seated["rail"], go, local, store, ends[0])
+            own = plan.Rail(go, seated["rail"], local, store, go.nodes * go.rails, seat.gpu())
+            seat.sit(own, ends[0])
+        elif go.nodes > _LAUNCHED:
+            for rail in range(count):
+                seat.sit(plan.Rail(go, rail, local, store, go.nodes * go.rails), ends[rail])
         else:
             engine.launch(go, local, store, _rank, go, local, store, ends, os.getpid())
     except Exception as error:  # noqa: BLE001 - whatever the rendezvous raises is the finding

@@ -1,6 +1,9 @@
-"""A rank that the job's own torchrun started sweeps one rail by itself: no launch is needed.
+"""Rails that need no launch: forked by their agent, which knows already who they are.
 
-The rank's environment is ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
+A rank that the job's own torchrun started sweeps one rail by itself; the rank's environment is ours
+(its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU. On many nodes every agent forks all
+of its rails: in torchrun's rendezvous all nodes write one key in turn, and 33 nodes on a small
+machine did not get through it within 70 s.
 """
 
 from __future__ import annotations
@@ -34,17 +37,15 @@ def gpu() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def sit(rail: int, go: plan.Go, local: str, store: tuple[str, int], ends: tuple[int, int]) -> None:
+def sit(rail: plan.Rail, ends: tuple[int, int]) -> None:
     """Run the rail in a process of its own, which ends with this one."""
     agent, (writing, orders) = os.getpid(), ends
     if os.fork():
         os.close(writing)
         return
     try:
-        if rail < go.rails:
-            world = go.nodes * go.rails
-            own = plan.Rail(go, rail, local, store, world, gpu())
-            supervisor.supervise(own, writing, orders, agent)
+        if rail.rail < rail.go.rails:
+            supervisor.supervise(rail, writing, orders, agent)
         else:  # another node has fewer ranks
             lines.write(writing, {"event": "rail_done"})
     finally:

@@ -299,3 +299,13 @@ def _condemned(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
             one = {verdict.blame} & {"h1", "h2", "h3", "h4", "h5"}
             bad |= one or set(names)
     return bad
+
+
+def test_peers_near_the_floor_excuse_those_that_are_as_slow() -> None:
+    """A machine on which all is slow: half below the floor is nobody's fault, a tenth is."""
+    fleet = hosts(8)
+    near = {0: 0.05, 1: 0.07}
+    measured = sweep(fleet, lambda a, b: near[(int(a[1:]) + int(b[1:])) % 2])
+    assert blame(measured, fleet) == ()
+    worse = sweep(fleet, lambda a, b: 0.005 if "h2" in (a, b) else 0.07)
+    assert [one.component for one in blame(worse, fleet)] == ["h2"]
