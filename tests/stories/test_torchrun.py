@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import wire
-from tests.stories.torchrun import LOGIN, Agents, free_port, start_on, two_nodes, without_logins
+from tests.stories.torchrun import (
+    LOGIN,
+    Agents,
+    free_port,
+    start_on,
+    start_two_nodes,
+    without_logins,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,8 +58,7 @@ def job(tmp_path: Path) -> Iterator[Agents]:
 def test_two_agents_of_two_ranks_each(job: Agents) -> None:
     """Healthy: both torchruns return 0, one output, every rank swept a rail, nothing is lost."""
     port = free_port()
-    for _ in range(2):
-        job.start(two_nodes(port), QUIET)
+    start_two_nodes(job, port, QUIET)
     told = job.told()
     assert [agent.exit for agent in job.every] == [0, 0], told.out + told.err
     assert "reach    torchrun (the job's own store), 2 nodes, 4 ranks\n" in told.out
@@ -70,12 +76,11 @@ def test_a_rank_that_dies_is_named(job: Agents, tmp_path: Path) -> None:
     """Killed after it announced itself: its node is condemned, the other judged, nobody waits."""
     (tmp_path / "empty" / "dies.py").write_text(DIES)
     port = free_port()
-    for _ in range(2):
-        job.start(two_nodes(port), QUIET, NEVER, "-p", "dies", env={"PYTHONPATH": "."})
+    start_two_nodes(job, port, QUIET, NEVER, "-p", "dies", env={"PYTHONPATH": "."})
     told = job.told()
     assert [agent.exit for agent in job.every] == [1, 1], told.out + told.err
     node = told.report["fleet"]["nodes"][1]
-    assert told.found() == {("reach.answer", node)}
+    assert told.found() == {("reach.answer", node)}, told.out + told.err
     flat = re.sub(r"\s+", " ", told.out)
     assert re.search(r"rank 3 \(\S+, local rank 1\) started and fell silent", flat)
     assert told.report["fleet"]["ready"] == [told.report["fleet"]["nodes"][0]]

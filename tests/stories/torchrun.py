@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.lab.inside import until
 from tests.stories.conftest import LONGEST_S, Told, clean_environment
 
 if TYPE_CHECKING:
@@ -119,6 +120,28 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def start_two_nodes(
+    job: Agents, port: int, *arguments: str, env: Mapping[str, str] | None = None
+) -> None:
+    """Start two torchruns on this machine, the second once the first hosts the job's store.
+
+    Whoever comes to the port first hosts it, and with it ends the job: let it not be by chance.
+    """
+    job.start(two_nodes(port), *arguments, env=env)
+    until(lambda: _listens(port), "the first torchrun to host the store", 60)
+    job.start(two_nodes(port), *arguments, env=env)
+
+
+def _listens(port: int) -> bool:
+    """As the kernel says: to connect would be a client of the store."""
+    rows = [
+        line.split()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+    ]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
 
 
 def start_on(job: Agents, hosts: Sequence[Host], *arguments: str) -> None:
