@@ -25,6 +25,7 @@ from preflight.report.fabric_page import PICTURE, picture_of
 from preflight.report.files import open_folder, write_atomically
 from preflight.report.findings import Finding, counts, findings, suspicions
 from preflight.report.header import next_command
+from preflight.report.missed import missed_rows
 from preflight.report.ready import Readiness, exit_code, readiness
 from preflight.report.terminal import summary
 from preflight.verdict import Outcome
@@ -165,6 +166,7 @@ def conclude(
         blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic),
         coverage=_coverage(run, names, past),
+        missed=missed_rows(decoded.observed),
     )
     if entries:
         report = _written(report, ready, outputs)

@@ -99,6 +99,19 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     leaf_pairs_known: int | None
 
 
+class MissedRow(Struct, frozen=True, kw_only=True):
+    """How sharp the look at a rail of a node was; null: no rate or loss would have been named."""
+
+    node: str
+    rail: int
+    operations: int
+    loaded_s: float
+    pairs: int
+    one_in: float | None
+    every_s: float | None
+    slower: float | None
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The whole document; `docs/report.md` explains each field."""
 
@@ -120,6 +133,8 @@ class Report(Struct, frozen=True, kw_only=True):
     suspicions: tuple[str, ...]
     coverage: CoverageRow | None = None
     """None where no pairs were to be measured."""
+    missed: tuple[MissedRow, ...] = ()
+    """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
 
 
 def encode(report: Report) -> bytes:

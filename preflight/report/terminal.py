@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from preflight.check import FLEET
 from preflight.fleet.nodeset import fold
 from preflight.report.coverage import coverage_words
+from preflight.report.missed import missed_words
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome
 
@@ -91,6 +92,8 @@ def summary(
     if report.coverage is not None and report.coverage.pairs:
         words = coverage_words(report.coverage)
         lines += wrapped(words, first="coverage   ", indent=" " * 11, width=width)
+    if words := missed_words(report.missed):
+        lines += wrapped(words, first="missed     ", indent=" " * 11, width=width)
     lines.append(_counts(report.counts, report))
     if where:
         lines += wrapped(where, first="report     ", indent=" " * 11, width=width)

@@ -16,7 +16,7 @@ from preflight.fabric.decoding.parts import Parts, Place
 from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
 from preflight.fabric.decoding.shifts import Shifts, of_latency, of_the_wire, shifts
-from preflight.fabric.limits import limit
+from preflight.fabric.decoding.usable import SHARE, number, usable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from preflight.fabric.decoding.shifts import Shift
     from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
-
-FALSE_ALARM = 1e-3
-"""How probable it may be that a healthy fabric has any part named, over all tests of a run."""
-
-_SHARE = FALSE_ALARM / 4
-"""Bandwidth, latency, spikes, late hosts: each gets its share of that."""
 
 SYSTEMIC_SHARE, SYSTEMIC_NODES = 0.25, 3
 """Over a quarter of the nodes and at least three: one cause is likelier than that many faults."""
@@ -56,13 +50,7 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     `too_slow`: pairs (a, b, rail) that are slower than an absolute limit, whoever their peers are.
     """
     found = failures(observed, too_slow)
-    out = {(one.a, one.b, one.rail, one.round) for one in observed.tried if one.state != "measured"}
-    digests = [
-        one
-        for one in observed.digests
-        if one.operations and (one.a, one.b, one.rail, one.round) not in out
-    ]
-    for search in _searches(digests, observed):
+    for search in _searches(usable(observed), observed):
         for one in search.accepted:
             fresh = _found(search, one)
             if not _known(fresh, found):
@@ -98,13 +86,13 @@ def _searches(digests: Sequence[Digest], observed: Observed) -> Iterator[_Search
     wrong = _wrong(observed)
     yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     backend, leaves = observed.backend, observed.leaves
-    effect = -math.log(1 - _number(backend, "slow_effect"))
-    floor = _number(backend, "bandwidth_scatter")
+    effect = -math.log(1 - number(backend, "slow_effect"))
+    floor = number(backend, "bandwidth_scatter")
     yield _shifting("slow", shifts(digests, leaves, of_the_wire), observed, effect, floor)
-    effect = math.log1p(_number(backend, "latency_effect"))
-    floor = _number(backend, "latency_scatter")
+    effect = math.log1p(number(backend, "latency_effect"))
+    floor = number(backend, "latency_scatter")
     yield _shifting("latency", shifts(digests, leaves, of_latency), observed, effect, floor)
-    watched = watch(digests, _number(backend, "spike_us"))
+    watched = watch(digests, number(backend, "spike_us"))
     # A host that is late makes its partners wait, and some of that looks like the wire's.
     events: tuple[tuple[Symptom, list[Exposure]], ...] = (
         ("late", watched.late),
@@ -113,10 +101,10 @@ def _searches(digests: Sequence[Digest], observed: Observed) -> Iterator[_Search
     for symptom, rows in events:
         rates = Rates(
             rows,
-            most=_number(backend, "burst_nats"),
-            effect=_number(backend, "event_effect"),
+            most=number(backend, "burst_nats"),
+            effect=number(backend, "event_effect"),
         )
-        yield _counting(symptom, rows, observed, rates, _SHARE)
+        yield _counting(symptom, rows, observed, rates, SHARE)
 
 
 def _shifting(
@@ -124,7 +112,7 @@ def _shifting(
 ) -> _Search:
     model = Shifts(rows, effect=effect, floor=floor)
     parts = Parts([one.place for one in rows], observed.leaves)
-    accepted = explain(parts, parts.suspects(model.hot()), model, _SHARE)
+    accepted = explain(parts, parts.suspects(model.hot()), model, SHARE)
     return _Search(symptom, accepted, parts)
 
 
@@ -201,10 +189,3 @@ def _systemic(found: Sequence[Found], observed: Observed) -> str:
         if len(nodes) >= SYSTEMIC_NODES and len(nodes) > SYSTEMIC_SHARE * everyone:
             return f"{len(nodes)} of {everyone} nodes are blamed at once"
     return ""
-
-
-def _number(backend: str, name: str) -> float:
-    found = limit(backend, name)
-    if found is None:
-        found = limit("nccl", name)
-    return found or 0.0

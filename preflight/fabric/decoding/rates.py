@@ -27,7 +27,8 @@ _STEPS = 6
 _TRIMMED = 0.9
 _COUNTED, _NORMAL = 2.0, 1.4826
 _MANY = 400
-_LEAST_PEERS, _DOUBT = 3, 3.0  # one or two calm pairs are no yardstick: thrice their rate is
+LEAST_PEERS = 3
+_DOUBT = 3.0  # one or two calm pairs are no yardstick: thrice their rate is
 _ADDS = 0.5  # of the fabric's own rate: less than half as much again is nobody's fault
 _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may still prove it
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
@@ -70,6 +71,21 @@ class Rates:
         """Events per operation in the fabric as a whole, without what accepted faults explain."""
         return max(LEAST_RATE, (max(0.0, self._left) + _SEEN) / max(1, self._operations))
 
+    @property
+    def least(self) -> float:
+        """Added events per operation below which nobody is named."""
+        return max(self._effect, _ADDS * self.base)
+
+    def gain_of(self, events: int, operations: int, pairs: int) -> float:
+        """What so many events, evenly over so many pairs of so many operations, would gain."""
+        mean = self.base * operations
+        rate = events / (pairs * operations) - self.base
+        if rate <= 0:
+            return 0.0
+        most = self._most * (_FEW_WEIGH if pairs <= _FEW else 1.0)
+        own = (events / pairs) * math.log1p(rate * operations / mean) - rate * operations
+        return pairs * min(most, own / self._dispersion)
+
     def hot(self) -> list[int]:
         """Observations with any event."""
         return [number for number, row in enumerate(self._rows) if row.events]
@@ -86,7 +102,7 @@ class Rates:
         base = LEAST_RATE
         if not self._never:
             left = max(0.0, self._left - (events - known))
-            doubt = 1.0 if len(self._rows) - len(rows) >= _LEAST_PEERS else _DOUBT
+            doubt = 1.0 if len(self._rows) - len(rows) >= LEAST_PEERS else _DOUBT
             base = max(base, doubt * (left + _SEEN) / elsewhere)
         rate = (events - known) / operations - base
         if rate <= 0:
@@ -115,7 +131,7 @@ class Rates:
         events = sum(self._rows[number].events for number in through)
         if self._never:
             return events > 0
-        return events >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * self.base)
+        return events >= LEAST_EVENTS and strength >= self.least
 
     def _scatter(self, through: Sequence[int]) -> float:
         """Dispersion of the rest; of the whole, trimmed, where that is as good and costs less."""

@@ -60,6 +60,11 @@ class Shifts:
         self._floor = floor
         self._whole = self._base_of(self._logs)
 
+    @property
+    def scatter(self) -> float:
+        """Of what is healthy, in log time."""
+        return self._whole.scatter
+
     def hot(self) -> list[int]:
         """Observations that stand out at all, by effect: their parts are looked at."""
         least = self._whole.log + min(self._effect, _HOT * self._whole.scatter)
@@ -78,8 +83,8 @@ class Shifts:
             expected = self._expected[number]
             if shift > expected:
                 away = self._logs[number] - base.log
-                gain += _surprise((away - expected) / base.scatter)
-                gain -= _surprise((away - shift) / base.scatter)
+                gain += surprise((away - expected) / base.scatter)
+                gain -= surprise((away - shift) / base.scatter)
         return shift, gain
 
     def accept(self, through: Sequence[int], strength: float) -> None:
@@ -165,6 +170,6 @@ def of_latency(digest: Digest) -> bool:
     return digest.size_bytes < WIRE
 
 
-def _surprise(scales: float) -> float:
+def surprise(scales: float) -> float:
     """Negative log likelihood, up to a constant, of a deviation in healthy scatter."""
     return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)
