@@ -78,7 +78,7 @@ def explain(
             continue
         if gain <= 0 or score <= threshold:
             break
-        if not model.enough(strength, through[key]):
+        if not model.enough(strength, through[key]) or not _whole(key, gain, through, model):
             continue
         near = _near(key, through, model)
         model.accept(through[key], strength)
@@ -91,6 +91,17 @@ def explain(
         margin = max(0.0, min(lags.values(), default=gain))
         found.append(Accepted(key, through[key], ties, strength, gain, margin))
     return found
+
+
+def _whole(key: Key, gain: float, through: Mapping[Key, list[int]], model: Model) -> bool:
+    """Whether a leaf switch is bad as such: no single node under it accounts for most of that."""
+    if key.kind != "leaf_rail":
+        return True
+    own = set(through[key])
+    nodes = (theirs for other, theirs in through.items() if other.kind in ("node", "endpoint"))
+    shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
+    worst = max((model.fit(sorted(common))[1] for common in shared), default=0.0)
+    return worst < _SAME * gain
 
 
 def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:

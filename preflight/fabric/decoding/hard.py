@@ -25,6 +25,7 @@ _SYMPTOMS: Mapping[PairState, Symptom] = {
 _WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken", "slow")
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
 _TWO = 2
+_MOST_RAILS = 0.5
 
 
 class _Result(NamedTuple):
@@ -47,48 +48,60 @@ def failures(observed: Observed, too_slow: Collection[Where] = ()) -> list[Found
     }
     if not bad:
         return []
-    results = [
-        _Result(
-            one.a,
-            one.b,
-            bad=(one.a, one.b, one.rail) in bad,
-            good=one.state == "measured" and (one.a, one.b, one.rail) not in bad,
-            suspect=one.stood_still if one.state == "hung" else "",
-        )
-        for one in observed.tried
+    rails = sorted({one.rail for one in observed.tried})
+    together: dict[tuple[str, tuple[str, ...]], list[tuple[int, Culprit]]] = {}
+    for rail in rails:
+        own = [_result(one, bad) for one in observed.tried if one.rail == rail]
+        for culprit in decode(own, observed.silent):
+            together.setdefault((culprit.kind, culprit.among), []).append((rail, culprit))
+    return [
+        _found(same if whole else [one], bad, None if whole else one[0], observed.silent)
+        for same in together.values()
+        for whole in (len(same) > _MOST_RAILS * len(rails),)
+        for one in (same[:1] if whole else same)
     ]
-    rails = {one.rail for one in observed.tried}
-    culprits = decode(results, observed.silent)
-    return [_found(culprit, bad, rails, observed.silent) for culprit in culprits]
+
+
+def _result(one: Tried, bad: Mapping[Where, Tried]) -> _Result:
+    failed = (one.a, one.b, one.rail) in bad
+    return _Result(
+        one.a,
+        one.b,
+        bad=failed,
+        good=one.state == "measured" and not failed,
+        suspect=one.stood_still if one.state == "hung" else "",
+    )
 
 
 def _found(
-    culprit: Culprit,
+    same: Sequence[tuple[int, Culprit]],
     bad: Mapping[Where, Tried],
-    rails: Collection[int],
+    rail: int | None,
     silent: Collection[str],
 ) -> Found:
-    own = [one for (a, b, _), one in bad.items() if (a, b) in culprit.pairs]
-    hit = {one.rail for one in own}
-    rail = next(iter(hit)) if len(hit) == 1 < len(rails) else None
+    """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
+    culprit = same[0][1]
+    pairs = tuple(dict.fromkeys(pair for _, each in same for pair in each.pairs))
+    rails = {number for number, _ in same}
+    own = [one for (a, b, at), one in bad.items() if (a, b) in pairs and at in rails]
     name = culprit.among[0]
-    kinds: Mapping[str, Kind] = {"node": "node" if rail is None else "endpoint", "path": "path"}
+    kind: Kind = "node" if rail is None else "endpoint"
     confidence = _UNRESOLVED
     if culprit.kind == "node":
         sure = culprit.cleared_partners >= _TWO or name in silent
         confidence = _CERTAIN if sure else _NODE
-        among = [_component(kinds["node"], (name,), rail)]
+        among = [_component(kind, (name,), rail)]
     elif culprit.kind == "path":
         confidence = _PATH
         among = [_component("path", culprit.among, rail)]
     else:
-        among = [_component(kinds["node"], (one,), rail) for one in culprit.among]
-        among += [_component("path", pair, rail) for pair in culprit.pairs]
+        among = [_component(kind, (one,), rail) for one in culprit.among]
+        among += [_component("path", pair, rail) for pair in pairs]
     return Found(
         among=tuple(among),
         symptom=_symptom(own),
         confidence=confidence,
-        pairs=culprit.pairs,
+        pairs=pairs,
         cleared_partners=culprit.cleared_partners,
     )
 

@@ -29,7 +29,7 @@ _COUNTED, _NORMAL = 2.0, 1.4826
 _MANY = 400
 LEAST_PEERS = 3
 _DOUBT = 3.0  # one or two calm pairs are no yardstick: thrice their rate is
-_ADDS = 0.5  # of the fabric's own rate: less than half as much again is nobody's fault
+_ADDS = 1.0  # of the fabric's own rate: less than twice as often is nobody's fault
 _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may still prove it
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
 
@@ -128,10 +128,14 @@ class Rates:
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it rests on more than a few events, and adds to what all have."""
-        events = sum(self._rows[number].events for number in through)
+        rows = [self._rows[number] for number in through]
+        events = sum(row.events for row in rows)
         if self._never:
             return events > 0
-        return events >= LEAST_EVENTS and strength >= self.least
+        elsewhere = self._operations - sum(row.operations for row in rows)
+        left = max(0.0, self._left - sum(row.events - row.known for row in rows))
+        usual = (left + _SEEN) / max(1, elsewhere)
+        return events >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
 
     def _scatter(self, through: Sequence[int]) -> float:
         """Dispersion of the rest; of the whole, trimmed, where that is as good and costs less."""
@@ -146,8 +150,8 @@ class Rates:
 def _dispersion(rows: Iterable[_Row]) -> float:
     """How much more than Poisson's law counts scatter; 1 where they follow it.
 
-    By the median and its deviation where there are counts enough: nearly half of the pairs may
-    touch a faulty node. Else Pearson's statistic of the calmer nine tenths.
+    By the median and the deviation below it where there are counts enough: nearly half of the
+    pairs may touch a faulty node. Else Pearson's statistic of the calmer nine tenths.
     """
     kept = sorted(rows, key=lambda row: (row.events - row.known) / row.operations)
     if not kept:
@@ -155,7 +159,7 @@ def _dispersion(rows: Iterable[_Row]) -> float:
     counts = [row.events - row.known for row in kept]
     middle = median(counts)
     if middle >= _COUNTED:
-        away = _NORMAL * median([abs(count - middle) for count in counts])
+        away = _NORMAL * median([middle - count for count in counts if count <= middle])
         return max(1.0, away * away / middle)
     kept = kept[: max(1, math.ceil(_TRIMMED * len(kept)))]
     operations = sum(row.operations for row in kept)

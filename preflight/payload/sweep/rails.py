@@ -33,7 +33,7 @@ class Rails:
     def __init__(self, count: int, emit: Emit) -> None:
         self._count = count
         self._emit = emit
-        self._resting = 0
+        self._resting: set[int] = set()
         self._through = 0
         self._lock = threading.Lock()
 
@@ -45,21 +45,25 @@ class Rails:
             if line is None:
                 self._emit({"event": "trouble", "error": "one of its ranks ended without a word"})
             if line is None or line["event"] == "rail_done":
-                self._count_in(through=1)
+                self._count_in(pipe, through=True)
                 return
             if line["event"] == "rail_rest":
-                self._count_in(resting=1)
+                self._count_in(pipe, through=False)
             else:
                 self._emit(line)
 
-    def _count_in(self, resting: int = 0, through: int = 0) -> None:
+    def _count_in(self, pipe: int, *, through: bool) -> None:
+        """A rail that is through rests no more: it counts once."""
         with self._lock:
-            self._resting += resting
-            self._through += through
+            if through:
+                self._resting.discard(pipe)
+                self._through += 1
+            else:
+                self._resting.add(pipe)
             all_through = self._through == self._count
-            all_rest = not all_through and self._resting + self._through == self._count
+            all_rest = not all_through and len(self._resting) + self._through == self._count
             if all_rest:
-                self._resting = 0
+                self._resting.clear()
         if all_through:
             self._emit({"event": "done"})
         elif all_rest:

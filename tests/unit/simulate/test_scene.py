@@ -44,7 +44,8 @@ def test_the_same_seed_makes_the_same_fabric_bit_by_bit(seed: int, count: int, f
     assert planted == mixture(where, faults, RDMA, drawn(seed))
     first = observed(scene(where, *planted, seed=seed))
     assert first == observed(scene(where, *planted, seed=seed))
-    assert first.digests != observed(scene(where, *planted, seed=seed + 1)).digests
+    other = observed(scene(where, *planted, seed=seed + 1))
+    assert not first.digests or first.digests != other.digests
 
 
 @_FEW
