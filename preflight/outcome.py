@@ -141,6 +141,7 @@ def conclude(
     by_outcome = counts(entries)
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
+    blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     report = Report(
         preflight=version,
         run=run.nonce,
@@ -166,7 +167,7 @@ def conclude(
         blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic),
         coverage=_coverage(run, names, past),
-        missed=missed_rows(decoded.observed),
+        missed=missed_rows(decoded.observed, blamed),
     )
     if entries:
         report = _written(report, ready, outputs)

@@ -30,6 +30,7 @@ POWER = 0.99
 
 _MOST_EVENTS = 100_000
 _STEPS = 60
+_ALL = 0.95  # who must lose nearly all to be named is not judged
 
 
 class Missed(Struct, frozen=True, kw_only=True):
@@ -114,7 +115,8 @@ class _Rule:
             # A pair's own scatter works against it: two scales, nine times in ten, over the pairs.
             needed = self._threshold / pairs
             scales = _scales_for(needed) + 2.0 / math.sqrt(pairs)
-            self._slower[pairs] = 1 - math.exp(-max(self._effect, scales * self._scatter))
+            loss = 1 - math.exp(-max(self._effect, scales * self._scatter))
+            self._slower[pairs] = round(loss, 3) if loss < _ALL else None
         return self._slower[pairs]
 
 
