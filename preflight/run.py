@@ -18,6 +18,7 @@ from preflight.check import STAGES, Stage, Tier
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.soak import DEEP_RATE
+from preflight.fabric.suspects import suspects
 from preflight.facts.busy import busy_with
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
@@ -291,6 +292,7 @@ class Run:
             deadline_s=deadline_s,
             interface=self.fleet.interface,
             catch_rate=self.settings.soak_rate,
+            suspects=suspects,
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )

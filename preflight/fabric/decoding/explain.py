@@ -23,6 +23,9 @@ _WIDER = 1.0
 _SAME = 0.5
 """A rival explains the same if most of its gain is gone once the other is accepted."""
 
+_DOUBT, _FEW = 5.0, 8
+"""Nats from which a part is worth a second look, and how many are looked at again."""
+
 _MOST = 256
 """Parts at fault that one search names; more is no list of faults."""
 
@@ -53,22 +56,30 @@ class Accepted(NamedTuple):
     """By how much the next explanation is worse, nats."""
 
 
+class Explained(NamedTuple):
+    """What a search names, and what it suspects without proof, the likeliest first."""
+
+    accepted: list[Accepted]
+    doubted: list[Key]
+
+
 def explain(
     parts: Parts, through: Mapping[Key, list[int]], model: Model, false_alarm: float
-) -> list[Accepted]:
+) -> Explained:
     """Name parts until nothing is left that beats chance over all that were suspected.
 
     `false_alarm`: how probable it may be that a healthy fabric has any part named; infinite where
     no healthy fabric shows anything, and all that was seen must have a cause.
     """
     if not through:
-        return []
+        return Explained([], [])
     # Every observation had the chance to make its parts suspects, so all of those were tested.
     tested = max(len(through), parts.tested)
     threshold = math.log(tested / false_alarm) if math.isfinite(false_alarm) else -math.inf
     queue = [(parts.penalty(key) - model.fit(own)[1], key) for key, own in through.items()]
     heapq.heapify(queue)
     found: list[Accepted] = []
+    doubted: list[Key] = []
     while queue and len(found) < _MOST:
         _, key = heapq.heappop(queue)
         strength, gain = model.fit(through[key])
@@ -77,6 +88,7 @@ def explain(
             heapq.heappush(queue, (-score, key))  # it was better before others were accepted
             continue
         if gain <= 0 or score <= threshold:
+            doubted = _doubted([key, *(other for _, other in queue)], parts, through, model)
             break
         if not model.enough(strength, through[key]) or not _whole(key, gain, through, model):
             continue
@@ -90,7 +102,20 @@ def explain(
         ties = tuple(sorted(o for o, lag in lags.items() if lag < _tie(key, o, through)))
         margin = max(0.0, min(lags.values(), default=gain))
         found.append(Accepted(key, through[key], ties, strength, gain, margin))
-    return found
+    return Explained(found, doubted)
+
+
+def _doubted(
+    left: Sequence[Key], parts: Parts, through: Mapping[Key, list[int]], model: Model
+) -> list[Key]:
+    """Those whose evidence would convince a reader who had suspected them alone."""
+    scored: list[tuple[float, Key]] = []
+    for key in left:
+        strength, gain = model.fit(through[key])
+        score = gain - parts.penalty(key)
+        if score > _DOUBT and model.enough(strength, through[key]):
+            scored.append((-score, key))
+    return [key for _, key in sorted(scored)[:_FEW]]
 
 
 def _whole(key: Key, gain: float, through: Mapping[Key, list[int]], model: Model) -> bool:

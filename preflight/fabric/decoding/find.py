@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.events import Exposure, watch
-from preflight.fabric.decoding.explain import explain
+from preflight.fabric.decoding.explain import Explained, explain
 from preflight.fabric.decoding.hard import failures
 from preflight.fabric.decoding.parts import Parts, Place
 from preflight.fabric.decoding.proof import proven
@@ -37,6 +37,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     found: tuple[Found, ...] = ()
     systemic: str = ""
     """Why so many faults at once are likelier one shared cause; nothing where they are not."""
+    doubted: tuple[Component, ...] = ()
+    """Parts that are suspected without proof: worth a second look."""
 
     @property
     def condemned(self) -> tuple[Component, ...]:
@@ -50,13 +52,19 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     `too_slow`: pairs (a, b, rail) that are slower than an absolute limit, whoever their peers are.
     """
     found = failures(observed, too_slow)
+    doubted: list[Component] = []
     for search in _searches(usable(observed), observed):
-        for one in search.accepted:
+        doubted += [search.parts.component(key) for key in search.explained.doubted]
+        for one in search.explained.accepted:
             fresh = _found(search, one)
             if not _known(fresh, found):
                 found.append(fresh)
     found = [_with_pairs(proven(one, observed, found), observed) for one in found]
-    return Findings(found=tuple(found), systemic=_systemic(found, observed))
+    return Findings(
+        found=tuple(found),
+        systemic=_systemic(found, observed),
+        doubted=tuple(dict.fromkeys(doubted)),
+    )
 
 
 def _with_pairs(one: Found, observed: Observed) -> Found:
@@ -76,7 +84,7 @@ class _Search(NamedTuple):
     """What one model found, with the counts behind it where it counts events."""
 
     symptom: Symptom
-    accepted: list[Accepted]
+    explained: Explained
     parts: Parts
     counted: Sequence[Exposure] = ()
 
@@ -112,8 +120,8 @@ def _shifting(
 ) -> _Search:
     model = Shifts(rows, effect=effect, floor=floor)
     parts = Parts([one.place for one in rows], observed.leaves)
-    accepted = explain(parts, parts.suspects(model.hot()), model, SHARE)
-    return _Search(symptom, accepted, parts)
+    explained = explain(parts, parts.suspects(model.hot()), model, SHARE)
+    return _Search(symptom, explained, parts)
 
 
 def _counting(
@@ -124,8 +132,8 @@ def _counting(
     false_alarm: float,
 ) -> _Search:
     parts = Parts([one.place for one in rows], observed.leaves)
-    accepted = explain(parts, parts.suspects(model.hot()), model, false_alarm)
-    return _Search(symptom, accepted, parts, rows)
+    explained = explain(parts, parts.suspects(model.hot()), model, false_alarm)
+    return _Search(symptom, explained, parts, rows)
 
 
 def _wrong(observed: Observed) -> list[Exposure]:

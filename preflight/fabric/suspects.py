@@ -1,0 +1,86 @@
+"""Who is worth a second look, and with whom: suspects alone, with partners that are cleared.
+
+A path that was measured once cannot be told from a bad moment; two ends that were only measured
+with each other cannot be told apart. Both are settled by a few more rounds in the same launch.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from preflight.fabric.decoding import find
+from preflight.fabric.observed import observe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preflight.fabric.culprit import Component
+    from preflight.fabric.samples import Sweep
+    from preflight.fabric.schedule import Pairing, Rounds
+
+PARTNERS = 2
+"""With so many cleared nodes each suspect is measured again; a path so many times."""
+
+MOST = 8
+_SUBTLE = ("slow", "latency", "spikes", "late")
+
+
+def suspects(sweep: Sweep) -> Rounds:
+    """The pairs to measure again, round by round; none after a retest, or where all is plain.
+
+    What is named for sure is not looked at again: a clean retest would not acquit it.
+    """
+    if sweep.retested:
+        return ()
+    observed = observe(sweep)
+    findings = find(observed)
+    if findings.systemic:
+        return ()
+    open_ones = [
+        part
+        for one in findings.found
+        if one.named is None and one.symptom in _SUBTLE
+        for part in one.among
+    ]
+    wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
+    named = {part for part in findings.condemned if part.kind in ("node", "endpoint")}
+    blamed = {name for part in named for name in part.nodes}
+    parts = [part for part in wanted if blamed.isdisjoint(part.nodes)][:MOST]
+    doubtful = {name for part in parts for name in part.nodes}
+    cleared = [name for name in observed.nodes if name not in doubtful | blamed]
+    return _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
+
+
+def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
+    if part.kind == "path":
+        yield from [_ordered(part.nodes[0], part.nodes[1], nodes)] * PARTNERS
+    elif part.kind in ("node", "endpoint"):
+        # Spread over the fleet, so that not all suspects want the same partners.
+        at = nodes.index(part.nodes[0])
+        turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
+        for partner in turned[:PARTNERS]:
+            yield _ordered(part.nodes[0], partner, nodes)
+
+
+def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
+    """Lay them out so that no node is in two pairs at once."""
+    rounds: list[list[Pairing]] = []
+    for around in zip_longest(*wanted):
+        for pair in (one for one in around if one is not None):
+            free = (each for each in rounds if _is_free(each, pair))
+            found = next(free, None)
+            if found is None:
+                rounds.append([pair])
+            else:
+                found.append(pair)
+    return tuple(tuple(each) for each in rounds)
+
+
+def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
+    return all(set(pair).isdisjoint(other) for other in around)
+
+
+def _ordered(one: str, other: str, nodes: Sequence[str]) -> Pairing:
+    a, b = sorted((one, other), key=nodes.index)
+    return a, b

@@ -1,0 +1,38 @@
+"""Who is measured again: what is in doubt, with partners that are not; nobody when all is plain."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from preflight.fabric.suspects import suspects
+from tests.unit.fabric.synthetic import hosts, sweep
+
+
+def test_nobody_is_measured_again_when_all_is_plain() -> None:
+    """A healthy fleet, and one whose culprit is named, cost no second look."""
+    fleet = hosts(8)
+    assert suspects(sweep(fleet, lambda *_: 46.0, backend="nccl")) == ()
+    named = sweep(fleet, lambda a, b: 30.0 if "h3" in (a, b) else 46.0, backend="nccl")
+    assert suspects(named) == ()
+
+
+def test_a_path_that_was_slow_once_is_measured_twice_more() -> None:
+    """One round is no proof: the pair itself again, alone."""
+    fleet = hosts(8)
+    measured = sweep(fleet, lambda a, b: 40.5 if (a, b) == ("h2", "h5") else 46.0, backend="nccl")
+    assert suspects(measured) == ((("h2", "h5"),), (("h2", "h5"),))
+    assert suspects(replace(measured, retested=len(measured.rounds))) == ()
+
+
+def test_two_that_met_only_each_other_meet_cleared_ones() -> None:
+    """Too few rounds to tell the ends apart: each with two partners that are fine elsewhere."""
+    fleet = hosts(16)
+    measured = sweep(
+        fleet, lambda a, b: 20.0 if "h4" in (a, b) else 46.0, backend="nccl", rails=2, limit=1
+    )
+    rounds = suspects(measured)
+    again = [pair for around in rounds for pair in around]
+    (partner,) = ({*pair} - {"h4"} for pair in measured.rounds[0] if "h4" in pair)
+    assert sum("h4" in pair for pair in again) >= 2
+    assert sum(not partner.isdisjoint(pair) for pair in again) >= 2
+    assert all(len({*around[0]}) == 2 for around in rounds)
