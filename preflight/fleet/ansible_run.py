@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Answer
 
 LIST_S = 60.0
+_TIMED_OUT = 124  # of timeout(1), which may be quicker than our own clock
 """Deadline; an inventory script that asks a cloud takes 10 to 30 s."""
 
 LARGEST = 128 << 20
@@ -55,7 +56,7 @@ def list_inventory(path: Path) -> bytes:
     again = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
     if answer.overflow:
         raise UsageError(f"{path}: Ansible writes more than {LARGEST >> 20} MiB: split it")
-    if answer.status is None or answer.seconds >= LIST_S:
+    if answer.status in (None, _TIMED_OUT) or answer.seconds >= LIST_S:
         raise UsageError(
             f"{path}: ansible-inventory gives no answer in {LIST_S:g} s (a script or a plugin "
             f"that hangs?): {again}"
