@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Answer
 
 LIST_S = 60.0
-_TIMED_OUT = 124  # of timeout(1), which may be quicker than our own clock
 """Deadline; an inventory script that asks a cloud takes 10 to 30 s."""
+
+_TIMED_OUT = 124  # of timeout(1), which may be quicker than our own clock
 
 LARGEST = 128 << 20
 """Bytes of JSON: every variable of a group is repeated for each of its hosts."""
