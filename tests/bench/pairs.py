@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.fabric.plan import GLOO
+from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget
 from preflight.fabric.schedule import circle_rounds
 from preflight.stages.sweep import sweep_fleet
 from tests.bench.logins import ssh, together
@@ -87,9 +87,10 @@ def _launch_per_pair(hosts: Sequence[Host]) -> None:
 
 def _torchrun(host: Host, rank: int, master: str, port: int) -> list[str]:
     ladder = [f"{rung.size_bytes}:{rung.warmup}:{rung.iterations}" for rung in GLOO]
+    soak = f"{GLOO_SOAK.size_bytes}:{GLOO_SOAK.warmup}:{GLOO_SOAK.iterations}:{Budget().soak_s}"
     return [
         *("env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"),
         *(*host.python, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
         *(f"--node-rank={rank}", f"--master-addr={master}", f"--master-port={port}"),
-        *(str(_JOB), *ladder),
+        *(str(_JOB), *ladder, soak),
     ]
