@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.decode import decode
 from preflight.fabric.words import either, gbs, size, time_us
+from preflight.stats.shared_cause import LEAST, shared_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import Seen
     from preflight.fabric.decode import Culprit
     from preflight.fabric.samples import PairState, Sweep
-
-SYSTEMIC_SHARE = 0.25
-SYSTEMIC_NODES = 3
-"""Over a quarter of the nodes and at least three: one cause is likelier than that many faults."""
 
 _CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
 _TWO = 2
@@ -183,10 +180,8 @@ def _each(worst: Seen, name: str, mine: Sequence[Seen]) -> str:
 def _systemic(found: Sequence[Blame], bad: Sequence[Seen], nodes: int) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     suspects = [one.component for one in found if one.kind == "node"]
-    everyone = (
-        bool(found) and nodes >= SYSTEMIC_NODES and {n for one in bad for n in (one.a, one.b)}
-    )
-    if len(suspects) >= SYSTEMIC_NODES and len(suspects) > SYSTEMIC_SHARE * nodes:
+    everyone = bool(found) and nodes >= LEAST and {n for one in bad for n in (one.a, one.b)}
+    if shared_cause(len(suspects), nodes):
         sentence = f"{len(suspects)} of {nodes} nodes are blamed at once"
     elif everyone and not suspects and len(everyone) == nodes:
         sentence = f"all {nodes} nodes are in bad pairs and no pair clears any of them"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import Struct
 
 from preflight.fabric.limits import limit
-from preflight.fabric.measure import Summary, summarise
+from preflight.fabric.measure import WIRE_BOUND, Summary, summarise
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.fabric.words import size
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Host, Promise
 
-WIRE_BOUND = 64 << 10
 ABSOLUTE_FROM = 1 << 20
 MOSTLY, FAST = 0.75, 0.75
 _FEW_RAILS = 2

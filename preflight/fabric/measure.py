@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import End, PairSamples, Timing
 
+WIRE_BOUND = 64 << 10
+"""From this size on, bytes, the time is the wire's; below, it is latency."""
+
 _WORST_FIRST: tuple[PairState, ...] = (
     "corrupt",
     "hung",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.stats.shared_cause import shared_cause
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ _RANK = {
         (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST, Outcome.WARN)
     )
 }
-SUSPICIOUS_SHARE = 0.25
-SUSPICIOUS_NODES = 3
-"""Over a quarter of the nodes and at least three: more likely one cause than many faults."""
-
 
 _WAIT = "look for what these nodes share before you touch any of them (see the note)"
 
@@ -118,7 +115,7 @@ def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
         check: f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, "
         "the check or one shared cause rather than that many faults; do not drain on it"
         for check, names in condemned.items()
-        if len(names) >= SUSPICIOUS_NODES and len(names) > SUSPICIOUS_SHARE * nodes
+        if shared_cause(len(names), nodes)
     }
 
 

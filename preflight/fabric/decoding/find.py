@@ -17,6 +17,7 @@ from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
 from preflight.fabric.decoding.shifts import Shifts, of_latency, of_the_wire, shifts
 from preflight.fabric.decoding.usable import SHARE, number, usable
+from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from preflight.fabric.decoding.shifts import Shift
     from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
-
-SYSTEMIC_SHARE, SYSTEMIC_NODES = 0.25, 3
-"""Over a quarter of the nodes and at least three: one cause is likelier than that many faults."""
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -194,6 +192,6 @@ def _systemic(found: Sequence[Found], observed: Observed) -> str:
             causes.setdefault(one.symptom, set()).update(one.named.nodes)
     everyone = len(observed.nodes)
     for nodes in causes.values():
-        if len(nodes) >= SYSTEMIC_NODES and len(nodes) > SYSTEMIC_SHARE * everyone:
+        if shared_cause(len(nodes), everyone):
             return f"{len(nodes)} of {everyone} nodes are blamed at once"
     return ""

@@ -13,15 +13,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.decoding.parts import Place
+from preflight.fabric.measure import WIRE_BOUND
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fabric.digest import Digest
-
-WIRE = 64 << 10
-"""From this size on, bytes, the time is the wire's; below, it is latency."""
 
 _DEGREES = 8.0
 _HOT = 3.0
@@ -162,12 +160,12 @@ def _time_us(digest: Digest) -> float:
 
 def of_the_wire(digest: Digest) -> bool:
     """Whether its size tells of bandwidth."""
-    return digest.size_bytes >= WIRE
+    return digest.size_bytes >= WIRE_BOUND
 
 
 def of_latency(digest: Digest) -> bool:
     """Whether its size is all latency."""
-    return digest.size_bytes < WIRE
+    return digest.size_bytes < WIRE_BOUND
 
 
 def surprise(scales: float) -> float:

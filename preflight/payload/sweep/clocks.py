@@ -7,6 +7,7 @@ host held up during a check is: so the usual time of a check is taken off each g
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _BATCH_BYTES = 256 << 20
 _BATCH = 64
 
 
-class Clock:
+class Clock(ABC):
     """What is common to both kinds: the lists, and what they come to."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
@@ -35,9 +36,9 @@ class Clock:
             self._began = time.monotonic()
         self._unchecked.add(len(self.times_us))
 
+    @abstractmethod
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
         """Do it that often, each timed by itself and followed by its check."""
-        raise NotImplementedError
 
     def one_s(self) -> float:
         """What one operation with its check usually takes, seconds."""

@@ -1,0 +1,189 @@
+"""The options and ini keys of --preflight, with the help that teaches them.
+
+Imports the standard library only: every pytest run of an environment loads this file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    Add = Callable[..., None]
+
+TIERS = ("quick", "standard", "deep", "prolog")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Offer the options; all of them start with --preflight."""
+    group = parser.getgroup("preflight", "prove a GPU fleet fit before the job starts")
+    for offer in (_whom, _what, _job, _pairs):
+        offer(group.addoption)
+    parser.addini("preflight_nodes", "Nodes, as --preflight-nodes", default="")
+    parser.addini("preflight_inventory", "Inventory file, as --preflight-inventory", default="")
+    parser.addini(
+        "preflight_checks", "Folders with the site's own checks", type="paths", default=[]
+    )
+
+
+def _whom(add: Add) -> None:
+    """Which nodes, the way to them, and how many are enough."""
+    add(
+        "--preflight",
+        action="store_true",
+        default=False,
+        help="Judge a fleet instead of running your tests; without more, judges this machine",
+    )
+    add(
+        "--preflight-nodes",
+        metavar="LIST",
+        help="Nodes, as in 'gpu[001-064]' or 'a,b,c'; '@gpu' is a group of ClusterShell, "
+        "'@inventory:gpu' one of the inventory; write these with '=': --preflight-nodes=@gpu",
+    )
+    add(
+        "--preflight-inventory",
+        metavar="FILE",
+        help="TOML or YAML file: nodes, how to reach them, what they were promised to have; or an "
+        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list)",
+    )
+    add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
+    add(
+        "--preflight-need",
+        metavar="N",
+        type=int,
+        help="Ready when at least N nodes are; they are written to ready.hosts",
+    )
+    add(
+        "--preflight-transport",
+        metavar="NAME",
+        help="How to reach the nodes, whatever the inventory says: ssh, paramiko, openssh, local, "
+        "or srun (default inside a Slurm allocation)",
+    )
+    add(
+        "--preflight-at-once",
+        metavar="N",
+        type=int,
+        help="Nodes that are connected to at once (default: 64); all stay connected and work "
+        "together",
+    )
+
+
+def _what(add: Add) -> None:
+    """What is judged, how deep, for how long, and where the report goes."""
+    add(
+        "--preflight-checks",
+        metavar="IDS",
+        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight checks)",
+    )
+    add(
+        "--preflight-tier",
+        choices=TIERS,
+        default=None,
+        help="How deep to look: prolog (passive, seconds), quick (default, a minute), "
+        "standard, deep",
+    )
+    add(
+        "--preflight-fail-fast",
+        choices=("stage", "first", "never"),
+        default=None,
+        help="Stop after the first stage with a finding (default), after the first finding, "
+        "or never",
+    )
+    add(
+        "--preflight-strict",
+        action="store_true",
+        default=False,
+        help="Count warnings, and what could not be read for lack of privilege, as failures",
+    )
+    add(
+        "--preflight-items",
+        choices=("node", "group"),
+        default=None,
+        help="One pytest item per node and pair, or one per check (default: by fleet size)",
+    )
+    add(
+        "--preflight-replay",
+        metavar="FILE",
+        help="Judge the measured.json of an earlier run again, with the nodes and promises "
+        "given now; contacts nobody",
+    )
+    add(
+        "--preflight-report",
+        metavar="DIR",
+        help="Where report.json and ready.hosts go (default: preflight-runs/TIME)",
+    )
+    add(
+        "--preflight-budget",
+        metavar="SECONDS",
+        type=float,
+        help="Wall time for the whole run (default by tier: 8, 60, 300, 3600)",
+    )
+
+
+def _job(add: Add) -> None:
+    """What is known of the job that is to start."""
+    add(
+        "--preflight-python",
+        metavar="CMD",
+        help="The job's Python on the nodes, as in /opt/venv/bin/python (default: python3)",
+    )
+    add(
+        "--preflight-env-file",
+        metavar="FILE",
+        help="The job's environment, KEY=VALUE lines; {node} in the path is the node's name",
+    )
+    add(
+        "--preflight-launch",
+        metavar="LINE",
+        help="The job's launch line, as in 'CUDA_VISIBLE_DEVICES=0,1 torchrun "
+        "--nproc-per-node=2 train.py'; it is read, never run",
+    )
+
+
+def _pairs(add: Add) -> None:
+    """The sweep over pairs."""
+    add(
+        "--preflight-sweep",
+        metavar="ROUNDS",
+        help="Rounds of pairs: a number, exhaustive (every pair), or auto (default: every pair up "
+        "to 16 nodes, then 8 or 9 rounds; with a history as many as the budget pays for)",
+    )
+    add(
+        "--preflight-seed",
+        metavar="N",
+        type=int,
+        help="Same seed, same rounds in the same order (default: random, shown in the header)",
+    )
+    add(
+        "--preflight-topology",
+        metavar="FILE",
+        help="Slurm's topology.conf: which nodes are on which leaf switch (default: what the "
+        "inventory says; inside of a Slurm job, what Slurm says)",
+    )
+    add(
+        "--preflight-history",
+        metavar="DIR",
+        help="Folder that remembers which pairs were measured, so that runs add up to all of them",
+    )
+    add(
+        "--preflight-catch-rate",
+        metavar="RATE",
+        type=float,
+        help="Soak each link long enough to see an event of this rate (per second of load) with "
+        "99 %% (default: a short soak; deep: 0.1)",
+    )
+    add(
+        "--preflight-interface",
+        metavar="NAME",
+        help="Network interface for the sweep, as in eth0 (default: the one on the way to the "
+        "other nodes)",
+    )
+    add(
+        "--preflight-even-if-busy",
+        action="store_true",
+        default=False,
+        help="Load nodes although somebody works on their GPUs (default: their pairs are not run)",
+    )
