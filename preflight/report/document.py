@@ -99,6 +99,17 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     leaf_pairs_known: int | None
 
 
+class MissedSizeRow(Struct, frozen=True, kw_only=True):
+    """The same for spikes that come at operations of one size only."""
+
+    size_bytes: int
+    operations: int
+    loaded_s: float
+    over_us: float
+    one_in: float | None
+    every_s: float | None
+
+
 class MissedRow(Struct, frozen=True, kw_only=True):
     """How sharp the look at a rail of a node was; null: no rate or loss would have been named."""
 
@@ -110,6 +121,7 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     one_in: float | None
     every_s: float | None
     slower: float | None
+    sizes: tuple[MissedSizeRow, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):

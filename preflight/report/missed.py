@@ -9,7 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from preflight.fabric.decoding.missed import missed
-from preflight.report.document import MissedRow
+from preflight.fabric.words import size, time_us
+from preflight.report.document import MissedRow, MissedSizeRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,9 +34,9 @@ def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tupl
         tried=tuple(one for one in observed.tried if out.isdisjoint((one.a, one.b))),
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
-    found = missed(left)
-    ranked = sorted(found, key=lambda one: one.one_in if one.one_in is not None else 0.0)
-    return tuple(MissedRow(**msgspec.structs.asdict(one)) for one in ranked[:KEPT])
+    return tuple(
+        msgspec.convert(one, MissedRow, from_attributes=True) for one in missed(left, KEPT)
+    )
 
 
 def missed_words(rows: Sequence[MissedRow]) -> str:
@@ -43,19 +44,40 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
     if not rows:
         return ""
     worst = rows[0]
+    slower = "" if worst.slower is None else f"a loss of {worst.slower:.0%} of bandwidth"
     if worst.one_in is None or worst.every_s is None:
+        if slower:
+            what = f"{slower} would have been caught with 99 %, spikes at no rate: too much noise"
+            return f"{what}, or too few operations, on rail {worst.rail} of {worst.node}"
         return (
             "too few healthy pairs to compare with: failures, floors and promises were judged, "
             "spikes and small losses were not"
         )
-    slower = "" if worst.slower is None else f", and a loss of {worst.slower:.0%} of bandwidth"
+    loss = f", and {slower}" if slower else ""
     return (
-        f"a spike on 1 in {_round(worst.one_in):,} operations would have been named with 99 %"
-        f"{slower}; an event rarer than one in {worst.every_s:.2g} s of load, maybe not"
+        f"a spike on 1 in {two_digits(worst.one_in):,} operations would have been caught with 99 %"
+        f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
+        f"{_sizes(worst)}"
     )
 
 
-def _round(number: float) -> int:
+def at_size(one: MissedSizeRow) -> str:
+    """What would have been caught at one size alone: "1 in 350 over 1 ms", or "no rate"."""
+    if one.one_in is None:
+        return "no rate"
+    return f"1 in {two_digits(one.one_in):,} over {time_us(one.over_us)}"
+
+
+def _sizes(worst: MissedRow) -> str:
+    """The ends of the ladder: spikes that come at one size only need to be more frequent."""
+    if len(worst.sizes) < 2:  # noqa: PLR2004  one size says nothing new
+        return ""
+    ends = (worst.sizes[0], worst.sizes[-1])
+    said = "; ".join(f"{size(one.size_bytes)}: {at_size(one)}" for one in ends)
+    return f" (at one size only: {said})"
+
+
+def two_digits(number: float) -> int:
     """Two digits: more would be promised than is known."""
     step = int(10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1))
     return math.floor(number / step) * step

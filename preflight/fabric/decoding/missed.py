@@ -1,4 +1,4 @@
-"""What a sweep could have missed: said per endpoint, by the rule that would have condemned it.
+"""What a sweep could have missed: per endpoint and size, by the rule that would have condemned it.
 
 A clean result is worth what it could have shown. From the operations and loaded seconds that really
 went through an endpoint, and what the rest of the fabric was like, follows how rare a spike may be
@@ -9,28 +9,46 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from preflight.fabric.decoding.events import watch
+from preflight.fabric.decoding.events import ONE_EVENT_S, watch
 from preflight.fabric.decoding.parts import ALL_RAILS
 from preflight.fabric.decoding.rates import LEAST_EVENTS, LEAST_PEERS, Rates
 from preflight.fabric.decoding.shifts import Shifts, of_the_wire, shifts, surprise
 from preflight.fabric.decoding.usable import SHARE, number, usable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.events import Exposure
+    from preflight.fabric.decoding.events import Exposure, Kind
+    from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
+
+    Endpoint = tuple[str, int]
 
 POWER = 0.99
 """With what probability a fault of the rate or size given would have been named."""
 
 _MOST_EVENTS = 100_000
 _STEPS = 60
+_TAIL = 12.0  # standard deviations below the mean: what is beyond adds nothing to a probability
 _ALL = 0.95  # who must lose nearly all to be named is not judged
+
+
+class AtSize(Struct, frozen=True, kw_only=True):
+    """The same for what comes at operations of one size only."""
+
+    size_bytes: int
+    operations: int
+    loaded_s: float
+    over_us: float
+    """An operation of that size is a spike if it takes longer."""
+    one_in: float | None
+    every_s: float | None
 
 
 class Missed(Struct, frozen=True, kw_only=True):
@@ -46,22 +64,29 @@ class Missed(Struct, frozen=True, kw_only=True):
     one_in: float | None
     """A spike on one in so many operations would have been named; None: no rate would."""
     every_s: float | None
-    """So would an event that comes once in so many seconds of load; a rarer one, maybe not."""
+    """So would an event that comes once in so many seconds of load; a rarer one would not."""
     slower: float | None
     """Share of its bandwidth that it could have lost and just been named; None: no loss would."""
+    sizes: tuple[AtSize, ...] = ()
+    events: int | None = None
+    """So many events in its operations name it."""
 
 
-def missed(observed: Observed) -> tuple[Missed, ...]:
-    """Work it out for every rail of every node that was measured, in fleet order."""
+def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
+    """Work it out for every rail of every node that was measured, the dullest looks first.
+
+    `most`: of those, so many.
+    """
     digests, backend = usable(observed), observed.backend
-    wire = watch(digests, number(backend, "spike_us")).wire
+    watched = watch(digests, number(backend, "spike_us"))
+    wire = watched.wire
     if not wire:
         return ()
     rates = Rates(wire, most=number(backend, "burst_nats"), effect=number(backend, "event_effect"))
     found = shifts(digests, observed.leaves, of_the_wire)
     effect = -math.log(1 - number(backend, "slow_effect"))
     model = Shifts(found, effect=effect, floor=number(backend, "bandwidth_scatter"))
-    through: dict[tuple[str, int], list[Exposure]] = defaultdict(list)
+    through: dict[Endpoint, list[Exposure]] = defaultdict(list)
     for row in wire:
         if row.place.rail != ALL_RAILS:
             through[row.place.a, row.place.rail].append(row)
@@ -70,11 +95,13 @@ def missed(observed: Observed) -> tuple[Missed, ...]:
     threshold = math.log(tested / SHARE)
     judged = _Rule(rates, threshold, effect, model.scatter)
     every = sum(row.place.rail != ALL_RAILS for row in wire)
-    return tuple(
-        _missed(node, rail, through[node, rail], judged, peers=every - len(through[node, rail]))
-        for node in observed.nodes
-        for rail in sorted({rail for name, rail in through if name == node})
-    )
+    order = {name: at for at, name in enumerate(observed.nodes)}
+    looks = [
+        _missed(node, rail, rows, judged, peers=every - len(rows))
+        for (node, rail), rows in sorted(through.items(), key=lambda one: (order[one[0][0]], one))
+    ]
+    looks.sort(key=lambda one: one.one_in if one.one_in is not None else 0.0)
+    return _by_size(looks[:most], digests, watched.limits_us, rates.least)
 
 
 class _Rule:
@@ -85,18 +112,18 @@ class _Rule:
         self._threshold = threshold
         self._effect = effect
         self._scatter = scatter
-        self._events: dict[tuple[int, int], float | None] = {}
+        self._events: dict[tuple[int, int], int | None] = {}
         self._slower: dict[int, float | None] = {}
 
-    def events(self, rows: Sequence[Exposure]) -> float | None:
-        """How many events on average make it certain enough that it is named."""
+    def events(self, rows: Sequence[Exposure]) -> int | None:
+        """How many events make it certain enough that it is named."""
         pairs = len(rows)
         each = sum(row.operations for row in rows) // pairs
         if (each, pairs) not in self._events:
-            self._events[each, pairs] = self._mean(each, pairs)
+            self._events[each, pairs] = self._needed(each, pairs)
         return self._events[each, pairs]
 
-    def _mean(self, each: int, pairs: int) -> float | None:
+    def _needed(self, each: int, pairs: int) -> int | None:
         low, high = LEAST_EVENTS, LEAST_EVENTS
         while self._rates.gain_of(high, each, pairs) <= self._threshold:
             low, high = high, high * 2
@@ -106,8 +133,13 @@ class _Rule:
             middle = (low + high) // 2
             enough = self._rates.gain_of(middle, each, pairs) > self._threshold
             low, high = (low, middle) if enough else (middle + 1, high)
-        mean = mean_for(high)
-        return max(mean, self._rates.least * each * pairs)
+        return high
+
+    def mean(self, events: int, rows: Sequence[Exposure]) -> float | None:
+        """How many it takes on average, so that so many show, and the rate is one that matters."""
+        mean = mean_for(events, _moments(row.loaded_s for row in rows))
+        least = self._rates.least * sum(row.operations for row in rows)
+        return None if mean is None else max(mean, least)
 
     def slower(self, pairs: int) -> float | None:
         """The least loss of bandwidth, at this scatter, that so many pairs would prove."""
@@ -124,7 +156,8 @@ def _missed(node: str, rail: int, rows: Sequence[Exposure], rule: _Rule, *, peer
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
-    mean = rule.events(rows) if judged else None
+    events = rule.events(rows) if judged else None
+    mean = rule.mean(events, rows) if events is not None else None
     return Missed(
         node=node,
         rail=rail,
@@ -134,22 +167,99 @@ def _missed(node: str, rail: int, rows: Sequence[Exposure], rule: _Rule, *, peer
         one_in=None if mean is None else round(operations / mean, 1),
         every_s=None if mean is None else round(loaded_s / mean, 4),
         slower=rule.slower(len(rows)) if judged else None,
+        events=events,
     )
 
 
-def mean_for(events: int, power: float = POWER) -> float:
-    """The mean of a Poisson count that reaches `events` with that probability."""
+def _by_size(
+    looks: Sequence[Missed],
+    digests: Iterable[Digest],
+    limits_us: Mapping[Kind, float],
+    least: float,
+) -> tuple[Missed, ...]:
+    """Add to each look what spikes at one size alone would have shown.
+
+    `least`: added events per operation, of all sizes, below which nobody is named.
+    """
+    own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
+    for digest in digests:
+        for name in (digest.a, digest.b):
+            sizes = own.get((name, digest.rail))
+            if sizes is not None:
+                sizes.setdefault(digest.size_bytes, []).append(digest)
+    return tuple(
+        replace(
+            one,
+            sizes=tuple(
+                _at_size(one, rows, max(limits_us[size, row.phase] for row in rows), least)
+                for size, rows in sorted(own[one.node, one.rail].items())
+            ),
+        )
+        for one in looks
+    )
+
+
+def _at_size(look: Missed, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
+    operations = sum(row.operations for row in rows)
+    loaded_s = sum(row.loaded_s for row in rows)
+    mean = None
+    if look.events is not None:
+        mean = mean_for(look.events, _moments(row.loaded_s for row in rows))
+    if mean is not None:
+        mean = max(mean, least * look.operations)
+    shows = mean is not None and mean <= operations  # more than all of them cannot be spikes
+    return AtSize(
+        size_bytes=rows[0].size_bytes,
+        operations=operations,
+        loaded_s=round(loaded_s, 4),
+        over_us=round(over_us, 1),
+        one_in=round(operations / mean, 1) if mean and shows else None,
+        every_s=round(loaded_s / mean, 5) if mean and shows else None,
+    )
+
+
+def _moments(loaded_s: Iterable[float]) -> int:
+    """In how many moments events count one by one: those that are near in time are one.
+
+    A Poisson process of rate r over T seconds shows r T exp(-r t) clusters that are more than t
+    apart, never more than T / (e t); slots of e t that hold any event are never more than that.
+    """
+    moments = sum(max(1, int(seconds / (math.e * ONE_EVENT_S))) for seconds in loaded_s)
+    step: int = 10 ** max(0, len(str(moments)) - 2)  # endpoints that are nearly alike cost once
+    return moments // step * step
+
+
+@cache
+def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
+    """The mean of events that shows at least `events` of them with that probability.
+
+    They come by Poisson's law; of those in one of the `moments` one counts. None: too few moments.
+    """
+    if moments < events:
+        return None
     low, high = 0.0, 10.0 + 4.0 * events
+    while _shows(events, moments, high) < power:
+        high *= 2
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _reaches(events, middle) >= power else (middle, high)
+        low, high = (low, middle) if _shows(events, moments, middle) >= power else (middle, high)
     return high
 
 
-def _reaches(events: int, mean: float) -> float:
-    """P(X >= events) of Poisson's law, summed from its logarithms."""
-    below = (n * math.log(mean) - mean - math.lgamma(n + 1) for n in range(events))
-    return 1.0 - math.fsum(map(math.exp, below)) if mean > 0 else 0.0
+def _shows(events: int, moments: int, mean: float) -> float:
+    """P(X >= events), X binomial over moments that each hold an event with 1 - exp(-mean / n)."""
+    if mean <= 0:
+        return 0.0
+    none = -mean / moments
+    any_ = math.log(-math.expm1(none))
+    lead = math.lgamma(moments + 1)
+    usual = -moments * math.expm1(none)
+    first = max(0, int(usual - _TAIL * math.sqrt(usual + 1)))
+    below = (
+        lead - math.lgamma(k + 1) - math.lgamma(moments - k + 1) + k * any_ + (moments - k) * none
+        for k in range(first, events)
+    )
+    return 1.0 - math.fsum(map(math.exp, below))
 
 
 def _scales_for(nats: float) -> float:
