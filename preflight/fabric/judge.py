@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
+from preflight.fabric.fallen import absorbed, fallen
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
@@ -44,7 +45,8 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     """
     seen = compare(sweep, hosts)
     names = [host.name for host in hosts]
-    gross = blames(seen, sweep, names)
+    misled = fallen(sweep, hosts)
+    gross = absorbed(misled, blames(seen, sweep, names))
     observed = observe(sweep)
     findings = find(observed)
     found = (*gross, *subtle(findings.found, observed, seen, gross))
@@ -56,7 +58,7 @@ def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
     for one_blame in found:
         for name in one_blame.pairs:
             blamed.setdefault(name, []).append(one_blame)
-    subtly = {name for one in found[len(gross) :] for name in one.pairs}
+    subtly = {name for one in (*misled, *found[len(gross) :]) for name in one.pairs}
     pairs = {
         ends: _undetermined(
             _pair(
@@ -83,7 +85,7 @@ def _joined(found: Sequence[Blame]) -> Blame | None:
     sentences = [one.sentence for one in own] + ([shared.sentence] if shared else [])
     return replace(
         own[0],
-        component=" and ".join(one.component for one in own),
+        component=" and ".join(dict.fromkeys(one.component for one in own)),
         sentence="; ".join(dict.fromkeys(sentences)),
         advice=shared.advice if shared else "; ".join(dict.fromkeys(one.advice for one in own)),
     )

@@ -30,6 +30,7 @@ LARGEST = 4 << 20
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=0, le=1024)]
+Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
 
 
 class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,6 +47,7 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpu_model: str | None = None
     nvlinks_per_gpu: Positive | None = None
     nics: Positive | None = None
+    hcas: tuple[Device, ...] | None = None
     allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
     leaf: str | None = None
 

@@ -12,6 +12,8 @@ class Promise(Struct, frozen=True, kw_only=True):
     gpu_model: str | None = None
     nvlinks_per_gpu: int | None = None
     nics: int | None = None
+    hcas: tuple[str, ...] | None = None
+    """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""
     allreduce_min_gbs: float | None = None
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     origin: str = ""

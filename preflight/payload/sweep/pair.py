@@ -67,6 +67,8 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
         seen.update(state=_state_of(str(error)), error=short(error))
     meeting.leave(name, turn.rank)
     alive("pair", PATIENCE_S + MARGIN_S)
+    if not seen["net"]:  # it broke off before it was asked: what the library meant to use
+        seen["net"] = printable(seat.means.words())
     if before is not None:
         seen["moved"] = moved(before, seat.watch.read(seat.means.question()))
     return seen

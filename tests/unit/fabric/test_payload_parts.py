@@ -214,6 +214,18 @@ def test_wrong_data_in_one_role_only_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "11 of them were wrong here; with the roles swapped 0 of 8" in second["error"]
 
 
+def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL names its network before it connects: sockets at one end only explain the failure."""
+    monkeypatch.setattr(means.Means, "words", lambda _: "NET/Socket")
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("no way to the partner")
+
+    monkeypatch.setattr(groups, "connect", refused)
+    ends = Both(monkeypatch, op_s=1).measure()
+    assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
+
+
 def test_no_two_ends_send_the_same_data() -> None:
     """Keys differ by seed, round and rank."""
     ends = product((1, 2), range(50), (0, 1))

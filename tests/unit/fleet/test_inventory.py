@@ -59,6 +59,15 @@ def test_a_promise_says_where_it_comes_from(tmp_path: Path) -> None:
     assert read_inventory(path).host("gpu1").promised.origin == f"{path} [group.train]"
 
 
+def test_the_device_of_each_rail_can_be_promised(tmp_path: Path) -> None:
+    """A list of names in the order of the GPUs; a node's own replaces its group's."""
+    text = TOML + 'hcas = ["mlx5_4"]\n[node.gpu1]\nhcas = ["mlx5_0", "mlx5_1"]\n'
+    inventory = read_inventory(_write(tmp_path, text))
+    assert inventory.host("gpu1").promised.hcas == ("mlx5_0", "mlx5_1")
+    assert inventory.host("gpu2").promised.hcas == ("mlx5_4",)
+    assert inventory.host("dev1").promised.hcas is None
+
+
 def test_yaml_says_the_same(tmp_path: Path) -> None:
     """A YAML inventory goes through the same model."""
     inventory = read_inventory(_write(tmp_path, YAML, "fleet.yaml"))
@@ -75,6 +84,7 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ('[group.t]\nnodes = "h1"\ngpus = "8"', r"group\.t.*gpus|gpus"),
         ('[group.t]\nnodes = "h[1-100000000]"', "more than 65536"),
         ('[group.t]\nnodes = ""', "empty"),
+        ('[group.t]\nnodes = "h1"\nhcas = ["mlx5 0"]', "hcas"),
         ('[group.t]\nnodes = "h1"\n[node.h2]\ngpus = 1', r"\[node.h2\] is in no group"),
         ('[node.h1]\naddress = "-oProxyCommand=reboot"', "not a host name"),
         ('[defaults]\nuser = "-oProxyCommand=reboot"', "user"),
