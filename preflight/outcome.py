@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
+from preflight.fabric.besides import counted, pairs_of, turn_of
 from preflight.fabric.coverage import coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
@@ -33,9 +34,10 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.fabric.besides import Turn
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
-    from preflight.fabric.samples import PairSamples
+    from preflight.fabric.samples import PairSamples, Sweep
     from preflight.history.past import Past
     from preflight.ledger import Entry
     from preflight.run import Run
@@ -163,7 +165,7 @@ def conclude(
         lost=by_outcome[Outcome.LOST],
         counts={str(outcome): number for outcome, number in by_outcome.items()},
         verdicts=tuple(_verdict(entry) for entry in entries),
-        pairs=tuple(map(_pair, measured.pairs, decoded.seen)) if measured else (),
+        pairs=_pairs(run, measured, decoded.seen) if measured else (),
         blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic),
         coverage=_coverage(run, names, past),
@@ -195,7 +197,12 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     if measured.sweep is None or measured.planned is None:
         return None
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
-    return CoverageRow(**{name: getattr(now, name) for name in CoverageRow.__struct_fields__})
+    turns = counted(measured.sweep, pairs_of(run.rounds))
+    return CoverageRow(
+        **{name: getattr(now, name) for name in now.__struct_fields__},
+        repairs=turns["repair"],
+        retests=turns["retest"],
+    )
 
 
 def _fleet(run: Run, names: Sequence[str], ready: Readiness) -> FleetRow:
@@ -225,7 +232,13 @@ def _verdict(entry: Entry) -> VerdictRow:
     )
 
 
-def _pair(pair: PairSamples, seen: Seen) -> PairRow:
+def _pairs(run: Run, sweep: Sweep, seen: Sequence[Seen]) -> tuple[PairRow, ...]:
+    scheduled = pairs_of(run.rounds)
+    rows = zip(sweep.pairs, seen, strict=True)
+    return tuple(_pair(pair, one, turn_of(pair, sweep, scheduled)) for pair, one in rows)
+
+
+def _pair(pair: PairSamples, seen: Seen, turn: Turn) -> PairRow:
     measured = seen.summary
     return PairRow(
         a=pair.a,
@@ -245,6 +258,11 @@ def _pair(pair: PairSamples, seen: Seen) -> PairRow:
             )
             for size in measured.sizes
         ),
+        turn=turn,
+        slow=seen.slow,
+        peers_gbs=seen.bound.peers_gbs,
+        limit_gbs=seen.bound.gbs,
+        limit_origin=seen.bound.origin,
     )
 
 

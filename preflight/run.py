@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from preflight.carried import Carried
 from preflight.check import STAGES, Stage, Tier
+from preflight.fabric.besides import besides, pairs_of
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.soak import DEEP_RATE
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from preflight.fabric.samples import Sweep
+    from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
     from preflight.registry import Registry
     from preflight.stages.progress import Progress
@@ -106,7 +108,9 @@ class Run:
         self.swept_s = 0.0
         """Wall time from the start of the run to the end of its sweep."""
         self.repairs: list[Key] = []
-        """Pairs made for the partners of nodes that are down: judged beside the expected ones."""
+        """Repairs and retests, which no scheduled round holds: judged beside the expected ones."""
+        self._pair_checks: tuple[str, ...] = ()
+        """Checks of pairs that were selected."""
         self.stopped: list[Key] = []
         """Subjects that will not be judged because fail-fast ended the run at its first finding."""
         self._began = time.monotonic()
@@ -139,6 +143,7 @@ class Run:
 
         `found` hears of every verdict that is not fine, as soon as it is known.
         """
+        self._select(selected)
         needed = stages_needed(self.registry, {check_id for check_id, _ in selected})
         watched = [*dict.fromkeys([*self._gates(selected), *selected])]
         try:
@@ -155,8 +160,11 @@ class Run:
         self, measured: Measured, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> None:
         """Judge what another run has measured; contacts nobody and never stops early."""
+        self._select(selected)
         self.nonce = measured.nonce
         self.judgement.advance(measured)
+        if measured.sweep is not None:
+            self._besides(besides(measured.sweep, pairs_of(self.rounds)))
         watched = [*dict.fromkeys([*self._gates(selected), *selected])]
         for stage in STAGES:
             self._judge_stage(stage, watched, found)
@@ -272,12 +280,7 @@ class Run:
         }
         names = [host.name for host in self.fleet.hosts]
         repaired = repair(self.rounds, names, out)
-        self.repairs = [
-            (registered.check.id, pair)
-            for registered in self.registry
-            if registered.subject == "pair"
-            for pair in repaired.new
-        ]
+        self._besides(repaired.new)
         sweep = sweep_fleet(
             hosts,
             self._connections,
@@ -298,8 +301,18 @@ class Run:
         )
         self._keep(sweep)
 
+    def _select(self, selected: Sequence[Key]) -> None:
+        wanted = {check_id for check_id, _ in selected}
+        own = (one for one in self.registry if one.subject == "pair")
+        self._pair_checks = tuple(one.check.id for one in own if one.check.id in wanted)
+
+    def _besides(self, pairs: Sequence[Pairing]) -> None:
+        """Owe a verdict on each of them: what was measured must not be silent."""
+        self.repairs = [(check_id, pair) for check_id in self._pair_checks for pair in pairs]
+
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds
+        self._besides(besides(sweep, pairs_of(self.rounds)))
         self._set(sweep=sweep, planned=self.planned)
 
     def _judge_so_far(self, sweep: Sweep, selected: Sequence[Key]) -> None:
@@ -346,7 +359,7 @@ class Run:
                 found(key, verdict)
             self._condemned = self._condemned or verdict.condemns
             if self._condemned and fail_fast == "first":
-                self._settle_rest(selected)
+                self._settle_rest([*selected, *self.repairs])
                 return True
         # Reach and facts are one round trip, so their findings are shown together.
         return self._condemned and fail_fast == "stage" and stage != "reach"

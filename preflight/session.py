@@ -185,6 +185,7 @@ class Session:
         self._tally.expect(keys, keys_of)
         if self._chosen.replayed is not None:
             self.run.replay(self._chosen.replayed, keys, self._found)
+            self._tally.expect_repairs()
         elif keys:
             try:
                 self.run.measure(keys, self._found)

@@ -63,7 +63,7 @@ class Tally:
         self._keys_of = keys_of
 
     def expect_repairs(self) -> None:
-        """Add the pairs that were made for the partners of nodes that are down."""
+        """Add the pairs that were measured though no scheduled round holds them."""
         self._ledger.expect(self._run.repairs)
 
     @pytest.hookimpl(wrapper=True)

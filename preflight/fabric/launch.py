@@ -267,7 +267,8 @@ class _Stage:
             limits = longer(self._plan, self._who)
             if host not in able or time.monotonic() + 2 * limits.barrier_s > self._ends:
                 return
-            rounds = fitting(self._suspects(self._result(self._who, collected)), able, left)
+            there = [name for name in self._who.names if name in able]
+            rounds = fitting(self._suspects(self._result(self._who, collected)), there, left)
             if not rounds:
                 return
             left -= len(rounds)

@@ -14,7 +14,7 @@ from preflight.fabric.roster import budget, rung_order, turns_of
 from preflight.fabric.samples import Ladder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.roster import Roster
@@ -27,14 +27,19 @@ TIMES = 4
 """So many times the iterations, and the time, that a scheduled round has for each size."""
 
 
-def fitting(rounds: Rounds, able: Collection[str], most: int) -> Rounds:
-    """Of the wanted rounds what can be done: both ends there, no node twice at once."""
+def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
+    """Of the wanted rounds what can be done: both ends there, no node twice at once.
+
+    `able` is in fleet order, and of each pair the earlier node comes first, as in every round.
+    """
+    place = {name: at for at, name in enumerate(able)}
     done: list[tuple[Pairing, ...]] = []
     for around in rounds[:most]:
         taken: set[str] = set()
         kept: list[Pairing] = []
-        for a, b in around:
-            if a != b and {a, b} <= set(able) and not taken & {a, b}:
+        for one, other in around:
+            if one != other and {one, other} <= place.keys() and not taken & {one, other}:
+                a, b = sorted((one, other), key=place.__getitem__)
                 taken |= {a, b}
                 kept.append((a, b))
         if kept:

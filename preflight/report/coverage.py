@@ -10,11 +10,15 @@ if TYPE_CHECKING:
 
 def coverage_words(seen: CoverageRow) -> str:
     """Say it in words, with how to come to the rest."""
-    leaf_pairs = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
+    more = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
+    if seen.repairs:
+        more += f"; {seen.repairs:,} for partners of nodes that are out"
+    if seen.retests:
+        more += f"; {seen.retests:,} measured again"
     if seen.pairs_run == seen.pairs:
-        return f"all {seen.pairs:,} pair{'s' if seen.pairs > 1 else ''} this run{leaf_pairs}"
+        return f"all {seen.pairs:,} pair{'s' if seen.pairs > 1 else ''} this run{more}"
     this_run = f"{seen.pairs_run:,} of {seen.pairs:,} pairs this run"
-    return f"{this_run}{_others(seen)}{leaf_pairs}"
+    return f"{this_run}{_others(seen)}{more}"
 
 
 def _others(seen: CoverageRow) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.check import Tier
+from preflight.fabric.besides import Turn
 from preflight.verdict import Outcome
 
 SCHEMA = 1
@@ -68,6 +69,14 @@ class PairRow(Struct, frozen=True, kw_only=True):
     backend: str
     state: str
     sizes: tuple[SizeRow, ...]
+    turn: Turn = "scheduled"
+    """Why it was measured: retests of suspects, repairs for partners of nodes that are down."""
+    slow: str = ""
+    """"bandwidth", "latency" or "reach" where it is slow by itself."""
+    peers_gbs: float | None = None
+    limit_gbs: float | None = None
+    """At the largest size that it reached: the median of its peers, and the limit."""
+    limit_origin: str = ""
 
 
 class BlameRow(Struct, frozen=True, kw_only=True):
@@ -97,6 +106,10 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     leaf_pairs: int
     leaf_pairs_run: int
     leaf_pairs_known: int | None
+    repairs: int = 0
+    """Pairs of which no scheduled round holds any: made for partners of nodes that are down."""
+    retests: int = 0
+    """Pairs that were measured again, since something through them was in doubt."""
 
 
 class MissedSizeRow(Struct, frozen=True, kw_only=True):

@@ -122,6 +122,30 @@ def test_a_host_that_is_down(judge: Callable[..., Told], lab: Lab) -> None:
     assert measured == {"h1-h2", "h1-h4", "h2-h4"}
 
 
+def test_partners_of_hosts_that_are_down_are_measured_and_judged(
+    judge: Callable[..., Told], lab: Lab
+) -> None:
+    """Its one round is h1-h4 and h2-h3; without h3 and h4 the pair h1-h2 is made, and judged."""
+    arguments = ("-m", "preflight_fabric", "--preflight-sweep=1", "--preflight-seed=5",
+                 "--preflight-fail-fast=never")  # fmt: skip
+    with lab.hosts["h3"].down(), lab.hosts["h4"].down():
+        told = judge(*arguments)
+    assert told.exit == 1
+    assert told.found() == {("reach.route", "h3"), ("reach.route", "h4")}
+    again = judge(*arguments, f"--preflight-replay={told.folder / 'measured.json'}")
+    for one in (told, again):
+        made = {
+            (row["subject"], row["outcome"])
+            for row in one.report["verdicts"]
+            if row["check"] == "fabric.allreduce"
+        }
+        assert made == {("h1-h4", "not_run"), ("h2-h3", "not_run"), ("h1-h2", "ok")}
+        assert one.report["coverage"]["repairs"] == 1
+        turns = {f"{row['a']}-{row['b']}": row["turn"] for row in one.report["pairs"]}
+        assert turns["h1-h2"] == "repair"
+        assert "1 for partners of nodes that are out" in " ".join(one.out.split())
+
+
 def test_a_changed_host_key(judge: Callable[..., Told], lab: Lab) -> None:
     """A key that is not the known one is a finding with both fingerprints, never a login."""
     with lab.hosts["h2"].changed_key():

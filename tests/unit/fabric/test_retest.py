@@ -37,15 +37,15 @@ LEFT = pytest.mark.usefixtures("nothing_left")
 
 
 def test_only_what_can_be_measured_is_measured_again() -> None:
-    """Nodes that left, a node twice in one round, and too many rounds are left out."""
+    """Who left, a node twice in one round, too many rounds are out; the earlier node is first."""
     wanted: Rounds = (
-        (("h1", "h2"), ("h2", "h3"), ("h3", "h4")),
+        (("h2", "h1"), ("h2", "h3"), ("h3", "h4")),
         (("h1", "h9"),),
         (("h3", "h3"),),
         (("h1", "h3"),),
         (("h1", "h4"),),
     )
-    able = {"h1", "h2", "h3", "h4"}
+    able = ["h1", "h2", "h3", "h4"]
     assert fitting(wanted, able, 4) == ((("h1", "h2"), ("h3", "h4")), (("h1", "h3"),))
     assert fitting((), able, 4) == ()
 

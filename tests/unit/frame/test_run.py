@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.fabric.planner import Planned
 from preflight.facts.model import Driver
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host, Promise
@@ -16,6 +17,7 @@ from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 from preflight.verdict import Outcome, Verdict
+from tests.unit.fabric.synthetic import sweep
 from tests.unit.facts.builders import attempt, facts, free_port, gpus, ports
 from tests.unit.frame.site_checks import write_check
 
@@ -247,3 +249,47 @@ def test_measurements_travel_unchanged() -> None:
     _judge(first, _without("h2"))
     _judge(second, Measured.decode(_without("h2").encode()))
     assert first.judgement.known() == second.judgement.known()
+
+
+def _swept(bad: str) -> Measured:
+    """One round of h1-h2 was scheduled; h1-h3 mended it, h2-h3 is a retest."""
+    hosts = [Host(name=n, address=n) for n in NAMES]
+    whole = sweep(hosts, lambda a, b: "hung" if f"{a}-{b}" == bad else 1.0)
+    number = {("h1", "h2"): 0, ("h1", "h3"): 0, ("h2", "h3"): 1}
+    pairs = sorted(
+        (replace(pair, round=number[pair.a, pair.b]) for pair in whole.pairs),
+        key=lambda pair: (pair.round, pair.a, pair.b),
+    )
+    done = replace(
+        whole,
+        rounds=((("h1", "h2"), ("h1", "h3")), (("h2", "h3"),)),
+        pairs=tuple(pairs),
+        retested=1,
+    )
+    return replace(HEALTHY, sweep=done)
+
+
+def _one_round(fail_fast: FailFast = "never") -> Run:
+    settings = Settings(fail_fast=fail_fast)
+    planned = Planned(rounds=((("h1", "h2"),),), total=3)
+    return Run(_fleet(), Registry(load_folder(shipped_folder())), settings, Silent(), planned)
+
+
+@pytest.mark.parametrize("bad", ["h1-h3", "h2-h3"])
+def test_what_was_measured_beside_the_schedule_has_a_verdict(bad: str) -> None:
+    """A repair or a retest that hangs is found in a replay, too, though no item asks for it."""
+    run = _one_round()
+    found = _judge(run, _swept(bad), ["fabric.allreduce"])
+    assert run.repairs == [("fabric.allreduce", ends) for ends in (("h1", "h3"), ("h2", "h3"))]
+    assert list(found) == [("fabric.allreduce", tuple(bad.split("-")))]
+    others = _one_round()
+    _judge(others, _swept(bad), ["gpu.count"])
+    assert others.repairs == []
+
+
+def test_stopping_at_the_first_finding_loses_no_repair() -> None:
+    """Pairs that were measured beside the schedule and not judged any more are `not_run`."""
+    run = _one_round("first")
+    _judge(run, _swept("h1-h2"), ["fabric.allreduce"])
+    assert {_outcome(run, *key[:1], *key[1])[0] for key in run.repairs} == {Outcome.NOT_RUN}
+    assert set(run.repairs) <= set(run.judgement.known())
