@@ -116,7 +116,7 @@ def rung_order(rung: Ladder) -> list[int]:
 
 
 def join_s(plan: SweepPlan, who: Roster) -> float:
-    """For torchrun's rendezvous: all nodes write one key in turn, and look once a second."""
+    """For torchrun's rendezvous: all nodes write one key in turn."""
     return plan.last_call_s + 15 + 2 * _JOINING_S * len(who.names)
 
 

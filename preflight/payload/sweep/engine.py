@@ -11,6 +11,8 @@ import os
 import sys
 import warnings
 
+from . import rendezvous
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +50,10 @@ def launch(
     Returns when this agent's ranks are done and the others' are too (or 300 s later: callers
     do not wait for that). Raises what torch raises when the rendezvous fails.
     """
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # A node that comes late must not restart everyone's ranks, as elastic would do for it.
-    DynamicRendezvousHandler.num_nodes_waiting = _nobody
+    rendezvous.hasten(dynamic_rendezvous)
     host, port = store
     wanted = {
         "min_nodes": go.min_nodes,
@@ -77,10 +78,6 @@ def launch(
     known = LaunchConfig.__dataclass_fields__  # older torch has fewer
     config = LaunchConfig(**{name: value for name, value in wanted.items() if name in known})
     elastic_launch(config, rank_main)(*arguments)
-
-
-def _nobody(_handler: Any) -> int:
-    return 0
 
 
 def _no_logs() -> Any:
