@@ -7,20 +7,17 @@ one direction looks one-sided too, at the end that waits for the packet.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from preflight.fabric.decoding.exposures import Exposures
 from preflight.fabric.decoding.parts import ALL_RAILS, Place
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from preflight.fabric.decoding.meetings import Kind, Meetings
     from preflight.fabric.digest import Digest, Standout
-    from preflight.fabric.samples import Phase
-
-    Kind = tuple[int, Phase]
-    _Met = tuple[str, str, int]
 
 MEDIANS = 20.0
 """A spike takes at least so many of its peers' medians."""
@@ -35,24 +32,22 @@ _MOST_RAILS = 0.5
 """An event on more of a pair's rails than this share is the node's, not each rail's."""
 
 
-class Exposure(NamedTuple):
-    """How much one pair on one rail in one round was watched, and how often something happened."""
-
-    place: Place
-    operations: int
-    loaded_s: float
-    events: int
-    worst_us: float
-
-
 class Watched(NamedTuple):
     """A whole fabric: events of the wire per pair, late starts per host."""
 
-    wire: list[Exposure]
-    late: list[Exposure]
+    wire: Exposures
+    late: Exposures
     """`place.b` is empty: a late start is one host's own."""
     limits_us: dict[Kind, float]
     """From which time on an operation of that size is a spike."""
+
+
+class _Load(NamedTuple):
+    """Of one pair in one round: its rails, and all together where there are several."""
+
+    rails: list[int]
+    operations: list[int]
+    loaded_s: list[float]
 
 
 class _Mark(NamedTuple):
@@ -63,44 +58,60 @@ class _Mark(NamedTuple):
     us: float
 
 
-def watch(digests: Sequence[Digest], least_us: float) -> Watched:
+def watch(met: Meetings, least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
-    limits = _limits(digests, least_us)
-    loads: dict[_Met, dict[int, tuple[int, float]]] = defaultdict(dict)
-    marks: dict[_Met, dict[str, list[_Mark]]] = {}
-    for digest in digests:
-        met = digest.a, digest.b, digest.round
-        load = loads[met]
-        operations, seconds = load.get(digest.rail, (0, 0.0))
-        load[digest.rail] = operations + digest.operations, seconds + digest.loaded_s
-        if digest.standouts:
-            for host, mark in _marks(digest, limits):
-                marks.setdefault(met, {}).setdefault(host, []).append(mark)
-    wire: list[Exposure] = []
-    late: list[Exposure] = []
-    for met, load in loads.items():
-        a, b, _ = met
-        own = marks.get(met, {})
-        wire += _exposures(a, b, load, own.get("", ()))
-        late += _exposures(a, "", load, own.get(a, ()))
-        late += _exposures(b, "", load, own.get(b, ()))
-    return Watched(wire, late, limits)
+    limits_us = _limits(met, least_us)
+    marks = _marks(met, limits_us)
+    operations, loaded_s = _loads(met)
+    watched = Watched(Exposures(), Exposures(), limits_us)
+    for rows in met.together:
+        a, b, _ = met.places[rows[0]]
+        load = _Load(
+            [met.places[row].rail for row in rows],
+            [operations[row] for row in rows],
+            [loaded_s[row] for row in rows],
+        )
+        if len(rows) > 1:
+            load.rails.append(ALL_RAILS)
+            load.operations.append(max(load.operations))
+            load.loaded_s.append(max(load.loaded_s))
+        own = [each for row in rows if row in marks for each in marks[row]]
+        _put(watched.wire, a, b, load, [mark for host, mark in own if not host])
+        _put(watched.late, a, "", load, [mark for host, mark in own if host == a])
+        _put(watched.late, b, "", load, [mark for host, mark in own if host == b])
+    return watched
 
 
-def _limits(digests: Iterable[Digest], least_us: float) -> dict[Kind, float]:
-    typical: dict[Kind, list[float]] = defaultdict(list)
-    for digest in digests:
-        typical[digest.size_bytes, digest.phase].append(digest.p50_us)
-    return {kind: max(least_us, MEDIANS * median(times)) for kind, times in typical.items()}
+def _loads(met: Meetings) -> tuple[list[int], list[float]]:
+    """Operations and loaded seconds of each row, of all sizes together."""
+    operations = [0] * len(met.places)
+    loaded_s = [0.0] * len(met.places)
+    for column in met.columns.values():
+        for row, digest in zip(column.rows, column.digests, strict=True):
+            operations[row] += digest.operations
+            loaded_s[row] += digest.loaded_s
+    return operations, loaded_s
 
 
-def _marks(digest: Digest, limits: Mapping[Kind, float]) -> Iterator[tuple[str, _Mark]]:
-    """Exceedances of one size, each with the host that began late, or nobody for the wire."""
-    limit_us = limits[digest.size_bytes, digest.phase]
-    for one in digest.standouts:
-        longest = max(one.first_us, one.second_us)
-        if longest > limit_us:
-            yield _late(digest, one), _Mark(one.at_s, digest.rail, longest)
+def _limits(met: Meetings, least_us: float) -> dict[Kind, float]:
+    return {
+        kind: max(least_us, MEDIANS * median([digest.p50_us for digest in column.digests]))
+        for kind, column in met.columns.items()
+    }
+
+
+def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, _Mark]]]:
+    """Exceedances by row, each with the host that began late, or nobody for the wire."""
+    marks: dict[int, list[tuple[str, _Mark]]] = {}
+    for kind, (rows, digests) in met.columns.items():
+        limit_us = limits_us[kind]
+        for row, digest in zip(rows, digests, strict=True):
+            for one in digest.standouts:
+                longest = max(one.first_us, one.second_us)
+                if longest > limit_us:
+                    mark = _Mark(one.at_s, digest.rail, longest)
+                    marks.setdefault(row, []).append((_late(digest, one), mark))
+    return marks
 
 
 def _late(digest: Digest, one: Standout) -> str:
@@ -114,25 +125,17 @@ def _late(digest: Digest, one: Standout) -> str:
     return host if one_sided and gap_us >= _EXPLAINS * excess_us else ""
 
 
-def _exposures(
-    a: str, b: str, load: Mapping[int, tuple[int, float]], marks: Sequence[_Mark]
-) -> Iterator[Exposure]:
-    """One per rail; and one for all rails together, where events hit most of them at once."""
-    counts: dict[int, int] = defaultdict(int)
-    worst: dict[int, float] = defaultdict(float)
+def _put(exposures: Exposures, a: str, b: str, load: _Load, marks: Sequence[_Mark]) -> None:
+    """One row per rail; and one for all together, which has what hit most of them at once."""
+    places = [Place(a, b, rail) for rail in load.rails]
+    first = exposures.add(places, load.operations, load.loaded_s)
     for cluster in _clusters(marks):
+        worst_us = max(mark.us for mark in cluster)
         rails = {mark.rail for mark in cluster}
-        wide = len(rails) > max(1.0, _MOST_RAILS * len(load))
-        for rail in (ALL_RAILS,) if wide else rails:
-            counts[rail] += 1
-            worst[rail] = max(worst[rail], *(mark.us for mark in cluster))
-    for rail, (operations, seconds) in load.items():
-        yield Exposure(Place(a, b, rail), operations, seconds, counts[rail], worst[rail])
-    if len(load) > 1:
-        operations = max(one for one, _ in load.values())
-        seconds = max(one for _, one in load.values())
-        place = Place(a, b, ALL_RAILS)
-        yield Exposure(place, operations, seconds, counts[ALL_RAILS], worst[ALL_RAILS])
+        if len(rails) > max(1.0, _MOST_RAILS * (len(places) - 1)):
+            rails = {ALL_RAILS}
+        for rail in rails:
+            exposures.count(first + load.rails.index(rail), worst_us)
 
 
 def _clusters(marks: Sequence[_Mark]) -> list[list[_Mark]]:

@@ -9,14 +9,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
-from preflight.fabric.decoding.events import Exposure, watch
+from preflight.fabric.decoding.events import watch
 from preflight.fabric.decoding.explain import Explained, explain
+from preflight.fabric.decoding.exposures import Exposures
 from preflight.fabric.decoding.hard import failures
+from preflight.fabric.decoding.meetings import meetings
+from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import Parts, Place
 from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
 from preflight.fabric.decoding.shifts import Shifts, of_latency, of_the_wire, shifts
-from preflight.fabric.decoding.usable import SHARE, number, usable
 from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.culprit import Symptom
     from preflight.fabric.decoding.explain import Accepted
-    from preflight.fabric.decoding.shifts import Shift
-    from preflight.fabric.digest import Digest
+    from preflight.fabric.decoding.shifts import Shifted
     from preflight.fabric.observed import Observed
 
 
@@ -51,7 +52,7 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     """
     found = failures(observed, too_slow)
     doubted: list[Component] = []
-    for search in _searches(usable(observed), observed):
+    for search in _searches(observed):
         doubted += [search.parts.component(key) for key in search.explained.doubted]
         for one in search.explained.accepted:
             fresh = _found(search, one)
@@ -84,85 +85,89 @@ class _Search(NamedTuple):
     symptom: Symptom
     explained: Explained
     parts: Parts
-    counted: Sequence[Exposure] = ()
+    counted: Exposures | None = None
 
 
-def _searches(digests: Sequence[Digest], observed: Observed) -> Iterator[_Search]:
+def _searches(observed: Observed) -> Iterator[_Search]:
     """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
     yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     backend, leaves = observed.backend, observed.leaves
+    met = meetings(observed)
     effect = -math.log(1 - number(backend, "slow_effect"))
     floor = number(backend, "bandwidth_scatter")
-    yield _shifting("slow", shifts(digests, leaves, of_the_wire), observed, effect, floor)
+    yield _shifting("slow", shifts(met, leaves, of_the_wire), observed, effect, floor)
     effect = math.log1p(number(backend, "latency_effect"))
     floor = number(backend, "latency_scatter")
-    yield _shifting("latency", shifts(digests, leaves, of_latency), observed, effect, floor)
-    watched = watch(digests, number(backend, "spike_us"))
+    yield _shifting("latency", shifts(met, leaves, of_latency), observed, effect, floor)
+    watched = watch(met, number(backend, "spike_us"))
     # A host that is late makes its partners wait, and some of that looks like the wire's.
-    events: tuple[tuple[Symptom, list[Exposure]], ...] = (
+    events: tuple[tuple[Symptom, Exposures], ...] = (
         ("late", watched.late),
         ("spikes", watched.wire),
     )
-    for symptom, rows in events:
+    for symptom, counted in events:
         rates = Rates(
-            rows,
+            counted,
             most=number(backend, "burst_nats"),
             effect=number(backend, "event_effect"),
         )
-        yield _counting(symptom, rows, observed, rates, SHARE)
+        yield _counting(symptom, counted, observed, rates, SHARE)
 
 
 def _shifting(
-    symptom: Symptom, rows: Sequence[Shift], observed: Observed, effect: float, floor: float
+    symptom: Symptom, shifted: Shifted, observed: Observed, effect: float, floor: float
 ) -> _Search:
-    model = Shifts(rows, effect=effect, floor=floor)
-    parts = Parts([one.place for one in rows], observed.leaves)
+    model = Shifts(shifted.logs, effect=effect, floor=floor)
+    parts = Parts(shifted.places, observed.leaves)
     explained = explain(parts, parts.suspects(model.hot()), model, SHARE)
     return _Search(symptom, explained, parts)
 
 
 def _counting(
     symptom: Symptom,
-    rows: Sequence[Exposure],
+    counted: Exposures,
     observed: Observed,
     model: Rates,
     false_alarm: float,
 ) -> _Search:
-    parts = Parts([one.place for one in rows], observed.leaves)
+    parts = Parts(counted.places, observed.leaves)
     explained = explain(parts, parts.suspects(model.hot()), model, false_alarm)
-    return _Search(symptom, explained, parts, rows)
+    return _Search(symptom, explained, parts, counted)
 
 
-def _wrong(observed: Observed) -> list[Exposure]:
+def _wrong(observed: Observed) -> Exposures:
     """Whether any sum came out wrong, per pair, rail and round that was measured."""
-    return [
-        Exposure(Place(one.a, one.b, one.rail), 1, 0.0, int(one.state == "corrupt"), 0.0)
-        for one in observed.tried
-        if one.state in ("measured", "corrupt")
-    ]
+    whole = [one for one in observed.tried if one.state in ("measured", "corrupt")]
+    return Exposures(
+        places=[Place(one.a, one.b, one.rail) for one in whole],
+        operations=[1] * len(whole),
+        loaded_s=[0.0] * len(whole),
+        events=[int(one.state == "corrupt") for one in whole],
+        worst_us=[0.0] * len(whole),
+    )
 
 
 def _found(search: _Search, one: Accepted) -> Found:
-    parts, rows = search.parts, search.counted
+    parts, counted = search.parts, search.counted
     found = Found(
         among=tuple(parts.component(key) for key in (one.key, *one.ties)),
         symptom=search.symptom,
         confidence=round(1 - math.exp(-max(0.05, one.margin)), 3),
-        pairs=parts.pairs(one.key),
+        pairs=parts.pairs(one.through),
         strength=one.strength,
     )
-    if not rows:
+    if counted is None:
         return found
-    own = [rows[number] for number in one.through]
-    events, operations = sum(row.events for row in own), sum(row.operations for row in own)
-    others = sum(row.operations for row in rows) - operations
+    events = sum(counted.events[row] for row in one.through)
+    operations = sum(counted.operations[row] for row in one.through)
+    others = sum(counted.operations) - operations
     return replace(
         found,
         events=events,
         operations=operations,
-        worst_us=max(row.worst_us for row in own),
-        elsewhere=(sum(row.events for row in rows) - events) / max(1, others),
+        worst_us=max(counted.worst_us[row] for row in one.through),
+        elsewhere=(sum(counted.events) - events) / max(1, others),
     )
 
 

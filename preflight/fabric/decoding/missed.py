@@ -10,21 +10,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.decoding.events import ONE_EVENT_S, watch
+from preflight.fabric.decoding.meetings import meetings
+from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import ALL_RAILS
 from preflight.fabric.decoding.rates import LEAST_EVENTS, LEAST_PEERS, Rates
 from preflight.fabric.decoding.shifts import Shifts, of_the_wire, shifts, surprise
-from preflight.fabric.decoding.usable import SHARE, number, usable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.events import Exposure, Kind
+    from preflight.fabric.decoding.exposures import Exposures
+    from preflight.fabric.decoding.meetings import Kind, Meetings
     from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
 
@@ -77,31 +80,52 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
 
     `most`: of those, so many.
     """
-    digests, backend = usable(observed), observed.backend
-    watched = watch(digests, number(backend, "spike_us"))
+    met, backend = meetings(observed), observed.backend
+    watched = watch(met, number(backend, "spike_us"))
     wire = watched.wire
-    if not wire:
+    if not wire.places:
         return ()
     rates = Rates(wire, most=number(backend, "burst_nats"), effect=number(backend, "event_effect"))
-    found = shifts(digests, observed.leaves, of_the_wire)
     effect = -math.log(1 - number(backend, "slow_effect"))
-    model = Shifts(found, effect=effect, floor=number(backend, "bandwidth_scatter"))
-    through: dict[Endpoint, list[Exposure]] = defaultdict(list)
-    for row in wire:
-        if row.place.rail != ALL_RAILS:
-            through[row.place.a, row.place.rail].append(row)
-            through[row.place.b, row.place.rail].append(row)
-    tested = len(through) + len({(row.place.a, row.place.b, row.place.rail) for row in wire})
-    threshold = math.log(tested / SHARE)
+    logs = shifts(met, observed.leaves, of_the_wire).logs
+    model = Shifts(logs, effect=effect, floor=number(backend, "bandwidth_scatter"))
+    through = _through(wire)
+    threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
     judged = _Rule(rates, threshold, effect, model.scatter)
-    every = sum(row.place.rail != ALL_RAILS for row in wire)
+    every = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: at for at, name in enumerate(observed.nodes)}
     looks = [
-        _missed(node, rail, rows, judged, peers=every - len(rows))
-        for (node, rail), rows in sorted(through.items(), key=lambda one: (order[one[0][0]], one))
+        _missed(node, rail, load, judged, peers=every - load.pairs)
+        for (node, rail), load in sorted(
+            through.items(), key=lambda one: (order[one[0][0]], one[0])
+        )
     ]
     looks.sort(key=lambda one: one.one_in if one.one_in is not None else 0.0)
-    return _by_size(looks[:most], digests, watched.limits_us, rates.least)
+    return _by_size(looks[:most], met, watched.limits_us, rates.least)
+
+
+class _Load(Struct):
+    """What went through one endpoint."""
+
+    operations: int = 0
+    loaded_s: list[float] = []
+    """Of each pair and round."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs and rounds."""
+        return len(self.loaded_s)
+
+
+def _through(wire: Exposures) -> dict[Endpoint, _Load]:
+    """Both ends of a pair were looked at."""
+    through: dict[Endpoint, _Load] = defaultdict(_Load)
+    for row, (a, b, rail) in enumerate(wire.places):
+        for name in (a, b) if rail != ALL_RAILS else ():
+            load = through[name, rail]
+            load.operations += wire.operations[row]
+            load.loaded_s.append(wire.loaded_s[row])
+    return through
 
 
 class _Rule:
@@ -115,10 +139,9 @@ class _Rule:
         self._events: dict[tuple[int, int], int | None] = {}
         self._slower: dict[int, float | None] = {}
 
-    def events(self, rows: Sequence[Exposure]) -> int | None:
+    def events(self, load: _Load) -> int | None:
         """How many events make it certain enough that it is named."""
-        pairs = len(rows)
-        each = sum(row.operations for row in rows) // pairs
+        each, pairs = load.operations // load.pairs, load.pairs
         if (each, pairs) not in self._events:
             self._events[each, pairs] = self._needed(each, pairs)
         return self._events[each, pairs]
@@ -135,10 +158,10 @@ class _Rule:
             low, high = (low, middle) if enough else (middle + 1, high)
         return high
 
-    def mean(self, events: int, rows: Sequence[Exposure]) -> float | None:
+    def mean(self, events: int, load: _Load) -> float | None:
         """How many it takes on average, so that so many show, and the rate is one that matters."""
-        mean = mean_for(events, _moments(row.loaded_s for row in rows))
-        least = self._rates.least * sum(row.operations for row in rows)
+        mean = mean_for(events, _moments(load.loaded_s))
+        least = self._rates.least * load.operations
         return None if mean is None else max(mean, least)
 
     def slower(self, pairs: int) -> float | None:
@@ -152,37 +175,33 @@ class _Rule:
         return self._slower[pairs]
 
 
-def _missed(node: str, rail: int, rows: Sequence[Exposure], rule: _Rule, *, peers: int) -> Missed:
-    operations = sum(row.operations for row in rows)
-    loaded_s = sum(row.loaded_s for row in rows)
+def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Missed:
+    loaded_s = sum(load.loaded_s)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
-    events = rule.events(rows) if judged else None
-    mean = rule.mean(events, rows) if events is not None else None
+    events = rule.events(load) if judged else None
+    mean = rule.mean(events, load) if events is not None else None
     return Missed(
         node=node,
         rail=rail,
-        operations=operations,
+        operations=load.operations,
         loaded_s=round(loaded_s, 3),
-        pairs=len(rows),
-        one_in=None if mean is None else round(operations / mean, 1),
+        pairs=load.pairs,
+        one_in=None if mean is None else round(load.operations / mean, 1),
         every_s=None if mean is None else round(loaded_s / mean, 4),
-        slower=rule.slower(len(rows)) if judged else None,
+        slower=rule.slower(load.pairs) if judged else None,
         events=events,
     )
 
 
 def _by_size(
-    looks: Sequence[Missed],
-    digests: Iterable[Digest],
-    limits_us: Mapping[Kind, float],
-    least: float,
+    looks: Sequence[Missed], met: Meetings, limits_us: Mapping[Kind, float], least: float
 ) -> tuple[Missed, ...]:
     """Add to each look what spikes at one size alone would have shown.
 
     `least`: added events per operation, of all sizes, below which nobody is named.
     """
     own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
-    for digest in digests:
+    for digest in chain.from_iterable(column.digests for column in met.columns.values()):
         for name in (digest.a, digest.b):
             sizes = own.get((name, digest.rail))
             if sizes is not None:

@@ -47,11 +47,17 @@ class Parts:
         self._places = places
         self._leaves = leaves
         self._many_rails = len({place.rail for place in places} - {ALL_RAILS}) > 1
-        self.tested = _count(places)
-        """How many parts could have been named: so many chances has chance."""
         self._under: dict[str, list[str]] = defaultdict(list)
         for name, leaf in leaves.items():
             self._under[leaf].append(name)
+
+    @property
+    def tested(self) -> int:
+        """How many parts could have been named: so many chances has chance."""
+        nodes = {name for place in self._places for name in (place.a, place.b)}
+        pairs = {(place.a, place.b) for place in self._places}
+        rails = {place.rail for place in self._places}
+        return (len(nodes) + len(pairs)) * (1 + len(rails) if len(rails) > 1 else 1)
 
     def of(self, place: Place) -> list[Key]:
         """All parts that one observation goes through."""
@@ -90,10 +96,10 @@ class Parts:
                         own.append(number)
         return through
 
-    def pairs(self, key: Key) -> tuple[tuple[str, str], ...]:
-        """The pairs of nodes that were measured through a part."""
-        through = (place for place in self._places if key in self.of(place))
-        return tuple(dict.fromkeys((place.a, place.b) for place in through if place.b))
+    def pairs(self, through: Iterable[int]) -> tuple[tuple[str, str], ...]:
+        """The pairs of nodes that these observations were made of."""
+        places = (self._places[number] for number in through)
+        return tuple(dict.fromkeys((place.a, place.b) for place in places if place.b))
 
     def penalty(self, key: Key) -> float:
         """What a part costs as an explanation; with one rail the node is its own endpoint."""
@@ -111,10 +117,3 @@ class Parts:
             nodes = tuple(self._under[key.one])
             return Component("leaf_rail", f"{key.one}{on}", nodes, rail)
         return Component(key.kind, f"{key.one}{on}", (key.one,), rail)
-
-
-def _count(places: Sequence[Place]) -> int:
-    nodes = {name for place in places for name in (place.a, place.b)}
-    pairs = {(place.a, place.b) for place in places}
-    rails = {place.rail for place in places}
-    return (len(nodes) + len(pairs)) * (1 + len(rails) if len(rails) > 1 else 1)

@@ -9,17 +9,18 @@ proof, the same shift with several partners is.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.decoding.parts import Place
 from preflight.fabric.measure import WIRE_BOUND
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.fabric.decoding.meetings import Meetings
+    from preflight.fabric.decoding.parts import Place
     from preflight.fabric.digest import Digest
+    from preflight.fabric.samples import Phase
 
 _DEGREES = 8.0
 _HOT = 3.0
@@ -33,11 +34,11 @@ _LEAST_US = 1e-3
 _TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
 
 
-class Shift(NamedTuple):
-    """Log time of one pair on one rail in one round, against all pairs at the same sizes."""
+class Shifted(NamedTuple):
+    """Log time of each pair on one rail in one round, against all pairs at the same sizes."""
 
-    place: Place
-    log: float
+    places: list[Place]
+    logs: list[float]
 
 
 class _Base(NamedTuple):
@@ -50,10 +51,10 @@ class _Base(NamedTuple):
 class Shifts:
     """The model of `explain` for observations that a fault makes slower by a constant factor."""
 
-    def __init__(self, observed: Sequence[Shift], *, effect: float, floor: float) -> None:
+    def __init__(self, logs: Sequence[float], *, effect: float, floor: float) -> None:
         """`effect`: in log time, what matters at all. `floor`: scatter that is always believed."""
-        self._logs = [one.log for one in observed]
-        self._expected = [0.0] * len(observed)
+        self._logs = logs
+        self._expected = [0.0] * len(logs)
         self._effect = effect
         self._floor = floor
         self._whole = self._base_of(self._logs)
@@ -134,38 +135,65 @@ def _densest(ranked: Sequence[float]) -> float:
     return median(ranked[start : start + wide])
 
 
-def shifts(
-    digests: Sequence[Digest], leaves: Mapping[str, str], wanted: Callable[[Digest], bool]
-) -> list[Shift]:
+def shifts(met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]) -> Shifted:
     """One per pair, rail and round: the median over the wanted sizes of its distance to all."""
-    groups: dict[tuple[int, str, bool], list[Digest]] = defaultdict(list)
-    for digest in filter(wanted, digests):
-        near = leaves.get(digest.a)
-        same = near is not None and near == leaves.get(digest.b)
-        groups[digest.size_bytes, digest.phase, same].append(digest)
-    gathered: dict[tuple[Place, int], list[float]] = defaultdict(list)
-    for own in groups.values():
-        typical_us = median([_time_us(digest) for digest in own])
-        for digest in own:
-            place = Place(digest.a, digest.b, digest.rail)
-            away = math.log(max(_time_us(digest), _LEAST_US) / max(typical_us, _LEAST_US))
-            gathered[place, digest.round].append(away)
-    return [Shift(place, median(logs)) for (place, _), logs in gathered.items()]
+    gathered: list[list[float]] = [[] for _ in met.places]
+    for rows, times_us in _groups(met, leaves, wanted).values():
+        typical_us = median(times_us)
+        for row, time_us in zip(rows, times_us, strict=True):
+            gathered[row].append(math.log(time_us / typical_us))
+    return Shifted(
+        [place for place, logs in zip(met.places, gathered, strict=True) if logs],
+        [median(logs) for logs in gathered if logs],
+    )
 
 
-def _time_us(digest: Digest) -> float:
+class _Group(NamedTuple):
+    """What is compared with each other: rows of `Meetings`, and the time of each."""
+
+    rows: list[int]
+    times_us: list[float]
+
+
+def _groups(
+    met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
+) -> dict[tuple[int, Phase, bool], _Group]:
+    """By size, phase, and whether both ends are under one leaf."""
+    near = [_near(place, leaves) for place in met.places] if leaves else []
+    groups: dict[tuple[int, Phase, bool], _Group] = {}
+    for (size_bytes, phase), (rows, digests) in met.columns.items():
+        if wanted(size_bytes):
+            times_us = _times_us(size_bytes, digests)
+            if not near:
+                groups[size_bytes, phase, False] = _Group(rows, times_us)
+                continue
+            for row, time_us in zip(rows, times_us, strict=True):
+                group = groups.setdefault((size_bytes, phase, near[row]), _Group([], []))
+                group.rows.append(row)
+                group.times_us.append(time_us)
+    return groups
+
+
+def _near(place: Place, leaves: Mapping[str, str]) -> bool:
+    leaf = leaves.get(place.a)
+    return leaf is not None and leaf == leaves.get(place.b)
+
+
+def _times_us(size_bytes: int, digests: Sequence[Digest]) -> list[float]:
     """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
-    return digest.best_us if of_the_wire(digest) else digest.p50_us
+    if of_the_wire(size_bytes):
+        return [max(digest.best_us, _LEAST_US) for digest in digests]
+    return [max(digest.p50_us, _LEAST_US) for digest in digests]
 
 
-def of_the_wire(digest: Digest) -> bool:
-    """Whether its size tells of bandwidth."""
-    return digest.size_bytes >= WIRE_BOUND
+def of_the_wire(size_bytes: int) -> bool:
+    """Whether that size tells of bandwidth."""
+    return size_bytes >= WIRE_BOUND
 
 
-def of_latency(digest: Digest) -> bool:
-    """Whether its size is all latency."""
-    return digest.size_bytes < WIRE_BOUND
+def of_latency(size_bytes: int) -> bool:
+    """Whether that size is all latency."""
+    return size_bytes < WIRE_BOUND
 
 
 def surprise(scales: float) -> float:
