@@ -13,12 +13,13 @@ from preflight.fabric.decoding.events import watch
 from preflight.fabric.decoding.explain import Explained, explain
 from preflight.fabric.decoding.exposures import Exposures
 from preflight.fabric.decoding.hard import failures
+from preflight.fabric.decoding.logtimes import log_times, of_latency, of_the_wire
 from preflight.fabric.decoding.meetings import meetings
 from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import Parts, Place
 from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
-from preflight.fabric.decoding.shifts import Shifts, of_latency, of_the_wire, shifts
+from preflight.fabric.decoding.shifts import Shifts
 from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.culprit import Symptom
     from preflight.fabric.decoding.explain import Accepted
-    from preflight.fabric.decoding.shifts import Shifted
+    from preflight.fabric.decoding.logtimes import LogTimes
     from preflight.fabric.observed import Observed
 
 
@@ -96,10 +97,10 @@ def _searches(observed: Observed) -> Iterator[_Search]:
     met = meetings(observed)
     effect = -math.log(1 - number(backend, "slow_effect"))
     floor = number(backend, "bandwidth_scatter")
-    yield _shifting("slow", shifts(met, leaves, of_the_wire), observed, effect, floor)
+    yield _shifting("slow", log_times(met, leaves, of_the_wire, effect), observed, effect, floor)
     effect = math.log1p(number(backend, "latency_effect"))
     floor = number(backend, "latency_scatter")
-    yield _shifting("latency", shifts(met, leaves, of_latency), observed, effect, floor)
+    yield _shifting("latency", log_times(met, leaves, of_latency, effect), observed, effect, floor)
     watched = watch(met, number(backend, "spike_us"))
     # A host that is late makes its partners wait, and some of that looks like the wire's.
     events: tuple[tuple[Symptom, Exposures], ...] = (
@@ -116,10 +117,10 @@ def _searches(observed: Observed) -> Iterator[_Search]:
 
 
 def _shifting(
-    symptom: Symptom, shifted: Shifted, observed: Observed, effect: float, floor: float
+    symptom: Symptom, timed: LogTimes, observed: Observed, effect: float, floor: float
 ) -> _Search:
-    model = Shifts(shifted.logs, effect=effect, floor=floor)
-    parts = Parts(shifted.places, observed.leaves)
+    model = Shifts(timed, effect=effect, floor=floor)
+    parts = Parts(timed.places, observed.leaves)
     explained = explain(parts, parts.suspects(model.hot()), model, SHARE)
     return _Search(symptom, explained, parts)
 

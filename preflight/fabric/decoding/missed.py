@@ -17,11 +17,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.decoding.events import ONE_EVENT_S, watch
+from preflight.fabric.decoding.logtimes import log_times, of_the_wire
 from preflight.fabric.decoding.meetings import meetings
 from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import ALL_RAILS
 from preflight.fabric.decoding.rates import LEAST_EVENTS, LEAST_PEERS, Rates
-from preflight.fabric.decoding.shifts import Shifts, of_the_wire, shifts, surprise
+from preflight.fabric.decoding.shifts import Shifts, surprise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,8 +88,8 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
         return ()
     rates = Rates(wire, most=number(backend, "burst_nats"), effect=number(backend, "event_effect"))
     effect = -math.log(1 - number(backend, "slow_effect"))
-    logs = shifts(met, observed.leaves, of_the_wire).logs
-    model = Shifts(logs, effect=effect, floor=number(backend, "bandwidth_scatter"))
+    timed = log_times(met, observed.leaves, of_the_wire, effect)
+    model = Shifts(timed, effect=effect, floor=number(backend, "bandwidth_scatter"))
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
     judged = _Rule(rates, threshold, effect, model.scatter)

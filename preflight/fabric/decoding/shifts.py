@@ -9,18 +9,16 @@ proof, the same shift with several partners is.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.measure import WIRE_BOUND
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from preflight.fabric.decoding.meetings import Meetings
+    from preflight.fabric.decoding.logtimes import LogTimes
     from preflight.fabric.decoding.parts import Place
-    from preflight.fabric.digest import Digest
-    from preflight.fabric.samples import Phase
 
 _DEGREES = 8.0
 _HOT = 3.0
@@ -30,15 +28,7 @@ _FEW_PEERS = 10
 _NORMAL = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
 _RANGE = 1.7  # from the range of three normal values to their standard deviation
 _DENSE = 0.4
-_LEAST_US = 1e-3
 _TAIL_SHARE, _TAIL_SCALES = 0.95, 2.0
-
-
-class Shifted(NamedTuple):
-    """Log time of each pair on one rail in one round, against all pairs at the same sizes."""
-
-    places: list[Place]
-    logs: list[float]
 
 
 class _Base(NamedTuple):
@@ -51,10 +41,12 @@ class _Base(NamedTuple):
 class Shifts:
     """The model of `explain` for observations that a fault makes slower by a constant factor."""
 
-    def __init__(self, logs: Sequence[float], *, effect: float, floor: float) -> None:
+    def __init__(self, observed: LogTimes, *, effect: float, floor: float) -> None:
         """`effect`: in log time, what matters at all. `floor`: scatter that is always believed."""
-        self._logs = logs
-        self._expected = [0.0] * len(logs)
+        self._logs = observed.logs
+        self._places = observed.places
+        self._again = observed.again
+        self._expected = [0.0] * len(self._logs)
         self._effect = effect
         self._floor = floor
         self._whole = self._base_of(self._logs)
@@ -72,11 +64,11 @@ class Shifts:
         return [number for number, log in enumerate(self._logs) if log > bound]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
-        """The median shift that is not explained yet, in log time, and what assuming it gains."""
+        """The median shift over its partners, in log time, and what assuming it gains."""
         base = self._base(through)
         if base is None:
             return 0.0, 0.0
-        shift = median([self._logs[number] - base.log for number in through])
+        shift = self._typical(through) - base.log
         gain = 0.0
         for number in through:
             expected = self._expected[number]
@@ -97,6 +89,15 @@ class Shifts:
         """Whether it is slower by as much as anybody would mind."""
         del through
         return strength >= self._effect
+
+    def _typical(self, through: Sequence[int]) -> float:
+        """A partner counts once, however often it was met."""
+        if not self._again:
+            return _lower_median([self._logs[number] for number in through])
+        met: dict[Place, list[float]] = defaultdict(list)
+        for number in through:
+            met[self._places[number]].append(self._logs[number])
+        return _lower_median([_lower_median(logs) for logs in met.values()])
 
     def _base(self, through: Sequence[int]) -> _Base | None:
         """What does not go through the part, and is not slow for a reason known already."""
@@ -127,73 +128,24 @@ class Shifts:
         return _Base(middle, max(self._floor, spread, scatter, tail))
 
 
+def _lower_median(values: Sequence[float]) -> float:
+    """Of an even number the lower of the two: a part with two partners is as bad as its better."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 def _densest(ranked: Sequence[float]) -> float:
-    """The median of the densest two fifths: typical even where most pairs touch a slow node."""
+    """The median of the densest two fifths: typical even where most pairs touch a slow node.
+
+    Faults only slow down: where as many are faster than those, they are the healthy ones.
+    """
     wide = math.ceil(_DENSE * len(ranked))
-    starts = range(len(ranked) - wide + 1)
-    start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
-    return median(ranked[start : start + wide])
-
-
-def shifts(met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]) -> Shifted:
-    """One per pair, rail and round: the median over the wanted sizes of its distance to all."""
-    gathered: list[list[float]] = [[] for _ in met.places]
-    for rows, times_us in _groups(met, leaves, wanted).values():
-        typical_us = median(times_us)
-        for row, time_us in zip(rows, times_us, strict=True):
-            gathered[row].append(math.log(time_us / typical_us))
-    return Shifted(
-        [place for place, logs in zip(met.places, gathered, strict=True) if logs],
-        [median(logs) for logs in gathered if logs],
-    )
-
-
-class _Group(NamedTuple):
-    """What is compared with each other: rows of `Meetings`, and the time of each."""
-
-    rows: list[int]
-    times_us: list[float]
-
-
-def _groups(
-    met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool]
-) -> dict[tuple[int, Phase, bool], _Group]:
-    """By size, phase, and whether both ends are under one leaf."""
-    near = [_near(place, leaves) for place in met.places] if leaves else []
-    groups: dict[tuple[int, Phase, bool], _Group] = {}
-    for (size_bytes, phase), (rows, digests) in met.columns.items():
-        if wanted(size_bytes):
-            times_us = _times_us(size_bytes, digests)
-            if not near:
-                groups[size_bytes, phase, False] = _Group(rows, times_us)
-                continue
-            for row, time_us in zip(rows, times_us, strict=True):
-                group = groups.setdefault((size_bytes, phase, near[row]), _Group([], []))
-                group.rows.append(row)
-                group.times_us.append(time_us)
-    return groups
-
-
-def _near(place: Place, leaves: Mapping[str, str]) -> bool:
-    leaf = leaves.get(place.a)
-    return leaf is not None and leaf == leaves.get(place.b)
-
-
-def _times_us(size_bytes: int, digests: Sequence[Digest]) -> list[float]:
-    """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
-    if of_the_wire(size_bytes):
-        return [max(digest.best_us, _LEAST_US) for digest in digests]
-    return [max(digest.p50_us, _LEAST_US) for digest in digests]
-
-
-def of_the_wire(size_bytes: int) -> bool:
-    """Whether that size tells of bandwidth."""
-    return size_bytes >= WIRE_BOUND
-
-
-def of_latency(size_bytes: int) -> bool:
-    """Whether that size is all latency."""
-    return size_bytes < WIRE_BOUND
+    last = len(ranked)
+    while True:
+        starts = range(last - wide + 1)
+        start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
+        if start < wide:
+            return median(ranked[start : start + wide])
+        last = start
 
 
 def surprise(scales: float) -> float:

@@ -44,6 +44,8 @@ class Made:
     failed: Where = never
     state: PairState = "hung"
     leaves: dict[str, str] = field(default_factory=dict)
+    again: tuple[tuple[str, str], ...] = ()
+    """Pairs that are measured once more, each in a round of its own."""
     operations: int = 2000
     seed: int = 1
 
@@ -53,7 +55,8 @@ class Made:
         names = [f"n{number + 1}" for number in range(self.nodes)]
         tried: list[Tried] = []
         digests: list[Digest] = []
-        for number, around in enumerate(circle_rounds(names)):
+        rounds = circle_rounds(names)
+        for number, around in enumerate((*rounds, *((pair,) for pair in self.again))):
             for a, b in around:
                 for rail in range(self.rails):
                     bad = self.failed(a, b, rail)
@@ -67,6 +70,7 @@ class Made:
             tried=tuple(tried),
             digests=tuple(digests),
             leaves=self.leaves,
+            retested=len(rounds) if self.again else 0,
         )
 
     def _sizes(self, a: str, b: str, rail: int, number: int, noise: random.Random) -> list[Digest]:

@@ -104,6 +104,24 @@ def test_a_firewall_between_two_only() -> None:
     assert named(made) == [("no_connect", "n2-n3")]
 
 
+def test_a_path_that_was_measured_again_and_again_is_one_partner() -> None:
+    """Three slow rounds of one pair do not outvote the two partners with whom an end is fine."""
+    made = Made(nodes=4, slow=lambda a, b, _: (a, b) == ("n2", "n3"), again=(("n2", "n3"),) * 2)
+    assert named(made) == [("slow", "n2-n3")]
+
+
+@pytest.mark.parametrize(("nodes", "per_leaf"), [(8, 4), (16, 8), (64, 16), (17, 8)])
+def test_a_slow_leaf_is_named_although_most_far_pairs_touch_it(nodes: int, per_leaf: int) -> None:
+    """Of two leaves a slow one slows all far pairs, of four every second: no yardstick for far."""
+    leaves = {f"n{at + 1}": f"leaf{at // per_leaf}" for at in range(nodes)}
+
+    def slow(a: str, b: str, _: int) -> bool:
+        return "leaf1" in (leaves[a], leaves[b]) or ("n1" in (a, b) and nodes > 3 * per_leaf)
+
+    found = named(Made(nodes=nodes, leaves=leaves, slow=slow, factor=3.0))
+    assert found == [("slow", "leaf1")] + [("slow", "n1")] * (nodes > 3 * per_leaf)
+
+
 def test_many_slow_nodes_are_one_cause() -> None:
     """Over a quarter of the nodes: said once, after each was found."""
     bad = {"n1", "n5", "n9", "n11", "n13"}
