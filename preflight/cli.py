@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UsageError as error:
-        print(f"preflight: {error}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
+        from preflight.report.text import printable
+
+        said = printable(str(error))  # it may name a file whose name is an escape sequence
+        print(f"preflight: {said}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         return USAGE
     parser.print_help()
     return USAGE

@@ -74,7 +74,7 @@ def read_options(config: pytest.Config) -> Chosen:
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
-    if not config.option.collectonly:
+    if not config.option.collectonly and not hasattr(config, "workerinput"):
         outputs.refuse_unusable()
     rank_0 = leading(config)
     found = None if rank_0 else _found(config)

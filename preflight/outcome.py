@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +24,10 @@ from preflight.report.document import (
     encode,
 )
 from preflight.report.fabric_page import PICTURE, picture_of
-from preflight.report.files import open_folder, write_atomically
+from preflight.report.files import open_folder, remove, write_atomically
 from preflight.report.findings import Finding, counts, findings, suspicions
 from preflight.report.header import next_command
+from preflight.report.kept import Kept, full
 from preflight.report.missed import missed_rows
 from preflight.report.ready import Readiness, exit_code, readiness
 from preflight.report.terminal import summary
@@ -50,6 +52,7 @@ class Outputs:
     path: Path
     trouble: str = field(default="", init=False)
     written: set[str] = field(default_factory=set, init=False)
+    kept: Kept = field(default_factory=Kept, init=False)
 
     @classmethod
     def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
@@ -70,6 +73,10 @@ class Outputs:
             raise UsageError(f"--preflight-report: {there} is no folder: give another one")
         if not os.access(there, os.W_OK | os.X_OK):
             raise UsageError(f"cannot write into {there}: give a folder with --preflight-report")
+        if full(there):
+            raise UsageError(
+                f"the disk of {there} is full: make room, or give --preflight-report DIR"
+            )
         try:
             with open_folder(self.path, make=False):
                 return
@@ -89,15 +96,28 @@ class Outputs:
             return str(self.path)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one file in one piece. A full disk costs the file, never the verdicts."""
+        """Write one file in one piece. A full disk costs its place there, never the verdicts.
+
+        What an earlier run left there under that name is removed: it would be taken for this one's.
+        """
         try:
             write_atomically(self.path / name, content)
             self.written.add(name)
         except OSError as error:
-            self.trouble = (
-                f"cannot write {self.path / name}: {error.strerror}; "
-                "give another folder: --preflight-report DIR"
-            )
+            with suppress(OSError):
+                remove(self.path / name)
+            self.kept.keep(name, content)
+            self.trouble = self.trouble or f"cannot write {self.path / name}: {error.strerror}"
+
+    @property
+    def told(self) -> str:
+        """What could not be written, where it is instead, what to do; nothing if all is well."""
+        if not self.trouble:
+            return ""
+        return (
+            f"{self.trouble}; {self.kept.words}; make room there, or give another folder: "
+            "--preflight-report DIR"
+        )
 
 
 @dataclass(frozen=True)
@@ -111,8 +131,9 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        written = f"{self.outputs.shown}/report.json" if self.report.verdicts else ""
-        where = self.outputs.trouble or written
+        there = self.report.verdicts and "report.json" in self.outputs.written
+        written = f"{self.outputs.shown}/report.json" if there else ""
+        where = "; ".join(filter(None, (written, self.outputs.told)))
         picture = f"{self.outputs.shown}/{PICTURE}" if PICTURE in self.outputs.written else ""
         return summary(
             self.report, self.found, where=where, picture=picture, hint=self.hint, width=width

@@ -13,6 +13,7 @@ from preflight.errors import WireError
 from preflight.fabric.events import Alive, Done, Event, Lapsed, Ready, Rest, decode_event
 from preflight.transport.leased import Leased, Talk
 from preflight.transport.protocol import ReachError
+from preflight.transport.standstill import Standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,9 @@ _CLOSING_S = 3.0
 _EVENTS_BESIDE_PAIRS = 64
 _TURN_S = 0.1
 """How long one of our orders may wait while we listen."""
+
+_FORGIVEN_S = 5.0
+"""What was said while we stood still is read within this."""
 
 
 class Gone(Struct, frozen=True):
@@ -49,9 +53,11 @@ class Agents:
         self._idle: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self.own = Standstill()
 
     def start(self, hosts: Iterable[Host], begin: Callable[[Host], Talk]) -> None:
         """Begin a conversation with each host, in a thread of its own."""
+        self.own.watch()
         for host in hosts:
             self._orders[host.name] = queue.SimpleQueue()
             thread = threading.Thread(target=self._serve, args=(host, begin), daemon=True)
@@ -59,9 +65,10 @@ class Agents:
             thread.start()
 
     def next(self, within_s: float) -> tuple[str, Event | Gone] | None:
-        """Return who said what next; None if nobody did in time."""
+        """Return who said what next; None if nobody did in time (less what we stood still)."""
+        more_s = min(_FORGIVEN_S, self.own.forgive_s())
         try:
-            return self._said.get(timeout=max(0.0, within_s))
+            return self._said.get(timeout=max(0.0, within_s) + more_s)
         except queue.Empty:
             return None
 
@@ -79,6 +86,7 @@ class Agents:
 
     def close(self) -> None:
         """Let those leave that wait for orders, end the others; keeps nobody waiting."""
+        self.own.close()
         with self._lock:
             self._closed = True
             left = list(self._talks)

@@ -108,6 +108,11 @@ class Collected:
             self.lost.add(name)
             self._words.append(Word(name, "said", error))
 
+    def excuse(self, name: str) -> None:
+        """Count a node as gone for what is our own fault: nothing is said of it."""
+        if name not in self.done:
+            self.lost.add(name)
+
     def lose(self, name: str, reason: str, advice: str = "") -> None:
         """Count a node as gone; what it said before is kept."""
         if name not in self.done:

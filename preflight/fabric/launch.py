@@ -27,7 +27,7 @@ from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, wi
 from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
 from preflight.fabric.samples import Sweep
 from preflight.fabric.silence import Silence
-from preflight.transport.leased import LEASE_S
+from preflight.transport.leased import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +54,10 @@ _NOTHING_CAME = (
 )
 _TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget SECONDS"
 _INTERRUPTED = "interrupted before it was measured"
+_STOOD_STILL = (
+    "preflight itself stood still for {0:.0f} s (stopped, or its machine slept), so the nodes left "
+    "as they should: nothing is known against them; run again"
+)
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
@@ -159,6 +163,23 @@ class _Stage:
             self._unfinished = _TIME_UP
         return True
 
+    def _our_fault(self, event: Event | Gone) -> bool:
+        """Whether a loss is explained by our own standing still; the sweep is unfinished then.
+
+        After a hole of about the lease all nodes leave, and their partners complain of them.
+        """
+        hole_s = self.agents.own.recent_s(LEASE_S)
+        bad = isinstance(event, Gone | Lapsed | Trouble) or (
+            isinstance(event, PairSeen) and event.state != "measured"
+        )
+        if not bad or hole_s < LEASE_S - RENEW_S - 1:
+            return False
+        if self._collected is not None and self._collected.retesting:
+            self._collected.cut = True
+        else:
+            self._unfinished = _STOOD_STILL.format(hole_s)
+        return True
+
     def _gather(self) -> None:
         """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
         patience = min(self._ends, self._began + self._plan.ready_s)
@@ -170,7 +191,8 @@ class _Stage:
             name, event = said
             if isinstance(event, Ready) and name in waiting:
                 self._ready[name] = event
-            elif name in waiting:
+            elif name in waiting or name in self._ready:  # nobody was asked anything: its end
+                self._ready.pop(name, None)
                 self._leave_out(name, event)
             if len(self._ready) * 2 >= len(self._hosts):
                 now = time.monotonic()
@@ -194,6 +216,9 @@ class _Stage:
             self._advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
             self._out[name] = f"busy: {event.error}"
+            self._excused.add(name)
+        elif self._our_fault(event):
+            self._out[name] = self._unfinished
             self._excused.add(name)
         elif isinstance(event, Gone):
             self._out[name] = event.reason
@@ -253,7 +278,11 @@ class _Stage:
                 if not self._time_is_up():
                     collected.give_up(waiting)
                 return
-            self._take(*said, who, collected)
+            name, event = said
+            if not self._our_fault(event):
+                self._take(name, event, who, collected)
+            elif isinstance(event, Gone | Lapsed):
+                collected.excuse(name)
             rest_s = self._rest_s(self._plan, who, collected, limits)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)

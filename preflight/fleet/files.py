@@ -20,9 +20,11 @@ def read_regular(path: Path, largest: int) -> bytes:
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
-        _refuse_others(os.fstat(handle).st_mode)
-        content = file.read(largest + 1)
-    if len(content) > largest:
+        opened = os.fstat(handle)
+        _refuse_others(opened.st_mode)
+        # What grows meanwhile, or has no size of its own (/proc), is found out by reading.
+        content = b"" if opened.st_size > largest else file.read(largest + 1)
+    if max(opened.st_size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"it is larger than {largest >> 20} MiB")
     return content
 

@@ -46,6 +46,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
 
 
+def remove(path: Path) -> None:
+    """Remove a file, by the same safe way; OSError if it is not there or cannot be removed."""
+    with open_folder(path.parent, make=False) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
 @contextmanager
 def open_folder(path: Path, *, make: bool) -> Iterator[int]:
     """Hold a folder open; OSError says in words why it is not safe to write there.

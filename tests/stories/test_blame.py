@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -190,3 +191,13 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "cannot read" in refused(blame(tmp_path / "none.json"))
     assert "holds no measured.json" in refused(blame(tmp_path))
     assert "see: preflight --help" in refused(blame(tmp_path, "--frobnicate"))
+
+
+def test_a_huge_file_with_a_hostile_name_is_one_line(tmp_path: Path) -> None:
+    """It is refused by its size, unread, and its name reaches the terminal without its escapes."""
+    path = tmp_path / "night\x1b[31m.json"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    line = refused(blame(path))
+    assert "it is larger than 1024 MiB" in line
+    assert line.isprintable()

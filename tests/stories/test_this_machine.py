@@ -138,25 +138,6 @@ def test_a_report_that_cannot_be_written(here: Here, place: str) -> None:
     assert "is no folder: give another one" in told.err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk(here: Here) -> None:
-    """A disk that fills up costs the report, never the verdicts, and leaves no half file."""
-    here.check("site.a", "conclude(ok('fine', padding='x' * 100_000))")
-    disk = here.folder / "disk"
-    disk.mkdir()
-    small = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if subprocess.run(small, check=False, capture_output=True).returncode != 0:
-        pytest.skip("this machine mounts no tmpfs")
-    try:
-        told = here.judge(f"--preflight-report={disk}")
-        assert told.exit == 3
-        assert "3 ok, 0 failed, 0 lost" in told.out
-        assert "No space left on device; give another folder" in " ".join(told.out.split())
-        assert not [path for path in disk.iterdir() if path.name.startswith(".")]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["serial", "xdist"])
 def test_stopping_a_run_that_waits(
