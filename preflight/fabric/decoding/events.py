@@ -42,14 +42,6 @@ class Watched(NamedTuple):
     """From which time on an operation of that size is a spike."""
 
 
-class _Load(NamedTuple):
-    """Of one pair in one round: its rails, and all together where there are several."""
-
-    rails: list[int]
-    operations: list[int]
-    loaded_s: list[float]
-
-
 class _Mark(NamedTuple):
     """One operation that took too long."""
 
@@ -62,55 +54,49 @@ def watch(met: Meetings, least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
     limits_us = _limits(met, least_us)
     marks = _marks(met, limits_us)
-    operations, loaded_s = _loads(met)
     watched = Watched(Exposures(), Exposures(), limits_us)
+    alone = _Alone()
     for rows in met.together:
         a, b, _ = met.places[rows[0]]
-        load = _Load(
-            [met.places[row].rail for row in rows],
-            [operations[row] for row in rows],
-            [loaded_s[row] for row in rows],
-        )
+        places = [met.places[row] for row in rows]
+        operations = [met.operations[row] for row in rows]
+        loaded_s = [met.loaded_s[row] for row in rows]
         if len(rows) > 1:
-            load.rails.append(ALL_RAILS)
-            load.operations.append(max(load.operations))
-            load.loaded_s.append(max(load.loaded_s))
+            places.append(Place(a, b, ALL_RAILS))
+            operations.append(max(operations))
+            loaded_s.append(max(loaded_s))
         own = [each for row in rows if row in marks for each in marks[row]]
-        _put(watched.wire, a, b, load, [mark for host, mark in own if not host])
-        _put(watched.late, a, "", load, [mark for host, mark in own if host == a])
-        _put(watched.late, b, "", load, [mark for host, mark in own if host == b])
+        for host, exposures in (("", watched.wire), (a, watched.late), (b, watched.late)):
+            where = [alone[host, place.rail] for place in places] if host else places
+            first = exposures.add(where, operations, loaded_s)
+            _count(exposures, first, [mark for late, mark in own if late == host])
     return watched
 
 
-def _loads(met: Meetings) -> tuple[list[int], list[float]]:
-    """Operations and loaded seconds of each row, of all sizes together."""
-    operations = [0] * len(met.places)
-    loaded_s = [0.0] * len(met.places)
-    for column in met.columns.values():
-        for row, digest in zip(column.rows, column.digests, strict=True):
-            operations[row] += digest.operations
-            loaded_s[row] += digest.loaded_s
-    return operations, loaded_s
+class _Alone(dict[tuple[str, int], Place]):
+    """The rails of single hosts, the same in each round."""
+
+    def __missing__(self, key: tuple[str, int]) -> Place:
+        host, rail = key
+        return self.setdefault(key, Place(host, "", rail))
 
 
 def _limits(met: Meetings, least_us: float) -> dict[Kind, float]:
     return {
-        kind: max(least_us, MEDIANS * median([digest.p50_us for digest in column.digests]))
-        for kind, column in met.columns.items()
+        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
     }
 
 
 def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, _Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
     marks: dict[int, list[tuple[str, _Mark]]] = {}
-    for kind, (rows, digests) in met.columns.items():
-        limit_us = limits_us[kind]
-        for row, digest in zip(rows, digests, strict=True):
-            for one in digest.standouts:
-                longest = max(one.first_us, one.second_us)
-                if longest > limit_us:
-                    mark = _Mark(one.at_s, digest.rail, longest)
-                    marks.setdefault(row, []).append((_late(digest, one), mark))
+    for row, digest in met.standing_out:
+        limit_us = limits_us[digest.size_bytes, digest.phase]
+        for one in digest.standouts:
+            longest = max(one.first_us, one.second_us)
+            if longest > limit_us:
+                mark = _Mark(one.at_s, digest.rail, longest)
+                marks.setdefault(row, []).append((_late(digest, one), mark))
     return marks
 
 
@@ -125,17 +111,18 @@ def _late(digest: Digest, one: Standout) -> str:
     return host if one_sided and gap_us >= _EXPLAINS * excess_us else ""
 
 
-def _put(exposures: Exposures, a: str, b: str, load: _Load, marks: Sequence[_Mark]) -> None:
-    """One row per rail; and one for all together, which has what hit most of them at once."""
-    places = [Place(a, b, rail) for rail in load.rails]
-    first = exposures.add(places, load.operations, load.loaded_s)
+def _count(exposures: Exposures, first: int, marks: Sequence[_Mark]) -> None:
+    """Into the rows of one pair from `first` on: what hits most rails at once is no rail's own."""
+    if not marks:
+        return
+    rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
+    rails = len(rows.keys() - {ALL_RAILS})
     for cluster in _clusters(marks):
-        worst_us = max(mark.us for mark in cluster)
-        rails = {mark.rail for mark in cluster}
-        if len(rails) > max(1.0, _MOST_RAILS * (len(places) - 1)):
-            rails = {ALL_RAILS}
-        for rail in rails:
-            exposures.count(first + load.rails.index(rail), worst_us)
+        hit = {mark.rail for mark in cluster}
+        if len(hit) > max(1.0, _MOST_RAILS * rails):
+            hit = {ALL_RAILS}
+        for rail in hit:
+            exposures.count(rows[rail], max(mark.us for mark in cluster))
 
 
 def _clusters(marks: Sequence[_Mark]) -> list[list[_Mark]]:

@@ -20,6 +20,7 @@ from preflight.fabric.decoding.parts import Parts, Place
 from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
 from preflight.fabric.decoding.shifts import Shifts
+from preflight.fabric.decoding.trials import Trials
 from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
             fresh = _found(search, one)
             if not _known(fresh, found):
                 found.append(fresh)
-    found = [_with_pairs(proven(one, observed, found), observed) for one in found]
+    trials = _trials(found, observed)
+    found = [_with_pairs(proven(one, observed, trials), trials) for one in found]
     return Findings(
         found=tuple(found),
         systemic=_systemic(found, observed),
@@ -67,17 +69,26 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     )
 
 
-def _with_pairs(one: Found, observed: Observed) -> Found:
+def _trials(found: Sequence[Found], observed: Observed) -> Trials:
+    named = [one.named for one in found if one.named is not None]
+    return Trials(
+        observed,
+        suspected={name for one in found for part in one.among for name in part.nodes},
+        blamed={name for part in named if part.kind in ("node", "endpoint") for name in part.nodes},
+    )
+
+
+def _with_pairs(one: Found, trials: Trials) -> Found:
     """A late host is seen by its own clock alone: whoever was paired with it waited for it."""
     if one.pairs:
         return one
-    touched = {
+    waited = {
         (each.a, each.b): None
-        for each in observed.tried
         for part in one.among
-        if part.rail in (None, each.rail) and not {each.a, each.b}.isdisjoint(part.nodes)
+        for name in part.nodes
+        for each in trials.of(name, part.rail)
     }
-    return replace(one, pairs=tuple(touched))
+    return replace(one, pairs=tuple(waited))
 
 
 class _Search(NamedTuple):
@@ -140,6 +151,8 @@ def _counting(
 def _wrong(observed: Observed) -> Exposures:
     """Whether any sum came out wrong, per pair, rail and round that was measured."""
     whole = [one for one in observed.tried if one.state in ("measured", "corrupt")]
+    if all(one.state == "measured" for one in whole):
+        return Exposures()
     return Exposures(
         places=[Place(one.a, one.b, one.rail) for one in whole],
         operations=[1] * len(whole),

@@ -48,16 +48,19 @@ def failures(observed: Observed, too_slow: Collection[Where] = ()) -> list[Found
     }
     if not bad:
         return []
-    rails = sorted({one.rail for one in observed.tried})
+    near = {name for a, b, _ in bad for name in (a, b)}
+    by_rail: dict[int, list[_Result]] = {one.rail: [] for one in observed.tried}
+    for one in observed.tried:
+        if one.a in near or one.b in near:
+            by_rail[one.rail].append(_result(one, bad))
     together: dict[tuple[str, tuple[str, ...]], list[tuple[int, Culprit]]] = {}
-    for rail in rails:
-        own = [_result(one, bad) for one in observed.tried if one.rail == rail]
+    for rail, own in sorted(by_rail.items()):
         for culprit in decode(own, observed.silent):
             together.setdefault((culprit.kind, culprit.among), []).append((rail, culprit))
     return [
         _found(same if whole else [one], bad, None if whole else one[0], observed.silent)
         for same in together.values()
-        for whole in (len(same) > _MOST_RAILS * len(rails),)
+        for whole in (len(same) > _MOST_RAILS * len(by_rail),)
         for one in (same[:1] if whole else same)
     ]
 

@@ -16,9 +16,8 @@ from preflight.stats.quantiles import median
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.decoding.meetings import Meetings
+    from preflight.fabric.decoding.meetings import Column, Meetings
     from preflight.fabric.decoding.parts import Place
-    from preflight.fabric.digest import Digest
     from preflight.fabric.samples import Phase
 
     _Kind = tuple[int, Phase, bool]
@@ -72,13 +71,13 @@ def _groups(
 ) -> dict[_Kind, _Group]:
     near = [_near(place, leaves) for place in met.places] if leaves else []
     groups: dict[_Kind, _Group] = {}
-    for (size_bytes, phase), (rows, digests) in met.columns.items():
+    for (size_bytes, phase), column in met.columns.items():
         if wanted(size_bytes):
-            times_us = _times_us(size_bytes, digests)
+            times_us = _times_us(size_bytes, column)
             if not near:
-                groups[size_bytes, phase, False] = _Group(rows, times_us)
+                groups[size_bytes, phase, False] = _Group(column.rows, times_us)
                 continue
-            for row, time_us in zip(rows, times_us, strict=True):
+            for row, time_us in zip(column.rows, times_us, strict=True):
                 group = groups.setdefault((size_bytes, phase, near[row]), _Group([], []))
                 group.rows.append(row)
                 group.times_us.append(time_us)
@@ -135,11 +134,10 @@ def _near(place: Place, leaves: Mapping[str, str]) -> bool:
     return leaf is not None and leaf == leaves.get(place.b)
 
 
-def _times_us(size_bytes: int, digests: Sequence[Digest]) -> list[float]:
+def _times_us(size_bytes: int, column: Column) -> list[float]:
     """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
-    if of_the_wire(size_bytes):
-        return [max(digest.best_us, _LEAST_US) for digest in digests]
-    return [max(digest.p50_us, _LEAST_US) for digest in digests]
+    times_us = column.best_us if of_the_wire(size_bytes) else column.p50_us
+    return [max(time_us, _LEAST_US) for time_us in times_us]
 
 
 def of_the_wire(size_bytes: int) -> bool:

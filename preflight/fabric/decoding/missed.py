@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.decoding.events import ONE_EVENT_S, watch
 from preflight.fabric.decoding.logtimes import log_times, of_the_wire
-from preflight.fabric.decoding.meetings import meetings
+from preflight.fabric.decoding.meetings import meetings, usable
 from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import ALL_RAILS
 from preflight.fabric.decoding.rates import LEAST_EVENTS, LEAST_PEERS, Rates
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.exposures import Exposures
-    from preflight.fabric.decoding.meetings import Kind, Meetings
+    from preflight.fabric.decoding.meetings import Kind
     from preflight.fabric.digest import Digest
     from preflight.fabric.observed import Observed
 
@@ -102,7 +101,7 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
         )
     ]
     looks.sort(key=lambda one: one.one_in if one.one_in is not None else 0.0)
-    return _by_size(looks[:most], met, watched.limits_us, rates.least)
+    return _by_size(looks[:most], usable(observed), watched.limits_us, rates.least)
 
 
 class _Load(Struct):
@@ -195,14 +194,17 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Mi
 
 
 def _by_size(
-    looks: Sequence[Missed], met: Meetings, limits_us: Mapping[Kind, float], least: float
+    looks: Sequence[Missed],
+    digests: Iterable[Digest],
+    limits_us: Mapping[Kind, float],
+    least: float,
 ) -> tuple[Missed, ...]:
     """Add to each look what spikes at one size alone would have shown.
 
     `least`: added events per operation, of all sizes, below which nobody is named.
     """
     own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
-    for digest in chain.from_iterable(column.digests for column in met.columns.values()):
+    for digest in digests:
         for name in (digest.a, digest.b):
             sizes = own.get((name, digest.rail))
             if sizes is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from preflight.fabric.culprit import Component
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.culprit import Kind
 
@@ -80,20 +80,44 @@ class Parts:
 
     def suspects(self, hot: Iterable[int]) -> dict[Key, list[int]]:
         """Every part that a hot observation goes through, with all observations through it."""
-        wanted = {key for number in hot for key in self.of(self._places[number])}
-        through: dict[Key, list[int]] = {key: [] for key in wanted}
-        if not wanted:
+        wanted = dict.fromkeys(key for number in hot for key in self.of(self._places[number]))
+        of_nodes = self._of_nodes({key.one for key in wanted if key.kind == "node"})
+        of_leaves = self._of_leaves([key for key in wanted if key.kind == "leaf_rail"])
+        return {
+            key: of_leaves[key] if key.kind == "leaf_rail" else self._within(key, of_nodes[key.one])
+            for key in wanted
+        }
+
+    def _of_nodes(self, names: Collection[str]) -> dict[str, list[int]]:
+        through: dict[str, list[int]] = {name: [] for name in names}
+        for number, (a, b, _) in enumerate(self._places if names else ()):
+            if a in through:
+                through[a].append(number)
+            if b in through:
+                through[b].append(number)
+        return through
+
+    def _within(self, key: Key, through: list[int]) -> list[int]:
+        """Of all observations through one node those that go through a part of it, or its path."""
+        if key.kind == "node":
             return through
-        names = {key.one for key in wanted if key.kind != "leaf_rail"}
-        leaves = {key.one for key in wanted if key.kind == "leaf_rail"}
-        get = self._leaves.get
-        for number, place in enumerate(self._places):
-            a, b, _ = place
-            if a in names or b in names or (leaves and (get(a) in leaves or get(b) in leaves)):
-                for key in self.of(place):
-                    own = through.get(key)
-                    if own is not None:
-                        own.append(number)
+        if key.rail >= 0:
+            through = [number for number in through if self._places[number].rail == key.rail]
+        if key.kind == "path":
+            through = [number for number in through if self._places[number].b == key.other]
+        return through
+
+    def _of_leaves(self, keys: Collection[Key]) -> dict[Key, list[int]]:
+        through: dict[Key, list[int]] = {key: [] for key in keys}
+        wanted = {(key.one, key.rail): key for key in keys}
+        leaf_of = self._leaves.get
+        for number, (a, b, rail) in enumerate(self._places if keys else ()):
+            if not b or rail == ALL_RAILS:
+                continue
+            for leaf in {leaf_of(a, ""), leaf_of(b, "")}:
+                key = wanted.get((leaf, rail if self._many_rails else -1))
+                if key is not None:
+                    through[key].append(number)
         return through
 
     def pairs(self, through: Iterable[int]) -> tuple[tuple[str, str], ...]:

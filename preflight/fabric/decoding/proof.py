@@ -9,16 +9,15 @@ from msgspec.structs import replace
 from preflight.fabric.culprit import Component
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from preflight.fabric.culprit import Found
+    from preflight.fabric.decoding.trials import Trials
     from preflight.fabric.observed import Observed
 
 _TWO = 2
 _UNPROVEN = 0.3
 
 
-def proven(one: Found, observed: Observed, found: Sequence[Found]) -> Found:
+def proven(one: Found, observed: Observed, trials: Trials) -> Found:
     """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
 
     A partner is cleared that was measured with somebody else whom nothing is found against.
@@ -27,22 +26,8 @@ def proven(one: Found, observed: Observed, found: Sequence[Found]) -> Found:
     if part is None or part.kind not in ("node", "endpoint") or one.symptom == "late":
         return one
     (name,) = part.nodes
-    blamed = {
-        each
-        for other in found
-        if other.named is not None and other.named.kind in ("node", "endpoint")
-        for each in other.named.nodes
-    }
-    rails = {part.rail} if part.rail is not None else {each.rail for each in observed.tried}
-    partners: set[str] = set()
-    fine: set[str] = set()
-    for each in observed.tried:
-        if each.rail not in rails:
-            continue
-        if name in (each.a, each.b):
-            partners.add(each.b if each.a == name else each.a)
-        elif each.state == "measured" and blamed.isdisjoint((each.a, each.b)):
-            fine.update((each.a, each.b))
+    partners = {each.b if each.a == name else each.a for each in trials.of(name, part.rail)}
+    fine = trials.fine(part.rail)
     cleared = partners & fine
     if name in observed.silent or (len(partners) >= _TWO and cleared):
         return replace(one, cleared_partners=len(cleared))
