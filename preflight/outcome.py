@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from preflight.errors import UsageError
 from preflight.fabric.besides import counted, pairs_of, turn_of
 from preflight.fabric.coverage import coverage, pairs_tested
+from preflight.fabric.shapes import shapes
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
@@ -30,6 +31,7 @@ from preflight.report.header import next_command
 from preflight.report.kept import Kept, full
 from preflight.report.missed import missed_rows
 from preflight.report.ready import Readiness, exit_code, readiness
+from preflight.report.shapes import shape_rows
 from preflight.report.terminal import summary
 from preflight.verdict import Outcome
 
@@ -165,6 +167,8 @@ def conclude(
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
+    observed = decoded.observed
+    shaped = shapes(measured, observed) if measured and observed else ()
     report = Report(
         preflight=version,
         run=run.nonce,
@@ -190,12 +194,16 @@ def conclude(
         blames=tuple(_blame(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic),
         coverage=_coverage(run, names, past),
-        missed=missed_rows(decoded.observed, blamed),
+        missed=missed_rows(observed, blamed),
+        shapes=shape_rows(shaped),
     )
     if entries:
         report = _written(report, ready, outputs)
         if measured is not None and measured.pairs:
-            outputs.write(PICTURE, picture_of(measured, decoded.blames, decoded.observed).encode())
+            page = picture_of(
+                measured, decoded.blames, observed, shaped=shaped, missed=report.missed
+            )
+            outputs.write(PICTURE, page.encode())
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
     return Conclusion(report, findings(entries, decoded.blames, suspected), outputs, hint)
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.shapes import shapes
 from preflight.ledger import Entry
 from preflight.registry import load_folder, shipped_folder
 from preflight.report.findings import suspicions
 from preflight.report.picture.accused import accused
+from preflight.report.shapes import shape_rows, shape_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +33,11 @@ def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judge
         systemic=suspicions(entries, len(observed.nodes)),
         blames=decoded.blames,
         accused=accused(decoded.blames, observed),
-        notes=(*(f"{one.sentence}; {one.advice}" for one in shared), *_missing(sweep)),
+        notes=(
+            *(f"{one.sentence}; {one.advice}" for one in shared),
+            *filter(None, [shape_words(shape_rows(shapes(sweep, observed)))]),
+            *_missing(sweep),
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -137,6 +137,23 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     sizes: tuple[MissedSizeRow, ...] = ()
 
 
+class ShapeRow(Struct, frozen=True, kw_only=True):
+    """Times of one pair at one size that no single number describes; shown, never judged."""
+
+    kind: Literal["two_modes", "drift"]
+    a: str
+    b: str
+    rail: int
+    round: int
+    size_bytes: int
+    phase: str
+    operations: int
+    from_us: float
+    to_us: float
+    share: float | None
+    strength: float
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The whole document; `docs/report.md` explains each field."""
 
@@ -160,6 +177,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """None where no pairs were to be measured."""
     missed: tuple[MissedRow, ...] = ()
     """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
+    shapes: tuple[ShapeRow, ...] = ()
+    """Two modes and drifts that peers do not show, the strongest first, at most 256."""
 
 
 def encode(report: Report) -> bytes:

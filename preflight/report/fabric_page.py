@@ -8,14 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.observed import observe
+from preflight.fabric.shapes import shapes
 from preflight.report.picture.accused import accused
 from preflight.report.picture.charts import charts
-from preflight.report.picture.colours import LEGEND, css
+from preflight.report.picture.colours import LEGEND
 from preflight.report.picture.endpoints import thumbnail
 from preflight.report.picture.grid import CELLS, best_of, grid
 from preflight.report.picture.markup import text
+from preflight.report.picture.odd import odd
 from preflight.report.picture.panels import draw
 from preflight.report.picture.ratios import LATE, PANELS, cells
+from preflight.report.picture.sharpness import sharpness
+from preflight.report.picture.style import style
+from preflight.report.picture.worst import standing_out, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from preflight.fabric.blame import Blame
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
+    from preflight.fabric.shapes import Shape
+    from preflight.report.document import MissedRow
     from preflight.report.picture.accused import Accused
     from preflight.report.picture.grid import Endpoint, Grid
     from preflight.report.picture.ratios import Cell
@@ -36,53 +43,64 @@ LARGEST = 2 << 20
 _FINDINGS = 40
 """Beyond so many findings the page counts the rest."""
 
-_STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1b1b1b;background:#fff;max-width:1500px}
-h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:28px 0 6px}p{margin:4px 0}
-.verdict{font-size:17px;font-weight:600}.finding{border-left:5px solid #7f0000;padding:2px 12px;
-margin:10px 0}.finding b{font-size:16px}.fine{border-color:#3b6e8f}.small{color:#555;font-size:12px}
-figure{margin:8px 28px 8px 0;display:inline-block;vertical-align:top}
-figcaption{font-size:13px;font-weight:600;margin-bottom:4px;max-width:480px}
-svg text{font:11px ui-monospace,monospace;fill:#333}svg .bad{font-weight:700;fill:#7f0000}
-svg .leaf{font-weight:700;fill:#3b6e8f}svg .letter{fill:#fff;font-weight:700}
-.heat rect{stroke:#fff;stroke-width:1}.heat .frame{fill:none;stroke:#000;stroke-width:2}
-.heat .maybe{stroke-dasharray:4 3}.line{stroke:#e3e3e3;fill:none}.peers{fill:#c3c9d0;stroke:#8b949e}
-.mine{fill:#d7301f;fill-opacity:.25;stroke:#7f0000;stroke-width:2}.key{margin-right:16px;
-white-space:nowrap}.key svg{vertical-align:-2px;margin-right:5px}
-"""
 
-
-def picture_of(sweep: Sweep, blames: Iterable[Blame], observed: Observed | None = None) -> str:
-    """Draw what a run has swept; `observed` is the sweep condensed, where that was done already."""
+def picture_of(
+    sweep: Sweep,
+    blames: Iterable[Blame],
+    observed: Observed | None = None,
+    *,
+    shaped: Sequence[Shape] | None = None,
+    missed: Sequence[MissedRow] = (),
+) -> str:
+    """Draw what a run has swept; what else is given was worked out already."""
     observed = observed if observed is not None else observe(sweep)
-    return fabric_page(observed, accused(blames, observed), sweep=sweep)
+    found = accused(blames, observed)
+    return fabric_page(observed, found, sweep=sweep, shaped=shaped, missed=missed)
 
 
 def fabric_page(
-    observed: Observed, found: Sequence[Accused], *, sweep: Sweep | None = None, origin: str = ""
+    observed: Observed,
+    found: Sequence[Accused],
+    *,
+    sweep: Sweep | None = None,
+    origin: str = "",
+    shaped: Sequence[Shape] | None = None,
+    missed: Sequence[MissedRow] = (),
 ) -> str:
     """Draw the whole page, at most `LARGEST` bytes of it.
 
     `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
-    `origin`: where the samples came from, in words.
+    `origin`: where the samples came from, in words. `shaped`: two modes and drifts, where they are
+    known already. `missed`: what the sweep could have missed.
     """
     compared = cells(observed)
+    if sweep is not None and shaped is None:
+        shaped = shapes(sweep, observed)
     head = "".join(
         (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
+            '<meta name="viewport" content="width=device-width"/>',
             "<title>preflight: the fabric</title>",
-            f"<style>{_STYLE}{css()}</style></head><body>",
+            f"<style>{style()}</style></head><body>",
             "<h1>The fabric</h1>",
             f'<p class="small">{text(_what(observed, compared, origin))}</p>',
             *_findings(found),
         )
     )
-    tail = "".join((*charts(observed, found, sweep), "</body></html>\n"))
+    tail = "".join(
+        (
+            *charts(observed, found, sweep),
+            *(odd(shaped, sweep) if sweep is not None and shaped else ()),
+            *sharpness(missed),
+            "</body></html>\n",
+        )
+    )
     best = best_of(compared)
+    table = "".join(worst(compared))
     most = CELLS
     while True:
         laid = grid(observed, compared, best, found, most=most)
-        page = "".join((head, *_matrix(observed, best, found, laid), tail))
+        page = "".join((head, *_matrix(observed, best, found, laid, table), tail))
         if len(page.encode()) <= LARGEST or len(laid.rows) <= 1:
             return page
         most = most * 3 // 4
@@ -117,7 +135,11 @@ def _findings(found: Sequence[Accused]) -> Iterator[str]:
 
 
 def _matrix(
-    observed: Observed, best: Mapping[Endpoint, float], found: Sequence[Accused], laid: Grid
+    observed: Observed,
+    best: Mapping[Endpoint, float],
+    found: Sequence[Accused],
+    laid: Grid,
+    table: str,
 ) -> Iterator[str]:
     if not best:
         yield "<p>No pair was tried: there is nothing to draw.</p>"
@@ -125,10 +147,11 @@ def _matrix(
     yield "<h2>Every pair against its peers</h2>"
     yield f"<p>{_LEGEND}</p>"
     yield (
-        '<p class="small">A row per node; each pair is in the rows of both of its nodes. A dark '
-        "row is a node, a single dark cell (twice) the path between two. Times are the shorter of "
-        "both ends'. Black frame: blamed; dashed: one of several that may be. Point at a cell to "
-        "read it.</p>"
+        '<p class="small">A row per node; each pair is in the rows of both of its nodes. A row '
+        "that stands out is a node, a single cell (twice) the path between two; at its end a row "
+        "says how many times its peers' time most of its pairs take. Times are the shorter of both "
+        "ends'. Frame: blamed; dashed: one of several that may be. Point at a cell to read it, or "
+        "open the table.</p>"
     )
     if laid.cut:
         yield (
@@ -141,6 +164,7 @@ def _matrix(
         for cell in row.cells
     )
     yield from (draw(panel, laid, found) for panel in (*PANELS, *([LATE] if late else [])))
+    yield table
     if laid.cut:
         yield "<h2>Every endpoint</h2>"
         yield (
@@ -148,6 +172,7 @@ def _matrix(
             "pairs: a bad endpoint is bad with every partner, its partners are not.</p>"
         )
         yield thumbnail(observed, best)
+        yield f"<p>{text(standing_out(best))}</p>"
 
 
 _LEGEND = "".join(

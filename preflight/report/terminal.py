@@ -9,6 +9,7 @@ from preflight.check import FLEET
 from preflight.fleet.nodeset import fold
 from preflight.report.coverage import coverage_words
 from preflight.report.missed import missed_words
+from preflight.report.shapes import shape_words
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome
 
@@ -83,8 +84,8 @@ def summary(
     lines: list[str] = []
     for finding in found:
         lines += finding_lines(finding, report.fleet.nodes, width)
-    for suspicion in report.suspicions:
-        lines += wrapped(suspicion, first="note   ", indent=_INDENT, width=width)
+    for note in filter(None, (*report.suspicions, shape_words(report.shapes))):
+        lines += wrapped(note, first="note   ", indent=_INDENT, width=width)
     if found:
         lines.append("")
     lines += _nodes(report, width)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.report.picture.colours import BROKEN, step
+from preflight.report.picture.colours import BROKEN, STEPS, step
 from preflight.report.picture.markup import label, number, text
 from preflight.report.picture.ratios import CUT_SHORT
+from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +30,11 @@ _LETTER = {
     "measured": "?",
 }
 _NAMED_COLUMNS, _CHAR = 40, 6.2
+_MOST_SAID = 99.0
 _SMALL, _LARGE, _WIDE, _TALL = 6.0, 30.0, 390.0, 12.0
 _LINE, _RAIL_GAP = 14.0, 8.0
+_SAID, _NUMBER = 126.0, 22.0
+"""Width for what a row comes to; that of a cell which has room for a number."""
 
 
 class Plot(Struct, frozen=True):
@@ -53,9 +58,14 @@ class Plot(Struct, frozen=True):
     height: float
 
     @property
+    def right(self) -> float:
+        """Where the numbers of the rows begin."""
+        return self.gutter + self.rails * self.block
+
+    @property
     def width(self) -> float:
         """Of the whole panel."""
-        return self.gutter + self.rails * self.block + 4
+        return self.right + _SAID
 
 
 def plot(grid: Grid) -> Plot:
@@ -91,7 +101,7 @@ def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
     at = plot(grid)
     body = [*_heads(grid, at), *_leaves(at)]
     for row in grid.rows:
-        body.append(_name(row, at, found))
+        body += [_name(row, at, found), _said(row, panel, at, grid)]
         body += [
             _cell(cell, panel, at, _x(at, grid, number_of), at.rows[row.node])
             for number_of, cell in enumerate(row.cells)
@@ -100,7 +110,8 @@ def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
     body += _frames(grid, at, found)
     size = f'width="{number(at.width)}" height="{number(at.height)}"'
     return (
-        f'<figure><figcaption>{text(panel.title)}</figcaption><svg class="heat" {size}>'
+        f"<figure><figcaption>{text(panel.title)}</figcaption>"
+        f'<svg class="heat" role="img" aria-label="{text(panel.title)}" {size}>'
         f"{''.join(body)}</svg></figure>"
     )
 
@@ -139,6 +150,38 @@ def _name(row: Row, at: Plot, found: Sequence[Accused]) -> str:
     )
 
 
+def _said(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
+    """What the row's worst rail comes to in a number, where most of its pairs stand out there."""
+    width = len(grid.columns)
+    by_rail = [
+        (median([min(one, CUT_SHORT) for one in own]), rail)
+        for place, rail in enumerate(grid.rails)
+        if (own := _ratios(row.cells[place * width : (place + 1) * width], panel))
+    ]
+    ratio, rail = max(by_rail, default=(0.0, 0))
+    if ratio < STEPS[0].up_to:
+        return ""
+    words = "no result" if ratio >= CUT_SHORT else f"{ratio:.1f} x"
+    bad = sum(one >= STEPS[0].up_to for one, _ in by_rail)
+    where = f" rail {rail}" if bad == 1 else f" on {bad} rails"
+    where = where if len(grid.rails) > 1 else ""
+    y = number(at.rows[row.node] + at.tall / 2 + 3.5)
+    return f'<text class="bad" x="{number(at.right)}" y="{y}">{words}{where}</text>'
+
+
+def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
+    found: list[float] = []
+    for cell in cells:
+        if cell is None:
+            continue
+        against = panel.pick(cell)
+        if cell.state != "measured":
+            found.append(math.inf)
+        elif against is not None and against.ratio is not None:
+            found.append(against.ratio)
+    return found
+
+
 def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
     against = panel.pick(cell)
     place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
@@ -154,7 +197,13 @@ def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
     # Thousands of cells are as their peers: where they are says which rail and round it is.
     full = against.stands_out or against.ratio is None
     said = text(f"{who if full else pair}: {panel.say(against)}{_times(against)}")
-    return f'<rect class="{colour.css}" {place}><title>{said}</title></rect>'
+    drawn = ""
+    if at.side >= _NUMBER and full and against.ratio is not None and colour is not STEPS[0]:
+        middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
+        words = f"{min(against.ratio, _MOST_SAID):.2g}"
+        css = "letter" if colour.strong else "figure"
+        drawn = f'<text class="{css}" {middle} text-anchor="middle">{words}</text>'
+    return f'<rect class="{colour.css}" {place}><title>{said}</title></rect>{drawn}'
 
 
 def _times(against: Against) -> str:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fabric.shapes import network_us
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from preflight.fabric.digest import Digest
     from preflight.fabric.samples import PairSamples, Phase
@@ -40,7 +42,7 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     counts: dict[int, int] = {}
     operations, longest, number = 0, 0.0, 0
     for pair in pairs:
-        times = _network_us(pair, kind)
+        times = network_us(pair, kind)
         number += bool(times)
         operations += len(times)
         for time_us in times:
@@ -50,16 +52,6 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
         return None
     shares = {at: count / operations for at, count in counts.items()}
     return Spread(shares, operations, longest, number)
-
-
-def _network_us(pair: PairSamples, kind: Kind) -> Sequence[float]:
-    ends = [
-        timing.times_us
-        for end in (pair.first, pair.second)
-        for timing in (end.timings if end is not None else ())
-        if (timing.size_bytes, timing.phase) == kind
-    ]
-    return [min(times) for times in zip(*ends, strict=False)]
 
 
 def kind_of(digest: Digest) -> Kind:

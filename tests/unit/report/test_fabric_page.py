@@ -140,6 +140,32 @@ def test_histograms_show_the_blamed_beside_their_peers() -> None:
     ]
 
 
+def test_nothing_is_told_by_colour_alone() -> None:
+    """A slow endpoint's row has its number and rail at its end, and its cells are in the table."""
+    observed = fabric(8, lambda a, b, rail: 1.0 + ("n0003" in (a, b) and rail == 1), rails=2)
+    page = fabric_page(observed, [slow("n0003", observed, 1)])
+    bad = [one.text for one in parsed(page).iter("text") if one.get("class") == "bad"]
+    assert "2.0 x rail 1" in bad
+    rows = ["".join(one.itertext()) for one in parsed(page).iter("tr")]
+    assert len([row for row in rows if "n0003" in row and "Bandwidth" in row and "2 x" in row]) == 7
+    assert not [row for row in rows[1:] if "n0003" not in row]
+    (summary,) = parsed(page).iter("summary")
+    assert summary.text == "Cells that stand out, as a table (7)"
+    numbers = [one.text for one in parsed(fabric_page(fabric(4, lambda a, b, _rail: 1.0 + (
+        "n0003" in (a, b))), [])).iter("text") if one.get("class") == "figure"]  # fmt: skip
+    assert numbers == ["2"] * 6
+
+
+def test_an_endpoint_of_a_large_fabric_is_named_below_the_thumbnail() -> None:
+    """Where not every node has a row, a dot is said in words, too."""
+    observed = fabric(
+        256, lambda a, b, rail: 1.5 if "n0077" in (a, b) and rail == 5 else 1.0, rails=8, rounds=9
+    )
+    page = fabric_page(observed, [])
+    assert "Bad with every partner: n0077 rail 5 (1.5 x)." in page
+    assert len(page.encode()) < LARGEST
+
+
 def test_rows_are_sorted_by_leaf() -> None:
     """Nodes of a leaf stand together under its name, in the order people count."""
     observed = fabric(12)
@@ -258,8 +284,11 @@ def test_worse_is_never_lighter(one: float, other: float) -> None:
     order = [entry.css for entry in LEGEND]
     low, high = sorted((one, other))
     assert order.index(step(low).css) <= order.index(step(high).css)
-    lightness = [_luminance(entry.colour) for entry in (*STEPS, LEGEND[-2])]
+    scale = (*STEPS, LEGEND[-2])
+    lightness = [_luminance(entry.colour) for entry in scale]
     assert lightness == sorted(lightness, reverse=True)
+    on_dark = [_luminance(entry.dark) for entry in scale]
+    assert on_dark == sorted(on_dark)
 
 
 def _luminance(colour: str) -> float:
