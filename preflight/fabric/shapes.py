@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.fabric.decoding.usable import number
+from preflight.fabric.decoding.numbers import number
 from preflight.fabric.samples import Phase
 from preflight.stats import drift as drifts
 from preflight.stats import modes
