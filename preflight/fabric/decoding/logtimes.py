@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.measure import WIRE_BOUND
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.meetings import Column, Meetings
     from preflight.fabric.decoding.parts import Place
@@ -53,17 +54,25 @@ def log_times(
     """
     groups = _groups(met, leaves, wanted)
     slow = _slow_leaves(met, groups, leaves, effect)
-    gathered: list[list[float]] = [[] for _ in met.places]
+    gathered: dict[tuple[int, Phase], list[float | None]] = {}
     for kind, (rows, times_us) in groups.items():
         typical_us = _healthy(_yardstick(kind, groups, met, leaves, slow) if slow else times_us)
+        own = gathered.setdefault(kind[:2], [None] * len(met.places))
         for row, time_us in zip(rows, times_us, strict=True):
-            gathered[row].append(math.log(time_us / typical_us))
+            own[row] = math.log(time_us / typical_us)
+    # No list per pair: a few numbers of 131,072 pairs are cheap, as many lists are not.
+    logs = [_median(each) for each in zip(*gathered.values(), strict=True)]
     who = {met.places[rows[0]][:2] for rows in met.together}
     return LogTimes(
-        [place for place, logs in zip(met.places, gathered, strict=True) if logs],
-        [median(logs) for logs in gathered if logs],
+        [place for place, log in zip(met.places, logs, strict=False) if log is not None],
+        [log for log in logs if log is not None],
         len(who) < len(met.together),
     )
+
+
+def _median(logs: Iterable[float | None]) -> float | None:
+    known = [log for log in logs if log is not None]
+    return median(known) if known else None
 
 
 def _groups(
@@ -73,15 +82,18 @@ def _groups(
     groups: dict[_Kind, _Group] = {}
     for (size_bytes, phase), column in met.columns.items():
         if wanted(size_bytes):
-            times_us = _times_us(size_bytes, column)
+            whole = _Group(column.rows, _times_us(size_bytes, column))
             if not near:
-                groups[size_bytes, phase, False] = _Group(column.rows, times_us)
+                groups[size_bytes, phase, False] = whole
                 continue
-            for row, time_us in zip(column.rows, times_us, strict=True):
-                group = groups.setdefault((size_bytes, phase, near[row]), _Group([], []))
-                group.rows.append(row)
-                group.times_us.append(time_us)
+            for same in {near[row] for row in whole.rows}:
+                groups[size_bytes, phase, same] = _only(whole, near, same=same)
     return groups
+
+
+def _only(whole: _Group, near: Sequence[bool], *, same: bool) -> _Group:
+    kept = [near[row] is same for row in whole.rows]
+    return _Group(list(compress(whole.rows, kept)), list(compress(whole.times_us, kept)))
 
 
 def _slow_leaves(

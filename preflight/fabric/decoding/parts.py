@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.culprit import Component
@@ -46,7 +47,7 @@ class Parts:
     def __init__(self, places: Sequence[Place], leaves: Mapping[str, str]) -> None:
         self._places = places
         self._leaves = leaves
-        self._many_rails = len({place.rail for place in places} - {ALL_RAILS}) > 1
+        self._many_rails = len(set(map(itemgetter(2), places)) - {ALL_RAILS}) > 1
         self._under: dict[str, list[str]] = defaultdict(list)
         for name, leaf in leaves.items():
             self._under[leaf].append(name)
@@ -54,9 +55,9 @@ class Parts:
     @property
     def tested(self) -> int:
         """How many parts could have been named: so many chances has chance."""
-        nodes = {name for place in self._places for name in (place.a, place.b)}
-        pairs = {(place.a, place.b) for place in self._places}
-        rails = {place.rail for place in self._places}
+        pairs = set(map(itemgetter(0, 1), self._places))
+        nodes = {name for pair in pairs for name in pair}
+        rails = set(map(itemgetter(2), self._places))
         return (len(nodes) + len(pairs)) * (1 + len(rails) if len(rails) > 1 else 1)
 
     def of(self, place: Place) -> list[Key]:
@@ -109,12 +110,13 @@ class Parts:
 
     def _of_leaves(self, keys: Collection[Key]) -> dict[Key, list[int]]:
         through: dict[Key, list[int]] = {key: [] for key in keys}
-        wanted = {(key.one, key.rail): key for key in keys}
+        wanted: dict[tuple[str | None, int], Key] = {(key.one, key.rail): key for key in keys}
         leaf_of = self._leaves.get
         for number, (a, b, rail) in enumerate(self._places if keys else ()):
             if not b or rail == ALL_RAILS:
                 continue
-            for leaf in {leaf_of(a, ""), leaf_of(b, "")}:
+            one, other = leaf_of(a), leaf_of(b)
+            for leaf in (one,) if one == other else (one, other):
                 key = wanted.get((leaf, rail if self._many_rails else -1))
                 if key is not None:
                     through[key].append(number)

@@ -9,7 +9,9 @@ proof, the same shift with several partners is.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.stats.quantiles import median
@@ -122,7 +124,7 @@ class Shifts:
         else:
             middle = _densest(ranked)
             spread = 0.0
-        below = sorted(middle - log for log in ranked if log <= middle)
+        below = [middle - log for log in reversed(ranked[: bisect_right(ranked, middle)])]
         scatter = _NORMAL * median(below)
         tail = below[int(_TAIL_SHARE * (len(below) - 1))] / _TAIL_SCALES
         return _Base(middle, max(self._floor, spread, scatter, tail))
@@ -140,9 +142,9 @@ def _densest(ranked: Sequence[float]) -> float:
     """
     wide = math.ceil(_DENSE * len(ranked))
     last = len(ranked)
+    widths = list(map(sub, ranked[wide - 1 :], ranked))
     while True:
-        starts = range(last - wide + 1)
-        start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
+        start = min(range(last - wide + 1), key=widths.__getitem__)
         if start < wide:
             return median(ranked[start : start + wide])
         last = start
