@@ -97,9 +97,11 @@ class Collected:
         self.accounts += 1
         return True
 
-    def complain(self, name: str, error: str) -> None:
+    def complain(self, name: str, error: str, advice: str = "") -> None:
         """Keep what a node said went wrong, in its place among what the others say."""
         self.stuck.add(name)
+        if advice:
+            self.advice.setdefault(name, advice)
         self._words.append(Word(name, "said", error))
 
     def step_out(self, name: str, error: str) -> None:

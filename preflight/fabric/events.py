@@ -58,6 +58,8 @@ class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
     timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
     moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
     net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
+    plan: Annotated[str, Meta(max_length=64)] = ""
+    """Digest of what both ends had to agree upon."""
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from preflight.fabric.agents import Agents, Gone
+from preflight.fabric.agreed import ADVICE, OTHER_PLAN, Agreed
 from preflight.fabric.collect import Collected
 from preflight.fabric.events import (
     Busy,
@@ -126,6 +127,7 @@ class _Stage:
         self._unfinished = ""
         self._who = roster(plan, {})
         self._collected: Collected | None = None
+        self._agreed = Agreed()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
 
@@ -262,6 +264,7 @@ class _Stage:
             self._plan, who, self._hosts, name,
             nonce=self._nonce, store=store, more=self._suspects is not None,
         )  # fmt: skip
+        self._agreed.ordered(order)
         self.agents.send(name, {"go": order})
 
     def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
@@ -278,7 +281,7 @@ class _Stage:
                 if not self._time_is_up():
                     collected.give_up(waiting)
                 return
-            name, event = said
+            name, event = said[0], self._agreed.held_to(said[1], who)
             if not self._our_fault(event):
                 self._take(name, event, who, collected)
             elif isinstance(event, Gone | Lapsed):
@@ -291,7 +294,7 @@ class _Stage:
         """Measure again whom `suspects` names, until it names nobody; whoever left stays out."""
         left = MOST_ROUNDS
         while self._suspects is not None and not self._unfinished and not collected.cut:
-            able = collected.resting - collected.lost
+            able = collected.resting - collected.lost - collected.stuck
             host = self._who.names[0]
             limits = longer(self._plan, self._who)
             if host not in able or time.monotonic() + 2 * limits.barrier_s > self._ends:
@@ -307,7 +310,9 @@ class _Stage:
             gone = [place for place, name in enumerate(self._who.names) if name not in able]
             self.agents.send(host, {"gone": gone})
             for name in able:
-                self.agents.send(name, {"more": more_order(self._who, limits, name, first)})
+                more = more_order(self._who, limits, name, first)
+                self._agreed.ordered(more, first)
+                self.agents.send(name, {"more": more})
             self._collect(self._who, collected, limits)
 
     @staticmethod
@@ -330,7 +335,8 @@ class _Stage:
         elif isinstance(event, Rest) and self._suspects is not None:
             collected.resting.add(name)
         elif isinstance(event, Trouble):
-            collected.complain(name, event.error)
+            advice = ADVICE.format(name) if event.error == OTHER_PLAN else ""
+            collected.complain(name, event.error, advice)
         elif isinstance(event, Gone) and event.late:
             return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from . import agreed
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -29,6 +31,7 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
         "timings": [],
         "moved": [],
         "net": "",
+        "plan": agreed.digest(rail.go, turn),
     }
 
 

@@ -59,6 +59,14 @@ class Meeting:
         if now < rounds and self._store.add(f"count/{now}", 0) + struck >= self._members:
             self._store.set(f"begin/{now}", "1")
 
+    def agree(self, pair: str, rank: int, mine: str, within_s: float) -> bool | None:
+        """Tell the partner what plan we follow: whether it has the same; None if it never came."""
+        self._store.set(f"plan/{pair}/{rank}", mine)
+        theirs = f"plan/{pair}/{1 - rank}"
+        if not self._wait(theirs, within_s):
+            return None
+        return bool(self._store.get(theirs).decode("ascii", "replace") == mine)
+
     def leave(self, pair: str, rank: int) -> None:
         """Say that this end has finished with a pair, well or badly."""
         self._store.set(f"left/{pair}/{rank}", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from . import groups, plan
+from . import agreed, groups, plan
 from .account import account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .watch import PATIENCE_S, moved
@@ -55,6 +55,8 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     name = f"{turn.round}/{turn.a}-{turn.b}/{rail.rail}"
     before = None
     try:
+        alive("connect", rail.go.meet_s + MARGIN_S)
+        _agree(seat, turn, name)
         alive("connect", _connect_s(rail.go) + PATIENCE_S)
         seat.means.prepare()
         before = seat.watch.read(seat.means.question())
@@ -72,6 +74,17 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     if before is not None:
         seen["moved"] = moved(before, seat.watch.read(seat.means.question()))
     return seen
+
+
+def _agree(seat: Seat, turn: plan.Turn, name: str) -> None:
+    """Make sure that both ends follow the same plan; Unfit if not."""
+    go = seat.rail.go
+    same = seat.meeting.agree(name, turn.rank, agreed.digest(go, turn), go.meet_s)
+    partner = turn.a if turn.rank else turn.b
+    if same is None:
+        raise Unfit("no_connect", f"{partner} did not come to their pair within {go.meet_s:g} s")
+    if not same:
+        raise Unfit("absent", f"{partner} follows another plan than this node")
 
 
 def _measure(

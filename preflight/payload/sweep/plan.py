@@ -99,22 +99,25 @@ class Rail:
 
 
 def read(order: dict[str, Any]) -> Go:
-    """Turn the controller's JSON into a Go; TypeError or KeyError if it is not one."""
+    """Turn the controller's JSON into a Go; TypeError, KeyError or ValueError if it is not one."""
     store = order["store"]
-    return Go(**dict(_read(order), store=None if store is None else (store[0], store[1])))
+    return Go(**dict(_read(order, 0), store=None if store is None else (store[0], store[1])))
 
 
 def extended(go: Go, more: dict[str, Any]) -> Go:
     """The same order with more rounds, which have a ladder and deadlines of their own."""
-    read = _read(more)
+    read = _read(more, len(go.turns))
     return replace(go, **dict(read, turns=go.turns + read["turns"]))
 
 
-def _read(order: dict[str, Any]) -> dict[str, Any]:
+def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
     soak = order.get("soak")
+    turns = tuple(None if turn is None else Turn(**turn) for turn in order["turns"])
+    if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
+        raise ValueError("turns out of order")
     return dict(
         order,
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
-        turns=tuple(None if turn is None else Turn(**turn) for turn in order["turns"]),
+        turns=turns,
     )

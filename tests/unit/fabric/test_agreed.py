@@ -1,0 +1,130 @@
+"""Ranks that disagree about the plan: the odd one is named before anybody hangs with it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.agreed import OTHER_PLAN, Agreed
+from preflight.fabric.events import PairSeen, Ready, Trouble
+from preflight.fabric.launch import sweep
+from preflight.fabric.plan import SweepPlan
+from preflight.fabric.retest import longer, more_order, with_more
+from preflight.fabric.roster import go_order, roster
+from preflight.fabric.schedule import circle_rounds
+from tests.unit.fabric.nodes import (
+    DEADLINE_S,
+    HAS_TORCH,
+    Starter,
+    fleet,
+    plan,
+    real,
+    states,
+)
+from tests.unit.fabric.synthetic import blame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from preflight.fleet.model import Host
+    from preflight.transport.leased import Talk
+
+    Change = Callable[[dict[str, Any]], object]
+
+FINE = ("measured", "measured")
+
+
+class Tampered:
+    """A real node whose order is another one than it was given."""
+
+    def __init__(self, talk: Talk, change: Change) -> None:
+        self._talk = talk
+        self._change = change
+
+    def hear(self, within_s: float) -> bytes | None:
+        """What it says."""
+        return self._talk.hear(within_s)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """What it is told, changed on the way."""
+        changed: dict[str, Any] = copy.deepcopy(dict(message))
+        if "go" in changed:
+            self._change(changed["go"])
+        self._talk.send(changed)
+
+    def close(self) -> None:
+        """End it."""
+        self._talk.close()
+
+
+def _first_two_rounds_swapped(order: dict[str, Any]) -> None:
+    turns = order["turns"]
+    turns[0], turns[1] = {**turns[1], "round": 0}, {**turns[0], "round": 1}
+
+
+@pytest.mark.busy
+@pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python")
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("odd", "change", "said"),
+    [
+        (0, lambda order: order.update(seed=99), OTHER_PLAN),
+        (2, _first_two_rounds_swapped, "it spoke of something that it was not asked"),
+    ],
+    ids=["the store's host has another seed", "other rounds"],
+)
+def test_the_odd_one_is_named_and_the_others_are_measured(
+    odd: int, change: Change, said: str
+) -> None:
+    """Sums of another seed look wrong, another round hangs; neither is taken for the network's."""
+    hosts = [replace(host, name=f"a{host.name}") for host in fleet(4)]
+
+    def start(host: Host, request: Mapping[str, object]) -> Talk:
+        return Tampered(real(host, request), change)
+
+    name = hosts[odd].name
+    found = sweep(
+        plan(hosts), hosts, Starter({name: start}), nonce="odd-plan", deadline_s=DEADLINE_S
+    )
+    assert found.troubles == {name: said}
+    others = {pair: both for pair, both in states(found).items() if name not in pair}
+    assert others == dict.fromkeys(others, FINE)
+    assert len(others) == 3
+    (blamed,) = blame(found, hosts)
+    assert blamed.component == name
+
+
+def test_both_sides_make_the_same_digest_of_a_plan() -> None:
+    """The node's, of the order as it read it, is the controller's, also for the retests' rounds."""
+    from sweep import agreed  # the payload, as it is imported on a node
+    from sweep import plan as orders
+
+    hosts = {host.name: host for host in fleet(4)}
+    made = SweepPlan(nodes=tuple(hosts), rounds=circle_rounds(list(hosts)), seed=7)
+    who = roster(made, dict.fromkeys(hosts, Ready("2.13.0", cuda=False, gpus=0)))
+    longer_who = with_more(who, made, ((("h2", "h3"),),))
+    kept = Agreed()
+    for name in hosts:
+        order = go_order(made, who, hosts, name, nonce="n", store=("127.0.0.1", 1))
+        more = more_order(longer_who, longer(made, who), name, len(who.rounds))
+        kept.ordered(order)
+        kept.ordered(more, len(who.rounds))
+        go = orders.read(_told(order))
+        later = orders.extended(go, _told(more))
+        for turn in filter(None, later.turns):
+            seen = PairSeen(
+                turn.round, 0, turn.a, turn.b, "gloo", "measured", "", 1.0, 1.0, (),
+                plan=agreed.digest(go if turn in go.turns else later, turn),
+            )  # fmt: skip
+            assert kept.held_to(seen, longer_who) is seen
+            assert kept.held_to(replace(seen, plan=""), longer_who) == Trouble(OTHER_PLAN)
+    assert len(later.turns) == 4
+
+
+def _told(order: Mapping[str, object]) -> Any:
+    return json.loads(msgspec.json.encode(order))
