@@ -87,8 +87,9 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     mine, other = first or second, second or first
     assert mine is not None
     assert other is not None
-    network = [min(times) for times in zip(mine.times_us, other.times_us, strict=False)]
-    typical = median(network)
+    network = list(map(min, mine.times_us, other.times_us))
+    ranked = sorted(network)  # once: what follows finds it in order
+    typical = median(ranked)
     cut = CUT_MEDIANS * typical
     half = len(network) // 2
     return Digest(
@@ -100,11 +101,11 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
         phase=mine.phase,
         operations=len(network),
         loaded_s=max(sum(mine.times_us), sum(other.times_us)) / 1e6,
-        best_us=min(network),
+        best_us=ranked[0],
         p50_us=typical,
-        p99_us=nearest_rank(network, 0.99),
-        p999_us=nearest_rank(network, 0.999),
-        most_us=max(network),
+        p99_us=nearest_rank(ranked, 0.99),
+        p999_us=nearest_rank(ranked, 0.999),
+        most_us=ranked[-1],
         early_us=median(network[:half]) if half else typical,
         late_us=median(network[half:]),
         standouts=_standouts(_started(pair, first), mine, other, cut),
@@ -120,6 +121,8 @@ def _started(pair: PairSamples, first: Timing | None) -> float:
 def _standouts(
     started_s: float, mine: Timing, other: Timing, cut_us: float
 ) -> tuple[Standout, ...]:
+    if max(mine.times_us) <= cut_us and max(other.times_us) <= cut_us:
+        return ()
     found: list[Standout] = []
     clock_s = started_s + mine.began_s
     columns: Sequence[Sequence[float]] = (
