@@ -17,6 +17,11 @@ CHECK = Check(
     disturbs=True,
 )
 
+_EVIDENCE = (
+    *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
+    *("decided_by", "latency_us", "latency_limit_us"),
+)
+
 
 def judge(pair: Pair) -> Verdict:
     """Condemn whoever the whole sweep blames for this pair, not simply its two ends."""
@@ -31,19 +36,8 @@ def judge(pair: Pair) -> Verdict:
         )
     if pair.state == "not_run":
         return not_run(pair.error or "not measured", stopped=pair.waited)
-    evidence: dict[str, Any] = {
-        "state": pair.state,
-        "backend": pair.backend,
-        "rail": pair.rail,
-        "size_bytes": pair.at_bytes,
-        "busbw_gbs": pair.busbw_gbs,
-        "peers_gbs": pair.peers_gbs,
-        "limit_gbs": pair.limit_gbs,
-        "limit_origin": pair.limit_origin,
-        "latency_us": pair.latency_us,
-        "latency_limit_us": pair.latency_limit_us,
-        "error": pair.error,
-    }
+    evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
+    evidence["size_bytes"] = pair.at_bytes
     if pair.events:
         return flaky(
             pair.events,
@@ -65,12 +59,12 @@ def judge(pair: Pair) -> Verdict:
             culprits=pair.culprits,
             **evidence,
         )
-    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None:
+    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
         return unknown(
-            pair.short or "no peers, no promise and no floor to compare with",
+            pair.short or pair.unheld,
             advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
             if pair.short
-            else "promise allreduce_min_gbs in the inventory",
+            else "promise nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
             **evidence,
         )
     return ok(

@@ -196,8 +196,10 @@ class Judgement:
     def sweep(self) -> Decoded:
         """The sweep compared, decoded and blamed, once; empty where there was none."""
         if self._decoded is None:
-            measured = self.measured.sweep
-            self._decoded = judge_sweep(measured, self._fleet.hosts) if measured else Decoded()
+            measured, planned = self.measured.sweep, self.measured.planned
+            earlier = planned.earlier if planned else {}
+            hosts = self._fleet.hosts
+            self._decoded = judge_sweep(measured, hosts, earlier) if measured else Decoded()
         return self._decoded
 
     def _pair(self, names: Names) -> Pair | Verdict:

@@ -14,6 +14,7 @@ from preflight.fabric.measure import WIRE_BOUND, Summary, summarise
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.fabric.words import size
+from preflight.fleet.baselines import rail_floor
 from preflight.stats.leave_out import LeaveOut
 from preflight.stats.quantiles import median, nearest_rank
 
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host, Promise
 
 ABSOLUTE_FROM = 1 << 20
+PLATFORM_FROM = 16 << 20
+"""Floors of platforms are for sizes from here on: below, latency still shows."""
+_FEW_RUNS = 3
 MOSTLY, FAST = 0.75, 0.75
-_FEW_RAILS = 2
+_FEW_RAILS, _BOTH = 2, 2
 
 Slow = Literal["", "bandwidth", "latency", "reach"]
 """`reach`: its time was up at sizes too small to judge, while peers came further."""
+
+
+Yard = Literal["", "peers", "promise", "platform", "history", "least"]
+"""`least`: the shipped floor of any network, where nothing is known of this one."""
 
 
 class Bound(Struct, frozen=True):
@@ -39,6 +47,7 @@ class Bound(Struct, frozen=True):
     origin: str = ""
     peers_gbs: float | None = None
     peers: int = 0
+    decided_by: Yard = ""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -92,8 +101,13 @@ class Seen(Struct, frozen=True, kw_only=True):
         return f"{self.a}-{self.b}"
 
 
-def compare(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Seen, ...]:
-    """Judge every pair of the sweep by itself, in the sweep's order."""
+def compare(
+    sweep: Sweep, hosts: Sequence[Host], earlier: Mapping[str, Sequence[float]] | None = None
+) -> tuple[Seen, ...]:
+    """Judge every pair of the sweep by itself, in the sweep's order.
+
+    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`.
+    """
     summaries = [(pair, summarise(pair)) for pair in sweep.pairs]
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
     yardstick = _Yardstick(
@@ -101,6 +115,7 @@ def compare(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Seen, ...]:
         {host.name: host.promised for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
         _floors(measured),
+        earlier or {},
     )
     return tuple(_seen(pair, summary, yardstick) for pair, summary in summaries)
 
@@ -114,6 +129,7 @@ class _Yardstick(NamedTuple):
     """The ladder's largest size."""
     floors: Mapping[str, float]
     """By backend, GB/s."""
+    earlier: Mapping[str, Sequence[float]]
 
 
 def _seen(pair: PairSamples, summary: Summary, yardstick: _Yardstick) -> Seen:
@@ -174,25 +190,73 @@ def _spent_s(end: End | None) -> float:
     return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in timings) / 1e6
 
 
-def _bound(pair: PairSamples, at: SizeSummary, yardstick: _Yardstick) -> Bound:
-    """The strictest of: a share of the peers' median, the promise, and the shipped floor.
+def speed_key(pair: PairSamples, size_bytes: int) -> str:
+    """By what a history keeps a pair's bandwidth."""
+    return f"{pair.a} {pair.b} {pair.rail} {pair.backend} {size_bytes}"
 
-    Small sizes are all latency, so bandwidth is judged on none of them; absolute limits are for
-    the largest size, or for whatever a pair reached that was too slow to be asked for it.
+
+def _bound(pair: PairSamples, at: SizeSummary, yardstick: _Yardstick) -> Bound:
+    """The stricter of a share of the peers' median and of an absolute limit.
+
+    That is the promise; without one, the floor of the promised platform; without peers as well,
+    what the pair itself reached in earlier runs; and the floor of any network. Small sizes are all
+    latency, so bandwidth is judged on none of them; absolute limits are for the largest size, or
+    for whatever a pair reached that was too slow to be asked for it.
     """
     if at.size_bytes < WIRE_BOUND:
         return Bound()
-    bounds: list[tuple[float, str]] = []
+    bounds: list[tuple[float, str, Yard]] = []
     peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
     ratio = limit(pair.backend, "peers_ratio")
     if peers_gbs is not None and ratio is not None:
-        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median"))
+        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median", "peers"))
     if at.size_bytes >= ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        bounds += _promises(pair, yardstick.promised)
-        if (floor := yardstick.floors.get(pair.backend)) is not None:
-            bounds.append((floor, f"shipped floor for {pair.backend}"))
-    gbs, origin = max(bounds) if bounds else (None, "")
-    return Bound(gbs, origin, peers_gbs, count)
+        known = _promised(pair, at, yardstick.promised)
+        if known is None and not bounds:
+            known = _history(pair, at, yardstick.earlier)
+        floor = yardstick.floors.get(pair.backend)
+        least = None if floor is None else (floor, f"shipped floor for {pair.backend}")
+        if known is not None:
+            bounds.append(known)
+        if least is not None and (known is None or known[2] == "history"):
+            bounds.append((*least, "least"))
+    if not bounds:
+        return Bound(peers_gbs=peers_gbs, peers=count)
+    gbs, origin, yard = max(bounds)
+    return Bound(gbs, origin, peers_gbs, count, yard)
+
+
+def _promised(
+    pair: PairSamples, at: SizeSummary, promised: Mapping[str, Promise]
+) -> tuple[float, str, Yard] | None:
+    """The lower of both ends' promises, as a pair is as fast as its slower end; else floors."""
+    ends = [promised[name] for name in (pair.a, pair.b) if name in promised]
+    own = [
+        (one.allreduce_min_gbs, f"promised in {one.origin or 'the inventory'}")
+        for one in ends
+        if one.allreduce_min_gbs is not None
+    ]
+    if own:
+        return (*min(own), "promise")
+    floors = [(floor, one.origin) for one in ends if (floor := rail_floor(one)) is not None]
+    # A floor is known if both ends' NICs are; by TCP on CPUs no NIC's rate is reached.
+    if pair.backend != "nccl" or at.size_bytes < PLATFORM_FROM or len(floors) < _BOTH:
+        return None
+    floor, origin = min(floors, key=lambda one: one[0].gbs)
+    where = f", promised in {origin}" if origin else ""
+    return floor.gbs, f"floor for {floor.platform}{where}", "platform"
+
+
+def _history(
+    pair: PairSamples, at: SizeSummary, earlier: Mapping[str, Sequence[float]]
+) -> tuple[float, str, Yard] | None:
+    """A share of what the pair itself reached, where it was measured often enough."""
+    known = earlier.get(speed_key(pair, at.size_bytes), ())
+    ratio = limit(pair.backend, "history_ratio")
+    if len(known) < _FEW_RUNS or ratio is None:
+        return None
+    words = f"{ratio:g} of its median in {len(known)} earlier runs, no peers"
+    return median(known) * ratio, words, "history"
 
 
 def _floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]:
@@ -214,16 +278,6 @@ def _floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]
         fast = nearest_rank(speeds, FAST) * (1 - (limit(backend, "slow_effect") or 0.0))
         floors[backend] = floor if below > MOSTLY * len(speeds) else min(floor, fast)
     return floors
-
-
-def _promises(pair: PairSamples, promised: Mapping[str, Promise]) -> list[tuple[float, str]]:
-    bounds: list[tuple[float, str]] = []
-    for name in (pair.a, pair.b):
-        promise = promised.get(name)
-        if promise and promise.allreduce_min_gbs is not None:
-            origin = promise.origin or "the inventory"
-            bounds.append((promise.allreduce_min_gbs, f"promised in {origin}"))
-    return bounds
 
 
 def _latency_limit(backend: str, peers_us: float | None) -> float | None:

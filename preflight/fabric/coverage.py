@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.choosing import reserved
-from preflight.fabric.measure import joint_state
+from preflight.fabric.compare import speed_key
+from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.planner import frame_of_fleet
 from preflight.history.past import Cost, Done, Past
 from preflight.stats.quantiles import median
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Frame, Pairing
 
 MOST_SUSPECTS = 4096
+WITHOUT_PEERS, KEPT_RUNS = 3, 8
+"""Nodes up to which no pair has another that touches neither of its nodes; runs remembered."""
+_FASTEST_GBS = 1e6
 _UNTESTED = ("not_run", "absent")
 
 
@@ -106,7 +110,21 @@ def after(
     suspects = tuple(dict.fromkeys([*bad, *still]))[:MOST_SUSPECTS]
     cost = _cost(sweep, seconds)
     costs = past.costs if cost is None else {**past.costs, tier: cost}
-    return Past(runs=run, done=done, suspects=suspects, costs=costs)
+    speeds = _speeds(past, sweep, set(suspects)) if len(nodes) <= WITHOUT_PEERS else {}
+    return Past(runs=run, done=done, suspects=suspects, costs=costs, speeds=speeds)
+
+
+def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tuple[float, ...]]:
+    """Add what pairs that are fine reached at the largest size; the latest runs are kept."""
+    speeds = dict(past.speeds)
+    for pair in sweep.pairs:
+        summary = summarise(pair)
+        if summary.state == "measured" and summary.sizes and (pair.a, pair.b) not in bad:
+            most = summary.sizes[-1]
+            key = speed_key(pair, most.size_bytes)
+            if 0 < most.busbw_gbs <= _FASTEST_GBS:
+                speeds[key] = (*speeds.get(key, ()), most.busbw_gbs)[-KEPT_RUNS:]
+    return speeds
 
 
 def _cost(sweep: Sweep, seconds: float) -> Cost | None:

@@ -38,12 +38,14 @@ class Decoded(Struct, frozen=True):
     """The sweep, condensed."""
 
 
-def judge_sweep(sweep: Sweep, hosts: Sequence[Host]) -> Decoded:
+def judge_sweep(
+    sweep: Sweep, hosts: Sequence[Host], earlier: Mapping[str, Sequence[float]] | None = None
+) -> Decoded:
     """Compare, blame, and name every pair that was measured or should have been.
 
-    `hosts` is the fleet in order.
+    `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
     """
-    seen = compare(sweep, hosts)
+    seen = compare(sweep, hosts, earlier)
     names = [host.name for host in hosts]
     misled = fallen(sweep, hosts)
     gross = absorbed(misled, blames(seen, sweep, names))
@@ -126,6 +128,7 @@ def _pair(
         peers=worst.bound.peers,
         limit_gbs=worst.bound.gbs,
         limit_origin=worst.bound.origin,
+        decided_by=worst.bound.decided_by,
         latency_us=worst.latency_us,
         peers_latency_us=worst.peers_latency_us,
         latency_limit_us=worst.latency_limit_us,

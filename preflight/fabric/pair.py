@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from preflight.fabric.measure import SizeSummary
 from preflight.fabric.samples import PairState
+from preflight.fabric.words import gbs, size
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -27,6 +28,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     limit_gbs: float | None = None
     limit_origin: str = ""
     """"0.25 of the peers' median", "promised in fleet.toml", "shipped floor for gloo"."""
+    decided_by: str = ""
+    """"peers", "promise", "platform", "history", or "least": nothing is known of this network."""
     latency_us: float | None = None
     peers_latency_us: float | None = None
     latency_limit_us: float | None = None
@@ -55,3 +58,14 @@ class Pair(Struct, frozen=True, kw_only=True):
     def bad(self) -> bool:
         """Whether it was measured, or tried, and is not fine."""
         return bool(self.slow or self.blamed) or self.state not in ("measured", "not_run")
+
+    @property
+    def unheld(self) -> str:
+        """Why its bandwidth says nothing, though it was measured; nothing where it was judged."""
+        if self.limit_gbs is None or self.busbw_gbs is None:
+            return "no peers, no promise and no floor to compare with"
+        if self.decided_by == "least" and self.backend == "nccl":
+            # What any network reaches is no floor for one that carries NCCL.
+            reached = f"{gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
+            return f"{reached}: no peers, nothing promised and no earlier runs to hold it against"
+        return ""

@@ -45,6 +45,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     """Node name → its leaf switch, where that is known."""
     topology: str = ""
     """Where `leaves` come from."""
+    earlier: dict[str, tuple[float, ...]] = {}
+    """What pairs of a fleet without peers reached in earlier runs, GB/s (see `compare`)."""
 
 
 def plan(
@@ -70,7 +72,12 @@ def plan(
         circle = Circle(sorted(nodes))
         rounds = lay_out(circle, choose(circle, Past(), every, seed), nodes)
         return Planned(
-            rounds=rounds, total=every, seed=seed, leaves=dict(leaves), topology=topology
+            rounds=rounds,
+            total=every,
+            seed=seed,
+            leaves=dict(leaves),
+            topology=topology,
+            earlier=dict(past.speeds) if past else {},
         )
     numbers = choose(frame, past or Past(), wanted, seed)
     return Planned(

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -48,6 +48,8 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     nvlinks_per_gpu: Positive | None = None
     nics: Positive | None = None
     hcas: tuple[Device, ...] | None = None
+    nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
+    nic_link: Literal["ib", "roce"] | None = None
     allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
     leaf: str | None = None
 

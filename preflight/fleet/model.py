@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 
@@ -14,6 +16,9 @@ class Promise(Struct, frozen=True, kw_only=True):
     nics: int | None = None
     hcas: tuple[str, ...] | None = None
     """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""
+    nic_gbits: int | None = None
+    """Line rate of the NIC of each rail, Gb/s: 100, 200, 400, 800."""
+    nic_link: Literal["ib", "roce"] | None = None
     allreduce_min_gbs: float | None = None
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     origin: str = ""

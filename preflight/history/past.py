@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 Pairing = tuple[str, str]
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+Speed = Annotated[float, Meta(gt=0, le=1e6)]
+"""GB/s."""
 
 
 class Done(Struct, frozen=True):
@@ -39,3 +41,5 @@ class Past(Struct, frozen=True, kw_only=True):
     """Pairs that were bad when they were last measured."""
     costs: dict[str, Cost] = {}
     """By tier."""
+    speeds: dict[str, tuple[Speed, ...]] = {}
+    """Of a fleet too small for peers: what each pair reached on each rail in its latest runs."""

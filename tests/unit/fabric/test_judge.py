@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks.test_fabric_allreduce import judge
@@ -44,6 +44,7 @@ def test_a_slow_node_is_named_with_number_and_limit() -> None:
     assert "h3" in verdicts["h1", "h3"].advice
 
 
+@settings(deadline=None)
 @given(st.integers(4, 12), st.data())
 def test_healthy_nodes_are_never_blamed_for_one_slow_one(count: int, data: st.DataObject) -> None:
     """Speeds of healthy pairs vary by as much as two shared cores make them."""

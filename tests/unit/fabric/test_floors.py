@@ -1,0 +1,177 @@
+"""Peers first, then the promised platform's floor, then history; else nobody can say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.compare import PLATFORM_FROM, speed_key
+from preflight.fabric.coverage import KEPT_RUNS, after
+from preflight.fabric.judge import judge_sweep
+from preflight.fabric.planner import Planned, plan
+from preflight.fabric.samples import End, Ladder, PairSamples
+from preflight.fleet.baselines import LINKS, baselines, rail_floor
+from preflight.fleet.model import Promise
+from preflight.history.past import Past
+from preflight.registry import load_folder, shipped_folder
+from preflight.verdict import Outcome, Verdict
+from tests.unit.fabric.synthetic import LARGE, SMALL, hosts, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.fabric.samples import Sweep
+    from preflight.fleet.model import Host
+
+TOP = 64 << 20
+NDR = Promise(nic_gbits=400, nic_link="ib", origin="fleet.toml [group.train]")
+CHECK = next(one for one in load_folder(shipped_folder()) if one.check.id == "fabric.allreduce")
+
+
+def _nccl(fleet: Sequence[Host], gbs: float, rails: int = 1) -> Sweep:
+    """Every pair at that speed, at 64 MiB."""
+    small = sweep(fleet, lambda *_: gbs, backend="nccl", rails=rails)
+
+    def longer(end: End | None) -> End | None:
+        if end is None:
+            return None
+        kept, large = end.timings
+        times = tuple(time * TOP / LARGE for time in large.times_us)
+        return replace(end, timings=(kept, replace(large, size_bytes=TOP, times_us=times)))
+
+    def of(pair: PairSamples) -> PairSamples:
+        return replace(pair, first=longer(pair.first), second=longer(pair.second))
+
+    ladder = (Ladder(SMALL, 1, 10), Ladder(TOP, 1, 10))
+    return replace(small, ladder=ladder, pairs=tuple(map(of, small.pairs)))
+
+
+def _judge(
+    measured: Sweep,
+    fleet: Sequence[Host],
+    earlier: Mapping[str, Sequence[float]] | None = None,
+) -> Verdict:
+    return CHECK.conclude(judge_sweep(measured, fleet, earlier).pairs["h1", "h2"])
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> None:
+    """A rail of 400 Gb/s at 46 GB/s is fine, at 30 it is not; the sentence says by what."""
+    fleet = hosts(nodes, NDR)
+    fine, slow = _judge(_nccl(fleet, 46.0), fleet), _judge(_nccl(fleet, 30.0), fleet)
+    which = "floor for 400 Gb/s InfiniBand NICs, promised in fleet.toml [group.train]"
+    assert (fine.outcome, fine.sentence) == (
+        Outcome.OK,
+        f"46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
+    )
+    assert slow.outcome is Outcome.FAIL
+    assert slow.sentence.startswith("30 GB/s at 64 MiB between ")
+    assert f"; limit 40 GB/s ({which})" in slow.sentence
+    assert slow.evidence["decided_by"] == "platform"
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_of_an_unknown_network_without_peers_nobody_can_say(nodes: int) -> None:
+    """46 GB/s may be good or bad: that is unknown, no pass; below any network's least is bad."""
+    fleet = hosts(nodes)
+    verdict = _judge(_nccl(fleet, 46.0), fleet)
+    assert (verdict.outcome, verdict.sentence) == (
+        Outcome.UNKNOWN,
+        "46 GB/s at 64 MiB: no peers, nothing promised and no earlier runs to hold it against",
+    )
+    assert "nic_gbits" in verdict.advice
+    assert _judge(_nccl(fleet, 0.3), fleet).outcome is Outcome.FAIL
+    one_sided = [replace(fleet[0], promised=NDR), *fleet[1:]]
+    assert _judge(_nccl(one_sided, 46.0), one_sided).outcome is Outcome.UNKNOWN
+
+
+def test_a_promise_overrides_the_floor_and_the_slower_end_counts() -> None:
+    """Whoever promises less than the floor means it; a pair is as fast as its slower end."""
+    low = replace(NDR, allreduce_min_gbs=25.0)
+    fleet = hosts(2, low)
+    verdict = _judge(_nccl(fleet, 30.0), fleet)
+    assert verdict.outcome is Outcome.OK
+    assert "limit 25 GB/s, promised in fleet.toml" in verdict.sentence
+    older = Promise(nic_gbits=200, nic_link="ib", origin="fleet.toml [group.old]")
+    mixed = [replace(hosts(2)[0], promised=NDR), replace(hosts(2)[1], promised=older)]
+    verdict = _judge(_nccl(mixed, 23.0), mixed)
+    assert verdict.outcome is Outcome.OK
+    assert "limit 20 GB/s, floor for 200 Gb/s InfiniBand NICs" in verdict.sentence
+
+
+def test_peers_and_other_rails_come_first_and_floors_see_that_all_are_slow() -> None:
+    """The stricter of a share of the peers' median and of the floor counts: all slow is seen."""
+    fleet = hosts(4)
+    assert _judge(_nccl(fleet, 46.0), fleet).evidence["decided_by"] == "peers"
+    two = hosts(2)
+    rails = _judge(_nccl(two, 46.0, rails=8), two)
+    assert "0.6 of the other rails' median" in rails.sentence
+    promised = hosts(4, NDR)
+    assert _judge(_nccl(promised, 30.0), promised).evidence["decided_by"] == "platform"
+
+
+def test_history_decides_third() -> None:
+    """What the pair itself reached counts only where there is neither a peer nor a floor."""
+    fleet = hosts(2)
+    measured = _nccl(fleet, 30.0)
+    key = speed_key(measured.pairs[0], TOP)
+    assert _judge(measured, fleet, {key: [46.0, 46.0]}).outcome is Outcome.UNKNOWN
+    slow = _judge(measured, fleet, {key: [45.0, 46.0, 47.0]})
+    assert slow.outcome is Outcome.FAIL
+    assert "0.8 of its median in 3 earlier runs, no peers" in slow.sentence
+    assert _judge(measured, fleet, {key: [31.0] * 3}).outcome is Outcome.OK
+    promised = hosts(2, replace(NDR, nic_gbits=200))
+    known = _judge(measured, promised, {key: [46.0] * 5})
+    assert (known.outcome, known.evidence["decided_by"]) == (Outcome.OK, "platform")
+
+
+def test_a_small_fleet_remembers_its_speeds() -> None:
+    """Runs add up, bad pairs are not remembered, and the next plan has them."""
+    fleet = hosts(2)
+    names = [host.name for host in fleet]
+    measured = _nccl(fleet, 46.0)
+    key, past = speed_key(measured.pairs[0], TOP), Past()
+    for bad in ([], [("h1", "h2")], *[[] for _ in range(KEPT_RUNS)]):
+        planned = Planned(rounds=measured.rounds)
+        kept = replace(past, suspects=())
+        past = after(kept, planned, measured, names, bad=bad, tier="quick", seconds=1.0)
+    assert past.speeds == {key: (46.0,) * KEPT_RUNS}
+    again = plan(names, {}, extent="auto", seed=1, past=past, budget_s=60, tier="quick")
+    assert again.earlier == past.speeds
+    many = hosts(4)
+    large = after(Past(), Planned(rounds=_nccl(many, 46.0).rounds), _nccl(many, 46.0),
+                  [host.name for host in many], bad=[], tier="quick", seconds=1.0)  # fmt: skip
+    assert large.speeds == {}
+
+
+@pytest.mark.parametrize("rate", [100, 200, 400])
+def test_without_a_promised_link_the_lower_floor_counts(rate: int) -> None:
+    """Nothing is guessed; fewer NICs than GPUs share what they have."""
+    both = [rail_floor(Promise(nic_gbits=rate, nic_link=link)) for link in _links()]
+    least = rail_floor(Promise(nic_gbits=rate))
+    assert least is not None
+    assert least.gbs == min(one.gbs for one in both if one)
+    assert least.platform == f"{rate} Gb/s NICs"
+    halved = rail_floor(Promise(nic_gbits=rate, gpus=8, nics=4))
+    assert halved is not None
+    assert (halved.gbs, halved.platform) == (least.gbs / 2, f"{rate} Gb/s NICs, 4 for 8 GPUs")
+    assert rail_floor(Promise(gpus=8, nics=8)) is None
+    assert rail_floor(Promise(nic_gbits=25)) is None
+
+
+def _links() -> list[Literal["ib", "roce"]]:
+    return ["ib", "roce"]
+
+
+def test_every_floor_has_a_source_and_is_below_its_line_rate() -> None:
+    """Unit, kind, source and date; at most nine tenths of what the wire carries."""
+    for name, one in baselines().items():
+        link, rate = name.split("-")
+        assert link in LINKS
+        assert one.value < 0.9 * int(rate) / 8
+        assert one.kind in ("chosen", "common", "measured")
+        assert len(one.source) > 20
+        assert one.unit == "GB/s busbw"
+    assert PLATFORM_FROM < TOP
