@@ -8,11 +8,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.decode import decode
+from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.words import either, gbs, size, time_us
 from preflight.stats.shared_cause import LEAST, shared_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
     from preflight.fabric.decode import Culprit
@@ -22,6 +23,7 @@ _CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
 _TWO = 2
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
+_BY_LOSS: tuple[PairState, ...] = ("hung", "error")
 _STATE_WORDS: dict[PairState, str] = {
     "corrupt": "sums came out wrong",
     "hung": "all-reduces hung",
@@ -63,19 +65,39 @@ class Blame(Struct, frozen=True, kw_only=True):
     operations: int = 0
 
 
-def blames(seen: Sequence[Seen], sweep: Sweep, names: Sequence[str]) -> tuple[Blame, ...]:
+def blames(
+    seen: Sequence[Seen],
+    sweep: Sweep,
+    names: Sequence[str],
+    lossy: Collection[str] = (),
+) -> tuple[Blame, ...]:
     """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
 
     Wrong sums are left to `subtle`: a good pair does not clear a GPU that corrupts now and then.
+    `lossy`: nodes that are named for what they lose; some of their pairs are slow or hang for
+    that, and that is no second fault.
     """
     bad = [one for one in seen if one.bad and one.state != "corrupt"]
     steady = [one for one in seen if one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
-    culprits = [_in_order(culprit, place) for culprit in decode(steady, sweep.troubles)]
+    culprits = [
+        _in_order(culprit, place)
+        for culprit in decode(steady, sweep.troubles)
+        if not _explained(culprit, bad, lossy)
+    ]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
     found = [_worded(culprit, bad, sweep, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}
-    return (*_systemic(found, bad, len(nodes)), *found)
+    causes = [_cause(culprit, bad) for culprit in culprits]
+    return (*_systemic(found, causes, bad, len(nodes)), *found)
+
+
+def _explained(culprit: Culprit, bad: Sequence[Seen], lossy: Collection[str]) -> bool:
+    """Whether a node that is named anyway accounts for it; a pair kept apart takes more."""
+    if culprit.kind == "node" or any(set(lossy).isdisjoint(pair) for pair in culprit.pairs):
+        return False
+    own = [one for one in bad if (one.a, one.b) in culprit.pairs]
+    return all(one.slow or one.state in _BY_LOSS for one in own)
 
 
 def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
@@ -92,7 +114,8 @@ def _worded(culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, *, all_bad: boo
         name = culprit.among[0]
         sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
         if worst.suspect == name and not culprit.cleared_partners:
-            sentence = f"{_what(worst, name, troubles)}; only the process on {name} stood still"
+            how = "stood still" if STOOD_STILL in worst.summary.error else "died"
+            sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
             sentence = f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine)}"
         certain = culprit.cleared_partners >= _TWO
@@ -177,13 +200,21 @@ def _each(worst: Seen, name: str, mine: Sequence[Seen]) -> str:
     return f"{name} is {how} with {whom}{only}"
 
 
-def _systemic(found: Sequence[Blame], bad: Sequence[Seen], nodes: int) -> list[Blame]:
+def _cause(culprit: Culprit, bad: Sequence[Seen]) -> str:
+    """What the worst of a node's pairs has: faults of different kinds share no cause."""
+    worst = _worst([one for one in bad if (one.a, one.b) in culprit.pairs])
+    return ("slow" if worst.slow else worst.state) if culprit.kind == "node" else ""
+
+
+def _systemic(
+    found: Sequence[Blame], causes: Sequence[str], bad: Sequence[Seen], nodes: int
+) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
-    suspects = [one.component for one in found if one.kind == "node"]
+    most = max((causes.count(cause) for cause in causes if cause), default=0)
     everyone = bool(found) and nodes >= LEAST and {n for one in bad for n in (one.a, one.b)}
-    if shared_cause(len(suspects), nodes):
-        sentence = f"{len(suspects)} of {nodes} nodes are blamed at once"
-    elif everyone and not suspects and len(everyone) == nodes:
+    if shared_cause(most, nodes):
+        sentence = f"{most} of {nodes} nodes are blamed at once"
+    elif everyone and not most and len(everyone) == nodes:
         sentence = f"all {nodes} nodes are in bad pairs and no pair clears any of them"
     else:
         return []

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from preflight.fabric.limits import limit
 from preflight.fabric.measure import WIRE_BOUND, Summary, summarise
-from preflight.fabric.observed import STOOD_STILL
+from preflight.fabric.observed import failed_by_itself
 from preflight.fabric.samples import PairState
 from preflight.fabric.words import size
 from preflight.fleet.baselines import rail_floor
@@ -68,7 +68,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     latency_limit_us: float | None = None
     slow: Slow = ""
     suspect: str = ""
-    """The end whose own measuring process stood still while the other only waited for it."""
+    """The end whose own measuring process hung or died; the other merely lost its partner."""
     top_bytes: int = 0
     """The ladder's largest size."""
     spent_s: float = 0.0
@@ -176,13 +176,8 @@ def _plain(pair: PairSamples, summary: Summary) -> Seen:
         round=pair.round,
         state=summary.state,
         summary=summary,
-        suspect=_suspect(pair) if summary.state == "hung" else "",
+        suspect=failed_by_itself(pair),
     )
-
-
-def _suspect(pair: PairSamples) -> str:
-    still = [end.node for end in (pair.first, pair.second) if end and STOOD_STILL in end.error]
-    return still[0] if len(still) == 1 else ""
 
 
 def _spent_s(end: End | None) -> float:

@@ -14,6 +14,7 @@ from preflight.fabric.fallen import absorbed, fallen
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
+from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ def judge_sweep(
 
     `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
     """
-    seen = compare(sweep, hosts, earlier)
+    seen = borne_out(compare(sweep, hosts, earlier), sweep)
     names = [host.name for host in hosts]
-    misled = fallen(sweep, hosts)
-    gross = absorbed(misled, blames(seen, sweep, names))
     observed = observe(sweep)
     findings = find(observed)
+    misled = fallen(sweep, hosts)
+    gross = absorbed(misled, blames(seen, sweep, names, findings.lossy))
     found = (*gross, *subtle(findings.found, observed, seen, gross))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:

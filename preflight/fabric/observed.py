@@ -18,8 +18,14 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import End, PairSamples, Sweep
 
 
-STOOD_STILL = "stood still"
+STOOD_STILL = "its measuring process stood still"
 """What a supervisor says of a measuring process of its own that it had to kill."""
+
+_BY_ITSELF = (
+    STOOD_STILL,
+    "its measuring process was killed by",
+    "its measuring process ended by itself",
+)
 
 
 class Tried(Struct, frozen=True, kw_only=True):
@@ -32,7 +38,7 @@ class Tried(Struct, frozen=True, kw_only=True):
     state: PairState = "measured"
     """The worse of both ends'."""
     stood_still: str = ""
-    """The one end whose own measuring process hung while the other only waited for it."""
+    """The one end whose own measuring process hung or died; the other merely lost its partner."""
     error: str = ""
     moved_a: tuple[Moved, ...] = ()
     moved_b: tuple[Moved, ...] = ()
@@ -74,19 +80,25 @@ def observe(sweep: Sweep) -> Observed:
 
 def _tried(pair: PairSamples) -> Tried:
     ends = [end for end in (pair.first, pair.second) if end is not None]
-    still = [end.node for end in ends if STOOD_STILL in end.error]
     return Tried(
         a=pair.a,
         b=pair.b,
         rail=pair.rail,
         round=pair.round,
         state=joint_state(pair),
-        stood_still=still[0] if len(still) == 1 else "",
+        stood_still=failed_by_itself(pair),
         error="; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
         net=" / ".join(dict.fromkeys(end.net for end in ends if end.net)),
     )
+
+
+def failed_by_itself(pair: PairSamples) -> str:
+    """The one end whose own measuring process hung or died, by its own supervisor's word."""
+    ends = [end for end in (pair.first, pair.second) if end is not None]
+    own = [end.node for end in ends if any(words in end.error for words in _BY_ITSELF)]
+    return own[0] if len(own) == 1 else ""
 
 
 def _moved(end: End | None) -> tuple[Moved, ...]:

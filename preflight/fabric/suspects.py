@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import observe
+from preflight.fabric.second_look import slow_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,9 +45,11 @@ def suspects(sweep: Sweep) -> Rounds:
         for part in one.among
     ]
     wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
-    named = {part for part in findings.condemned if part.kind in ("node", "endpoint")}
-    blamed = {name for part in named for name in part.nodes}
-    parts = [part for part in wanted if blamed.isdisjoint(part.nodes)][:MOST]
+    blamed = findings.nodes
+    parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
+    # A worker that failed once was replaced: its other pairs can be measured as anybody's.
+    slow = [part for part in slow_paths(sweep) if findings.lossy.isdisjoint(part.nodes)]
+    parts = list(dict.fromkeys([*parts, *slow]))[:MOST]
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]
     return _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])

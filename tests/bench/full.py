@@ -23,10 +23,9 @@ from tests.bench.decoding import Outcome, decode
 from tests.bench.fabric import plan
 from tests.bench.fabrics import RECORDING
 from tests.bench.report import row_document, table
+from tests.bench.resumed import append, lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.bench.fabric import Quota
     from tests.bench.fabrics import Name
 
@@ -55,7 +54,7 @@ def main() -> int:
     options = _options()
     code, ends = fingerprint(), time.monotonic() + 60 * options.minutes
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    done = {one.case: one for one in known(options.results, code)}
+    done = {one.outcome.case: one.outcome for one in lines(options.results, code, Line)}
     cases = plan(FAULTY, HEALTHY, options.seed)
     try:
         for one in cases if not options.show else ():
@@ -76,25 +75,6 @@ def main() -> int:
     target.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     sys.stdout.write(f"\n{len(done)} of {len(cases)} fabrics; written to {target}\n")
     return 0
-
-
-def known(results: Path, code: str) -> Iterator[Outcome]:
-    """What the same code has decoded before; a line cut off by a crash is made again."""
-    if not results.exists():
-        return
-    for text in results.read_bytes().splitlines():
-        try:
-            line = msgspec.json.decode(text, type=Line)
-        except msgspec.DecodeError:
-            continue
-        if line.code == code:
-            yield line.outcome
-
-
-def append(results: Path, line: Line) -> None:
-    """One more line, whole."""
-    with results.open("ab") as file:
-        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def fingerprint() -> str:

@@ -89,10 +89,15 @@ def unplugged(host: Host) -> Iterator[None]:
 
 @contextmanager
 def spiking_cable(
-    host: Host, per_mille: int = 10, low_ms: float = 25, high_ms: float = 50
+    host: Host,
+    per_mille: int = 10,
+    low_ms: float = 25,
+    high_ms: float = 50,
+    rest_ms: float = 0,
 ) -> Iterator[None]:
     """Some frames are held up, as by a loose cable: the median stays, the tail moves.
 
+    `rest_ms`: after one that was held none is for so long, else volume is held up all the time.
     The frames pass through a process between the cable and the bridge, which also caps bandwidth
     near 0.1 GB/s: compare latencies under this fault, not rates.
     """
@@ -106,7 +111,7 @@ def spiking_cable(
         ip("link", "set", host.cable, "nomaster", "arp", "off")
         ip("link", "set", far, "up", "arp", "off")
         ip("link", "set", near, "master", host.bridge, "up")
-        with _forwarder(host.cable, far, per_mille, low_ms, high_ms):
+        with _forwarder(host.cable, far, per_mille, low_ms, high_ms, rest_ms):
             yield
     finally:
         ip("link", "delete", near, check=False)

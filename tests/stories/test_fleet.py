@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import impostors, processes, wire
-from tests.stories.blaming import blame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,22 +91,6 @@ def test_a_stale_rank_on_the_master_port(judge: Callable[..., Told], lab: Lab) -
     assert "host.stale_processes  (also net.ports)" in told.out
     assert f"do: kill {rank.pid}" in told.out
     assert told.report["fleet"]["not_ready"] == ["h1"]
-
-
-def test_a_slow_link(judge: Callable[..., Told], lab: Lab) -> None:
-    """A slow host makes three pairs slow; the host is blamed, its partners are not."""
-    with wire.slow_link(lab.hosts["h3"]):
-        told = judge(ALL)
-    assert told.exit == 1
-    assert told.found() <= {("fabric.allreduce", pair) for pair in ("h1-h3", "h2-h3", "h3-h4")}
-    assert told.report["fleet"]["not_ready"] == ["h3"]
-    assert [blame["component"] for blame in told.report["blames"]] == ["h3"]
-    assert told.out.count("FAIL   h3  fabric.allreduce\n") == 1
-    assert "\npicture " in told.out
-    assert "Blamed: h3<" in (told.folder / "fabric.html").read_text()
-    again = blame(told.folder)
-    assert (again.exit, again.found) == (1, ["h3"])
-    assert told.report["blames"] == again.document["blames"]
 
 
 def test_a_host_that_is_down(judge: Callable[..., Told], lab: Lab) -> None:
@@ -310,17 +293,6 @@ def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: La
     assert told.report["fleet"]["not_ready"] == ["h2"]
     measured = {f"{p['a']}-{p['b']}" for p in told.report["pairs"] if p["state"] == "measured"}
     assert measured >= {"h1-h3", "h1-h4", "h3-h4"}
-
-
-def test_a_firewall_between_two_hosts_only(judge: Callable[..., Told], lab: Lab) -> None:
-    """A way that is shut between two good nodes is one finding about the pair, about neither."""
-    with wire.firewall(lab.hosts["h2"], ports="1024-65535", source=lab.hosts["h3"]):
-        told = judge(ALL)
-    assert told.exit == 1
-    assert told.report["fleet"]["not_ready"] == []
-    assert told.report["fleet"]["apart"] == [["h2", "h3"]]
-    assert "FAIL   pair h2-h3  net.ports  (also fabric.allreduce)" in told.out
-    assert (told.folder / "ready.hosts").read_text() == "h1\nh2\nh4\n"
 
 
 def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:

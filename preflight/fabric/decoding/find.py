@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
 
 
+_EVENTS = ("spikes", "late")
+_BY_EVENTS = ("slow", "latency", "hung", "broken")
+"""What so many events can make of a pair; it takes more to keep it from connecting."""
+
+
 class Findings(Struct, frozen=True, kw_only=True):
     """What is wrong with a fabric, worst first within each kind of symptom."""
 
@@ -46,6 +51,22 @@ class Findings(Struct, frozen=True, kw_only=True):
         """Every part that is named for sure."""
         return tuple(one.named for one in self.found if one.named is not None)
 
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Every node that is named for sure, or a rail of it."""
+        return _nodes(self.found)
+
+    @property
+    def lossy(self) -> frozenset[str]:
+        """Those that are named for what they lose or hold up: any of their pairs may suffer."""
+        return _nodes([one for one in self.found if one.symptom in _EVENTS])
+
+
+def _nodes(found: Sequence[Found]) -> frozenset[str]:
+    parts = (one.named for one in found if one.named is not None)
+    names = (part.nodes for part in parts if part.kind in ("node", "endpoint"))
+    return frozenset(name for some in names for name in some)
+
 
 def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) -> Findings:
     """Name the parts at fault, or the sets among which they lie.
@@ -58,6 +79,7 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
         doubted += [search.parts.component(key) for key in search.explained.doubted]
         for one in search.explained.accepted:
             fresh = _found(search, one)
+            found = [one for one in found if not _effect(one, fresh)]
             if not _known(fresh, found):
                 found.append(fresh)
     trials = _trials(found, observed)
@@ -191,6 +213,14 @@ def _known(fresh: Found, found: Sequence[Found]) -> bool:
     return all(
         any(_within(part, other) or _within(other, part) for other in named) for part in fresh.among
     )
+
+
+def _effect(one: Found, fresh: Found) -> bool:
+    """Whether a path was slow, or hung, for a node of it that loses or holds up what it sends."""
+    path, node = one.named, fresh.named
+    if path is None or path.kind != "path" or node is None or node.kind == "path":
+        return False
+    return one.symptom in _BY_EVENTS and fresh.symptom in _EVENTS and _within(path, node)
 
 
 def _within(part: Component, other: Component) -> bool:

@@ -72,7 +72,7 @@ def _result(one: Tried, bad: Mapping[Where, Tried]) -> _Result:
         one.b,
         bad=failed,
         good=one.state == "measured" and not failed,
-        suspect=one.stood_still if one.state == "hung" else "",
+        suspect=one.stood_still,
     )
 
 

@@ -41,6 +41,7 @@ def short(error: BaseException) -> str:
     if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
         first = first.partition("] ")[2] or first
     first = first.partition(", keys: ")[0]  # of the store: they tell an operator nothing
+    first = first.partition(" This is typically caused by ")[0]  # gloo's guess at what we know
     return printable(first, ERROR_LIMIT)
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.5
 _REAP_S = 2.0
-_LOST_IN = {"connect": "no_connect", "pair": "hung"}  # what a death in that phase says of a pair
+_LOST_IN = {"connect": "no_connect", "pair": "hung"}  # what being late in that phase says of a pair
+_DIED = "error"
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
 
 
@@ -31,6 +32,13 @@ class _Ended:
     round: int
     phase: str
     error: str
+    died: bool = False
+    """It was not killed by us, and said nothing."""
+
+    @property
+    def state(self) -> str:
+        """What its end says of the pair."""
+        return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
 def supervise(rail: plan.Rail, output: int, orders: int, agent: int) -> None:
@@ -62,7 +70,7 @@ def _rounds(rail: plan.Rail, at: int, output: int) -> bool:
         at = ended.round
         turn = rail.go.turns[at]
         if ended.phase in _LOST_IN and turn is not None:
-            lines.write(output, account(rail, turn, _LOST_IN[ended.phase], ended.error))
+            lines.write(output, account(rail, turn, ended.state, ended.error))
             at += 1
             continue
         failures += 1
@@ -96,7 +104,8 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
         excuse = starvation.excuse(waited, pid, within_s)
         error = f"its measuring process {what} for {within_s:.0f} s and was killed{excuse}"
     os.close(reader.descriptor)
-    return _Ended(at, phase, _end(pid, error))
+    ended = _end(pid, error)
+    return _Ended(at, phase, ended, died=bool(ended) and not error)
 
 
 def _fork(rail: plan.Rail, first_round: int) -> tuple[int, lines.Reader]:
@@ -132,8 +141,19 @@ def _end(pid: int, error: str) -> str:
         if ended:
             if error or status == 0:
                 return error
-            return f"its measuring process ended by itself (wait status {status})"
+            return f"its measuring process {_how_it_ended(status)}"
         time.sleep(0.005)
     if not error:
         os.kill(pid, signal.SIGKILL)
     return (error or "its measuring process did not end") + "; it is still there (D state?)"
+
+
+def _how_it_ended(status: int) -> str:
+    """The words tell the controller that this end failed by itself."""
+    if not os.WIFSIGNALED(status):
+        return f"ended by itself with status {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {number}"

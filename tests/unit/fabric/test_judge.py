@@ -255,20 +255,29 @@ def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
     assert "only 8 B of 4 MiB were reached" in verdict.sentence
 
 
-def test_the_end_that_stood_still_is_the_suspect_not_the_path() -> None:
-    """h3's measuring process was stopped once; h1 only timed out, and both are fine elsewhere."""
+@pytest.mark.parametrize(
+    ("state", "own", "said"),
+    [
+        ("hung", "its measuring process stood still for 5 s and was killed", "stood still"),
+        ("error", "its measuring process was killed by SIGKILL", "only the process on h3 died"),
+        ("error", "its measuring process ended by itself with status 3", "on h3 died"),
+    ],
+)
+def test_the_end_whose_process_failed_is_the_suspect_not_the_path(
+    state: PairState, own: str, said: str
+) -> None:
+    """h3's measuring process failed once; h1 merely lost it, and both are fine elsewhere."""
     fleet = hosts(4)
-    measured = sweep(fleet, lambda a, b: "hung" if (a, b) == ("h1", "h3") else 0.8)
-    stood = "its measuring process stood still for 5 s and was killed"
+    measured = sweep(fleet, lambda a, b: state if (a, b) == ("h1", "h3") else 0.8)
     pairs = tuple(
-        msgspec.structs.replace(pair, second=msgspec.structs.replace(pair.second, error=stood))
+        msgspec.structs.replace(pair, second=msgspec.structs.replace(pair.second, error=own))
         if (pair.a, pair.b) == ("h1", "h3") and pair.second
         else pair
         for pair in measured.pairs
     )
     (found,) = blame(msgspec.structs.replace(measured, pairs=pairs), fleet)
     assert (found.kind, found.component) == ("node", "h3")
-    assert "stood still" in found.sentence
+    assert said in found.sentence
     assert "each of" not in found.sentence
 
 

@@ -1,0 +1,64 @@
+"""One slow reading is a bad moment or a bad path: two longer ones with the same nodes tell which.
+
+A path that is slow stays slow; a machine that was busy for half a second does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from preflight.fabric.compare import compare
+from preflight.fabric.culprit import Component
+from preflight.fabric.decode import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.fabric.compare import Seen
+    from preflight.fabric.samples import PairSamples, Sweep
+
+    Where = tuple[str, str, int]
+
+_ALSO_HEALTHY = "tcp "
+"""Counters that move on healthy machines too."""
+
+
+def slow_paths(sweep: Sweep) -> list[Component]:
+    """Paths that are slower than their peers while both ends are fine with others."""
+    seen = compare(sweep, ())
+    slow = {(one.a, one.b) for one in seen if one.slow}
+    return [
+        Component("path", "-".join(culprit.among), culprit.among)
+        for culprit in decode(seen, sweep.troubles)
+        if culprit.kind == "path" and set(culprit.pairs) <= slow
+    ]
+
+
+def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
+    """Take slowness back where every retest of that pair was quick, and no counter moved there."""
+    if not sweep.retested:
+        return tuple(seen)
+    again: dict[Where, list[Seen]] = {}
+    for one in seen:
+        if one.round >= sweep.retested:
+            again.setdefault(_where(one), []).append(one)
+    moved = {_where(pair) for pair in sweep.pairs if _confesses(pair)}
+    acquitted = {
+        where
+        for where, readings in again.items()
+        if where not in moved and all(each.good for each in readings)
+    }
+    return tuple(
+        replace(one, slow="") if one.slow and _where(one) in acquitted else one for one in seen
+    )
+
+
+def _where(one: Seen | PairSamples) -> Where:
+    return one.a, one.b, one.rail
+
+
+def _confesses(pair: PairSamples) -> bool:
+    ends = (end for end in (pair.first, pair.second) if end is not None)
+    return any(not each.name.startswith(_ALSO_HEALTHY) for end in ends for each in end.moved)

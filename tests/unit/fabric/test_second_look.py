@@ -1,0 +1,124 @@
+"""What one slow reading is worth, beside longer ones and beside a fault that is named anyway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.samples import Moved, PairSamples, Timing
+from preflight.fabric.suspects import suspects
+from tests.unit.fabric.synthetic import blame, end, hosts, sweep
+
+if TYPE_CHECKING:
+    from preflight.fabric.samples import End, PairState, Sweep
+
+FLEET = hosts(8)
+SLOW = ("h2", "h5")
+SPIKY = 1000
+
+
+def once_slow() -> Sweep:
+    """One of 28 pairs is slow, between two nodes that are quick with all others."""
+    return sweep(FLEET, lambda a, b: 0.02 if (a, b) == SLOW else 0.8)
+
+
+def again(measured: Sweep, *readings: float | PairState, moved: str = "") -> Sweep:
+    """The slow pair is measured again, each time so fast, in a round of its own."""
+    first = len(measured.rounds)
+    pairs = []
+    for number, said in enumerate(readings, first):
+        ends = [
+            end(name, said) if isinstance(said, float) else end(name, 1.0, state=said)
+            for name in SLOW
+        ]
+        pairs.append(PairSamples(*SLOW, 0, number, "gloo", *ends))
+    if moved:
+        ends = [replace(one, moved=(Moved(moved, 3),)) for one in ends]
+        pairs[-1] = replace(pairs[-1], first=ends[0], second=ends[1])
+    return replace(
+        measured,
+        rounds=measured.rounds + ((SLOW,),) * len(readings),
+        pairs=(*measured.pairs, *pairs),
+        retested=first,
+    )
+
+
+def test_a_slow_path_is_measured_twice_more() -> None:
+    """Also where shared cores scatter so much that statistics alone would not ask for it."""
+    assert suspects(once_slow()) == ((SLOW,), (SLOW,))
+
+
+@pytest.mark.parametrize("readings", [(0.8, 0.02), (0.02, 0.02), (0.8, "hung"), ()])
+def test_a_path_that_is_slow_again_is_named(readings: tuple[float | PairState, ...]) -> None:
+    """As is one that could not be measured again."""
+    (found,) = blame(again(once_slow(), *readings), FLEET)
+    assert (found.kind, found.component) == ("path", "pair h2-h5")
+
+
+def test_a_moment_of_a_busy_machine_is_nobodys_fault() -> None:
+    """Two longer readings, alone on the fabric, were quick."""
+    assert blame(again(once_slow(), 0.8, 0.8), FLEET) == ()
+    assert blame(again(once_slow(), 0.8, 0.8, moved="tcp retrans_segs"), FLEET) == ()
+
+
+def test_a_counter_that_moved_meanwhile_acquits_nobody() -> None:
+    """A cable that is slow now and then confesses at its port."""
+    (found,) = blame(again(once_slow(), 0.8, 0.8, moved="mlx5_0/1 symbol_error"), FLEET)
+    assert found.component == "pair h2-h5"
+
+
+@pytest.mark.parametrize("state", [0.02, "hung"])
+def test_a_lossy_node_accounts_for_pairs_that_are_slow_or_hung(state: float | PairState) -> None:
+    """Two of its pairs came nowhere within their time: one fault, no paths beside it."""
+    bad = {("h3", "h4"), ("h2", "h3")}
+    measured = sweep(FLEET, lambda a, b: state if (a, b) in bad else 0.8)
+
+    def losing(pair: PairSamples) -> PairSamples:
+        lost = "h3" in (pair.a, pair.b) and (pair.a, pair.b) not in bad
+
+        def longer(one: End | None) -> End | None:
+            times = tuple(2e5 if lost and not at % 50 else 200.0 for at in range(SPIKY))
+            small = Timing(8, times, (6e4,) * SPIKY)
+            return one and replace(one, timings=(small, *one.timings[1:]), started_s=1e9)
+
+        return replace(pair, first=longer(pair.first), second=longer(pair.second))
+
+    losing_link = replace(
+        measured,
+        pairs=tuple(one if (one.a, one.b) in bad else losing(one) for one in measured.pairs),
+    )
+    assert {one.component for one in blame(losing_link, FLEET)} == {"h3"}
+
+
+def test_three_nodes_with_faults_of_their_own_share_no_cause() -> None:
+    """One is slow, one hangs, one breaks off: three faults, each with its own advice."""
+    kinds: dict[str, float | PairState] = {"h1": 0.02, "h4": "hung", "h6": "error"}
+
+    def said(a: str, b: str) -> float | PairState:
+        return kinds.get(b, kinds.get(a, 0.8))
+
+    found = blame(sweep(FLEET, said), FLEET)
+    assert {one.component for one in found} == set(kinds)
+    assert {one.kind for one in found} == {"node"}
+
+
+def test_a_slow_path_beside_a_worker_that_died_once_is_its_own_finding() -> None:
+    """The death of h5's worker explains its own pair, and no other; the path is looked at again."""
+
+    def said(a: str, b: str) -> float | PairState:
+        return "error" if (a, b) == ("h5", "h8") else 0.02 if (a, b) == SLOW else 0.8
+
+    measured = sweep(FLEET, said)
+    died = "its measuring process was killed by SIGKILL"
+    pairs = tuple(
+        replace(one, first=replace(one.first, error=died))
+        if one.first is not None and one.first.state == "error"
+        else one
+        for one in measured.pairs
+    )
+    measured = replace(measured, pairs=pairs)
+    assert suspects(measured) == ((SLOW,), (SLOW,))
+    found = {one.component: one.pairs for one in blame(measured, FLEET)}
+    assert found == {"h5": ("h5-h8",), "pair h2-h5": ("h2-h5",)}
