@@ -24,6 +24,7 @@ _RANK = {
     )
 }
 
+_AND = " and "
 _WAIT = "look for what these nodes share before you touch any of them (see the note)"
 
 
@@ -53,6 +54,7 @@ def findings(
         if entry.verdict.outcome in _RANK:
             for cause in _causes(entry):
                 groups.setdefault(cause, []).append(entry)
+    _tell_apart(groups)
     by_component = {blame.component: blame for blame in blames}
     merged: dict[tuple[str, str, str, Outcome], list[Finding]] = {}
     for (subject, _), group in groups.items():
@@ -68,6 +70,14 @@ def _causes(entry: Entry) -> list[tuple[str, str]]:
     """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
     subjects = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
+
+
+def _tell_apart(groups: dict[tuple[str, str], list[Entry]]) -> None:
+    """A pair of two culprits that are found anyway is no third finding."""
+    for both, cause in [key for key in groups if _AND in key[0]]:
+        each = [(name, cause) for name in both.split(_AND)]
+        if all(key in groups for key in each):
+            groups[each[0]] += groups.pop((both, cause))
 
 
 def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Finding:

@@ -79,7 +79,7 @@ def test_a_slow_link_a_killed_worker_and_a_shut_path(judge: Callable[..., Told])
     assert (told.folder / "ready.hosts").read_text() == "h1\nh3\nh4\nh6\nh8\n"
     assert "its measuring process was killed by SIGKILL" in " ".join(told.out.split())
     assert "\npicture " in told.out
-    assert "Blamed: h2<" in (told.folder / "fabric.html").read_text()
+    assert "Blamed: h2, h7, pair h4-h5<" in (told.folder / "fabric.html").read_text()
 
 
 def test_a_lossy_link_and_a_hung_worker(judge: Callable[..., Told]) -> None:

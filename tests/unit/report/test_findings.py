@@ -42,6 +42,18 @@ def test_a_blamed_node_gathers_its_pairs() -> None:
     assert (found.subjects, found.verdicts) == (("h3",), 3)
 
 
+def test_a_pair_of_two_culprits_is_no_third_finding() -> None:
+    """h1-h3 is bad for both; where h1 has no other pair, both are all that can be said."""
+    slow, lost = fail("slow", advice="a", blame="h3"), fail("lost", advice="b", blame="h1")
+    both = _on("h1-h3", "fabric.allreduce", fail("slow; lost", advice="a; b", blame="h1 and h3"))
+    own = [_on("h2-h3", "fabric.allreduce", slow), _on("h1-h2", "fabric.allreduce", lost)]
+    assert {one.subjects: one.verdicts for one in findings([both, *own])} == {
+        ("h1",): 2,
+        ("h3",): 1,
+    }
+    assert {one.subjects for one in findings([both, own[0]])} == {("h1 and h3",), ("h3",)}
+
+
 def test_the_same_words_on_many_nodes_are_shown_once() -> None:
     """Identical findings are merged over their nodes."""
     capped = warn("cap 600 W, 700 promised", advice="raise it")
