@@ -16,6 +16,7 @@ from msgspec import Struct
 from preflight.carried import Carried
 from preflight.check import STAGES, Stage, Tier
 from preflight.fabric.besides import besides, pairs_of
+from preflight.fabric.clocks import clock_lines
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.soak import DEEP_RATE
@@ -312,6 +313,8 @@ class Run:
 
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds
+        for line in clock_lines(sweep):
+            self.progress.line(f"clock  {line}")
         self._besides(besides(sweep, pairs_of(self.rounds)))
         self._set(sweep=sweep, planned=self.planned)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.fabric.clocks import clock_words
 from preflight.fabric.samples import End, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
 
@@ -93,6 +94,7 @@ class Collected:
             setup_ms=seen.setup_ms,
             moved=seen.moved,
             net=seen.net,
+            stepped_s=seen.stepped_s,
         )
         self.accounts += 1
         return True
@@ -172,6 +174,8 @@ class Collected:
         good = {name: end for name, end in ends.items() if end.state == "measured"}
         if len(good) == len((a, b)) or not silence.culprits.keys().isdisjoint((a, b)):
             return ends
+        if stepped := clock_words(good | ends):
+            return {name: End(name, "not_run", error=stepped) for name in (a, b)} | good
         if unfinished:
             return {name: End(name, "not_run", error=unfinished) for name in (a, b)} | ends
         waited = [f"{name} {silence.victims[name]}" for name in (a, b) if name in silence.victims]

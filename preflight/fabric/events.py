@@ -60,6 +60,7 @@ class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
     net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
     plan: Annotated[str, Meta(max_length=64)] = ""
     """Digest of what both ends had to agree upon."""
+    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):

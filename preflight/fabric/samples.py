@@ -62,6 +62,8 @@ class End(Struct, frozen=True):
     moved: tuple[Moved, ...] = ()
     net: str = ""
     """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
+    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+    """How far that node's wall clock was set since its pair before (durations do not go by it)."""
 
 
 class PairSamples(Struct, frozen=True):

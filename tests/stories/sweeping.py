@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tests.lab.cluster import Lab
     from tests.lab.host import Host
+    from tests.lab.inventory import Tables
 
 CLEAN_S = 20.0
 """What is promised: after so long nothing of a run is left on any host."""
@@ -34,12 +35,13 @@ MARGIN_S = 15.0
 class Sweeping:
     """`pytest --preflight` on a terminal of its own, whose progress a test can wait for."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, **changes: Tables) -> None:
         self._report = folder / "report"
         self._lab = lab
         self._before = {name: everything(host) for name, host in lab.hosts.items()}
         self.terminal, theirs = os.openpty()
-        words = [f"--preflight-inventory={lab.inventory()}", f"--preflight-report={self._report}",
+        inventory = lab.inventory("inventory.toml", **changes)
+        words = [f"--preflight-inventory={inventory}", f"--preflight-report={self._report}",
                  f"--preflight-seed={FIRST_H1_H4}", "--preflight-fail-fast=never",
                  "-m", "preflight_fabric"]  # fmt: skip
         self.process = subprocess.Popen(
@@ -106,9 +108,9 @@ class Sweeping:
 
 
 @contextmanager
-def sweeping(lab: Lab, folder: Path) -> Iterator[Sweeping]:
-    """Start a run and end it with the test, whatever became of it."""
-    run = Sweeping(lab, folder)
+def sweeping(lab: Lab, folder: Path, **changes: Tables) -> Iterator[Sweeping]:
+    """Start a run and end it with the test, whatever became of it; `changes` of the inventory."""
+    run = Sweeping(lab, folder, **changes)
     try:
         yield run
     finally:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from . import agreed
+from . import agreed, wall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,11 +24,12 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
         "backend": rail.go.backend,
         "state": state,
         "error": error,
-        "started_s": round(time.time(), 3),
+        "started_s": wall.now_s(),
         "setup_ms": 0.0,
         "timings": [],
         "moved": [],
         "net": "",
+        "stepped_s": 0.0,
         "plan": agreed.digest(rail.go, turn),
     }
 

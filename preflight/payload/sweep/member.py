@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from . import means, pair, plan, watch
+from . import means, pair, plan, wall, watch
 from .account import account
 from .meeting import STRIKING_S, Meeting
 
@@ -34,7 +34,7 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
     raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
     store = dist.PrefixStore("preflight/" + rail.go.run, raw)
     meeting = Meeting(store, rail.member, rail.members)
-    seat = pair.Seat(torch, store, meeting, rail, means.Means(torch, rail), counting)
+    seat = pair.Seat(torch, store, meeting, rail, means.Means(torch, rail), counting, wall.Steps())
     for number in range(first_round, len(rail.go.turns)):
         patience_s = _patience_s(rail, number)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from . import agreed, groups, plan
+from . import agreed, groups, plan, wall
 from .account import account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .watch import PATIENCE_S, moved
@@ -42,6 +42,7 @@ class Seat:
     rail: plan.Rail
     means: Means
     watch: Watch
+    steps: wall.Steps
 
 
 def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     except RuntimeError as error:
         seen.update(state=_state_of(str(error)), error=short(error))
     meeting.leave(name, turn.rank)
+    seen["stepped_s"] = seat.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
     if not seen["net"]:  # it broke off before it was asked: what the library meant to use
         seen["net"] = printable(seat.means.words())
@@ -96,7 +98,7 @@ def _measure(
     met = time.monotonic()
     alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
     seen: dict[str, Any] = {
-        "started_s": round(time.time(), 3),
+        "started_s": wall.now_s(),
         "setup_ms": round((met - begun) * 1000.0, 1),
     }
     ladder = Ladder(seat.torch, group, seat.rail, turn, alive)

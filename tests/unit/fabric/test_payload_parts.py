@@ -32,6 +32,7 @@ from sweep import (  # noqa: E402  needs torch's skip first
     rails,
     starvation,
     verify,
+    wall,
     watch,
 )
 
@@ -187,7 +188,7 @@ class Both:
         )
         assert rail.go.turns[0] is not None
         met = meeting.Meeting(store, rank, 2)
-        seat = pair.Seat(torch, store, met, rail, means.Means(torch, rail), Still())
+        seat = pair.Seat(torch, store, met, rail, means.Means(torch, rail), Still(), wall.Steps())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)
 
 

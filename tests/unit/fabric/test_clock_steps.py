@@ -1,0 +1,63 @@
+"""A clock that was set is noticed, told, and excuses what failed while it was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.clocks import clock_lines
+from preflight.fabric.collect import Collected
+from preflight.fabric.events import PairSeen, Ready
+from preflight.fabric.plan import SweepPlan
+from preflight.fabric.roster import roster
+from preflight.fabric.samples import PairState, Sweep
+from preflight.fabric.schedule import circle_rounds
+
+NAMES = ("h1", "h2")
+HUNG = PairSeen(0, 0, "h1", "h2", "gloo", "hung", "Timed out", 1.0, 2.0, ())
+
+
+def swept(first: PairSeen, second: PairSeen) -> Sweep:
+    """What a sweep of two nodes comes to that say this."""
+    plan = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
+    who = roster(plan, dict.fromkeys(NAMES, Ready("2.13.0", cuda=False, gpus=0)))
+    collected = Collected(who)
+    assert collected.take("h1", first)
+    assert collected.take("h2", second)
+    return Sweep(who.ladder, who.rounds, collected.pairs())
+
+
+@pytest.mark.parametrize(
+    ("state", "stepped_s", "kept"),
+    [("hung", -300.0, "not_run"), ("hung", 0.0, "hung"), ("corrupt", -300.0, "corrupt")],
+)
+def test_what_failed_while_a_clock_was_set_proves_nothing(
+    state: PairState, stepped_s: float, kept: str
+) -> None:
+    """A wait may end by the wall clock; sums do not go by any clock."""
+    seen = replace(HUNG, state=state, stepped_s=stepped_s)
+    (pair,) = swept(seen, HUNG).pairs
+    assert pair.first is not None
+    assert pair.first.state == kept
+    assert ("the clock of h1 was set back by 300 s" in pair.first.error) == (kept == "not_run")
+
+
+def test_each_clock_that_was_set_is_told_once() -> None:
+    """Who, in which direction, how much, that durations stand, and where to look."""
+    (line,) = clock_lines(swept(replace(HUNG, state="corrupt", stepped_s=300.5), HUNG))
+    assert line.startswith("the clock of h1 was set forward by 300.5 s during the sweep")
+    assert "chronyc" in line
+
+
+def test_a_step_is_seen_once_and_an_even_clock_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates go on evenly whatever sets the clock; the step is told by the next look only."""
+    from sweep import wall  # the payload, as it is imported on a node
+
+    steps, before, honest = wall.Steps(), wall.now_s(), time.time
+    assert steps.step_s() == 0.0
+    monkeypatch.setattr(time, "time", lambda: honest() - 300)
+    assert steps.step_s() == -300.0
+    assert steps.step_s() == 0.0
+    assert 0 <= wall.now_s() - before < 60
