@@ -13,6 +13,7 @@ from msgspec import Struct
 from preflight.fabric.digest import Digest, digests
 from preflight.fabric.measure import joint_state
 from preflight.fabric.samples import Moved, PairState
+from preflight.fabric.uncollected import uncollected
 
 if TYPE_CHECKING:
     from preflight.fabric.samples import End, PairSamples, Sweep
@@ -63,6 +64,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     where there were none."""
 
 
+@uncollected()
 def observe(sweep: Sweep) -> Observed:
     """Condense a sweep; pairs that had no turn stay out."""
     taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]

@@ -21,6 +21,7 @@ from preflight.fabric.decoding.proof import proven
 from preflight.fabric.decoding.rates import Rates
 from preflight.fabric.decoding.shifts import Shifts
 from preflight.fabric.decoding.trials import Trials
+from preflight.fabric.uncollected import uncollected
 from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _nodes(found: Sequence[Found]) -> frozenset[str]:
     return frozenset(name for some in names for name in some)
 
 
+@uncollected()
 def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) -> Findings:
     """Name the parts at fault, or the sets among which they lie.
 

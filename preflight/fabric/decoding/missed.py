@@ -22,6 +22,7 @@ from preflight.fabric.decoding.numbers import SHARE, number
 from preflight.fabric.decoding.parts import ALL_RAILS
 from preflight.fabric.decoding.rates import LEAST_EVENTS, LEAST_PEERS, Rates
 from preflight.fabric.decoding.shifts import Shifts, surprise
+from preflight.fabric.uncollected import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,7 @@ class Missed(Struct, frozen=True, kw_only=True):
     """So many events in its operations name it."""
 
 
+@uncollected()
 def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
     """Work it out for every rail of every node that was measured, the dullest looks first.
 
