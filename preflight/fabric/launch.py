@@ -25,7 +25,7 @@ from preflight.fabric.events import (
     Trouble,
 )
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
-from preflight.fabric.roster import Roster, budget, go_order, join_s, roster
+from preflight.fabric.roster import Roster, budget, go_order, roster
 from preflight.fabric.samples import Sweep
 from preflight.fabric.silence import Silence
 from preflight.transport.leased import LEASE_S, RENEW_S
@@ -272,7 +272,7 @@ class _Stage:
         for name in who.names:
             if name in self._out:  # it left between being counted in and the start
                 collected.lose(name, self._out.pop(name))
-        quiet_s = join_s(self._plan, who) + 2 * limits.barrier_s + _MARGIN_S
+        quiet_s = self._plan.start_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
             self._progress(collected.accounts, collected.expected, waiting)
@@ -322,7 +322,7 @@ class _Stage:
             return _STORELESS_S
         if not collected.through - collected.stuck:
             # Who failed to meet the others waited about as long as the others will.
-            return join_s(plan, who) if collected.stuck else None
+            return plan.start_s if collected.stuck else None
         if collected.open():
             return limits.barrier_s
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is

@@ -77,8 +77,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """On the nodes; elsewhere in tests."""
     ready_s: float = 45.0
     """For a node's Python to import torch; from a cold network file system this takes long."""
-    last_call_s: float = 5.0
-    """How long the launch waits for nodes that were ready and then do not come."""
+    start_s: float = 20.0
+    """For all rails to be forked and to come to the sweep's store."""
     gloo: tuple[Ladder, ...] = GLOO
     nccl: tuple[Ladder, ...] = NCCL
     gloo_soak: Ladder | None = GLOO_SOAK

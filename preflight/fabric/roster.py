@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 _SOME = 2
-_JOINING_S = 0.25
-"""Per node, for torchrun's rendezvous: 16 nodes on two shared cores needed more than 5 s."""
 
 
 class Roster(Struct, frozen=True, kw_only=True):
@@ -103,21 +101,13 @@ def go_order(
         "pair_s": limits.pair_s,
         "soak_s": limits.soak_s,
         "barrier_s": limits.barrier_s,
-        "last_call_s": plan.last_call_s + _JOINING_S * len(who.names),
-        "join_s": join_s(plan, who),
         "more": more,
-        "min_nodes": max(_SOME, len(who.names) // 2),
     }
 
 
 def rung_order(rung: Ladder) -> list[int]:
     """One size, as an order names it."""
     return [rung.size_bytes, rung.warmup, rung.iterations]
-
-
-def join_s(plan: SweepPlan, who: Roster) -> float:
-    """For torchrun's rendezvous: all nodes write one key in turn."""
-    return plan.last_call_s + 15 + 2 * _JOINING_S * len(who.names)
 
 
 def turns_of(who: Roster, name: str) -> list[dict[str, object] | None]:

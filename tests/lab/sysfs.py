@@ -41,9 +41,10 @@ def write(root: Path, scenario: Scenario) -> None:
 
 
 def count(root: Path, nic: str, name: str, value: int) -> None:
-    """Let a counter of a NIC's port stand at this value, in place, as it moves on a real host."""
+    """Let a counter of a NIC's port rise to this value, in place and never empty between."""
     port = root / "class/infiniband" / nic / "ports/1"
-    (port / _COUNTERS[name] / name).write_text(f"{value}\n")
+    with (port / _COUNTERS[name] / name).open("r+") as counter:
+        counter.write(f"{value}\n")
 
 
 def _clear(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""The agent of one node: says what its torch can do, joins the launch, passes on its rails' words.
+"""The agent of one node: says what its torch can do, forks its rails, passes on their words.
 
 It ends with its controller (end of input, or silence for the length of the lease), with the sweep's
 store, when told to, and on its deadline; its ranks and their measuring processes end with it,
@@ -12,7 +12,7 @@ import socket
 import threading
 from datetime import timedelta
 
-from . import engine, lifeline, line, lock, plan, rails, seat, shared, supervisor, torch_facts
+from . import lifeline, line, lock, plan, rails, seat, shared, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
 
 _STORE_S = 30.0
-_LAUNCHED = 16  # nodes that torchrun's engine brings together; more meet at the store themselves
 _DISCARD = 9  # any port will do: nothing is sent there
 
 
@@ -37,7 +36,6 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     if held is None:
         emit({"event": "busy", "error": "another preflight run measures this node; wait for it"})
         return
-    engine.prepare()
     first = seat.own(torch_facts.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
@@ -87,7 +85,7 @@ def _sweep(
     seated: dict[str, Any] | None,
     more: queue.Queue[dict[str, Any]],
 ) -> None:
-    """Launch the ranks and relay their accounts, each rail through pipes of its own.
+    """Fork the rails and relay their accounts, each rail through pipes of its own.
 
     `seated`: the job's own torchrun has launched the ranks, and this is one of them. `more`: what
     is ordered after the last round.
@@ -100,22 +98,10 @@ def _sweep(
         local = _local_address(go.towards)
         ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
         if seated:
-            own = plan.Rail(go, seated["rail"], local, store, go.nodes * go.rails, seat.gpu())
-            seat.sit(own, ends[0])
-        elif go.nodes > _LAUNCHED:
-            for rail in range(count):
-                seat.sit(plan.Rail(go, rail, local, store, go.nodes * go.rails), ends[rail])
-        else:
-            engine.launch(go, local, store, _rank, go, local, store, ends, os.getpid())
-    except Exception as error:  # noqa: BLE001 - whatever the rendezvous raises is the finding
+            seat.sit(plan.Rail(go, seated["rail"], local, store, seat.gpu()), ends[0])
+            return
+        for rail in range(count):
+            seat.sit(plan.Rail(go, rail, local, store), ends[rail])
+    except OSError as error:  # no way to the others, or no process to be had
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})
-
-
-def _rank(
-    go: plan.Go, local: str, store: tuple[str, int], ends: list[tuple[int, int]], agent: int
-) -> None:
-    """Run in the process that torchrun's engine forked for one local rank."""
-    number, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
-    writing, reading = ends[number]
-    supervisor.supervise(plan.Rail(go, number, local, store, world), writing, reading, agent)

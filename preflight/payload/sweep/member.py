@@ -20,7 +20,7 @@ STORE_S = 10.0
 """For the store's host to accept us."""
 
 _MARGIN_S = 5.0
-_LATE_START_S = 5.0  # the first round also waits for ranks that torchrun starts later
+_LATE_START_S = 5.0  # the first round also waits for rails that are forked later
 
 
 def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> None:
@@ -36,7 +36,7 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
     meeting = Meeting(store, rail.member, rail.members)
     seat = pair.Seat(torch, store, meeting, rail, means.Means(torch, rail), counting, wall.Steps())
     for number in range(first_round, len(rail.go.turns)):
-        patience_s = _patience_s(rail, number)
+        patience_s = rail.go.barrier_s + (0 if number else _LATE_START_S)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
         if not meeting.arrive(number, patience_s):
             if meeting.struck(rail.member):
@@ -47,13 +47,6 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
         turn = rail.go.turns[number]
         if turn is not None:
             say(account=_take_turn(seat, turn, say))
-
-
-def _patience_s(rail: plan.Rail, number: int) -> float:
-    """For the others to come to a round; nobody waits long for nodes that never joined."""
-    if number:
-        return rail.go.barrier_s
-    return _LATE_START_S + (rail.go.barrier_s if rail.world == rail.members else 0.0)
 
 
 def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:

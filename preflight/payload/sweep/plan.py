@@ -57,9 +57,6 @@ class Go:
     """For one pair: no larger size is begun that would not fit."""
     barrier_s: float
     """For everyone to come to the next round."""
-    join_s: float
-    last_call_s: float
-    min_nodes: int
     soak: Rung | None = None
     """One size for longer, after the ladder."""
     soak_s: float = 0.0
@@ -78,8 +75,6 @@ class Rail:
     rail: int
     local: str
     store: tuple[str, int]
-    world: int
-    """Ranks that torchrun's rendezvous let in; fewer than expected when a node never joined."""
     gpu: int | None = None
     """The GPU of this rail, where it is not the one of the rail's own number."""
 

@@ -1,9 +1,9 @@
-"""Rails that need no launch: forked by their agent, which knows already who they are.
+"""Rails need no launcher: their agent forks them, since the controller has told it who they are.
 
-A rank that the job's own torchrun started sweeps one rail by itself; the rank's environment is ours
-(its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU. On many nodes every agent forks all
-of its rails: in torchrun's rendezvous all nodes write one key in turn, and 33 nodes on a small
-machine did not get through it within 70 s.
+torch is imported once per node then, nobody writes torchrun's one rendezvous key in turn (33 nodes
+on a small machine did not get through it within 70 s), and no node unpickles what others wrote to
+it. A rank that the job's own torchrun started sweeps one rail by itself; the rank's environment is
+ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
 """
 
 from __future__ import annotations

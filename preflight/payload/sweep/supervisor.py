@@ -1,7 +1,6 @@
-"""A rank of the launch: keeps one measuring process alive, kills it when it is late, never fails.
+"""One rail of a node: keeps one measuring process alive, kills it when it is late, never fails.
 
-A rank that ended non-zero would make torchrun hold the other nodes' agents for 300 s, so whatever
-happens to the measuring process becomes an account, and the rank ends well.
+Whatever happens to the measuring process becomes an account, and the rail goes on.
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import select
 import signal
+import warnings
 
 from . import lifeline
 from .account import short
@@ -17,10 +19,20 @@ if TYPE_CHECKING:
 
 _CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
 _ANSWER_BYTES = 4096
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "GLOG_minloglevel": "2",
+    # Ask NVML, not the CUDA runtime, whether there are GPUs: a fork must stay possible.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 def describe() -> dict[str, Any]:
     """Return the agent's first event: `ready`, or `no_torch` with the reason."""
+    os.environ.update(_ENVIRONMENT)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     try:
         torch, dist = _load()
     except Exception as error:  # noqa: BLE001 - a half-installed torch raises all sorts of things
@@ -34,7 +46,7 @@ def describe() -> dict[str, Any]:
 
 
 def _load() -> tuple[Any, Any]:
-    """Import torch, and what the launch needs of it, with no garbage collector at work.
+    """Import torch, once for all rails, with no garbage collector at work.
 
     It would find nothing, and costs an eighth of the import. All that is there then is left out of
     later collections as well: each looks through it for tens of ms, maybe in a timed operation.
@@ -43,10 +55,6 @@ def _load() -> tuple[Any, Any]:
     try:
         import torch
         import torch.distributed as dist
-
-        # What the launch needs too: seconds on a cold file system, which no rendezvous waits for.
-        import torch.distributed.elastic.rendezvous.dynamic_rendezvous
-        import torch.distributed.launcher.api
     finally:
         gc.freeze()
         gc.enable()

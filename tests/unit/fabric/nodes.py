@@ -52,7 +52,7 @@ def plan(hosts: list[Host], *, long_s: float = 0.0, **changes: Any) -> SweepPlan
         "gloo": LONG if long_s else QUICK,
         "gloo_soak": None if long_s else SOAK,
         "gloo_budget": budget,
-        "last_call_s": 3.0,
+        "start_s": 12.0,
     }
     return SweepPlan(**{**values, **changes})
 

@@ -38,9 +38,9 @@ from sweep import (  # noqa: E402  needs torch's skip first
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
-    "towards": "b", "interface": None, "store": ["a", 1], "seed": 7, "min_nodes": 2,
+    "towards": "b", "interface": None, "store": ["a", 1], "seed": 7,
     "ladder": [[64, 2, 10], [4096, 1, 50]], "meet_s": 1, "op_s": 1, "box_s": 1, "pair_s": 5,
-    "barrier_s": 1, "join_s": 1, "last_call_s": 1,
+    "barrier_s": 1,
     "turns": [{"round": 0, "a": "h1", "b": "h2", "rank": 0, "partner": 1}, None],
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ class Partner:
 def _climb(flip_at: int | None, **changes: Any) -> ladder.Ladder:
     go = plan.read({**GO, **changes})
     assert go.turns[0] is not None
-    rail = plan.Rail(go, 0, "a", ("a", 1), 2)
+    rail = plan.Rail(go, 0, "a", ("a", 1))
     climbed = ladder.Ladder(torch, Partner(flip_at), rail, go.turns[0], lambda *_: None)  # type: ignore[arg-type]
     climbed.climb(1e18, time.monotonic())  # it has all the time there is
     return climbed
@@ -184,7 +184,7 @@ class Both:
     def _end(self, store: Any, rank: int) -> dict[str, Any]:
         turn = {"round": 0, "a": "h1", "b": "h2", "rank": rank, "partner": 1 - rank}
         rail = plan.Rail(
-            plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1), 2
+            plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1)
         )
         assert rail.go.turns[0] is not None
         met = meeting.Meeting(store, rank, 2)
