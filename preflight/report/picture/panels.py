@@ -33,8 +33,8 @@ _NAMED_COLUMNS, _CHAR = 40, 6.2
 _MOST_SAID = 99.0
 _SMALL, _LARGE, _WIDE, _TALL = 6.0, 30.0, 390.0, 12.0
 _LINE, _RAIL_GAP = 14.0, 8.0
-_SAID, _NUMBER = 126.0, 22.0
-"""Width for what a row comes to; that of a cell which has room for a number."""
+_SAID, _MARGIN, _NUMBER = 126.0, 4.0, 22.0
+"""Width for what a row comes to, without that, and of a cell that has room for a number."""
 
 
 class Plot(Struct, frozen=True):
@@ -62,10 +62,9 @@ class Plot(Struct, frozen=True):
         """Where the numbers of the rows begin."""
         return self.gutter + self.rails * self.block
 
-    @property
-    def width(self) -> float:
-        """Of the whole panel."""
-        return self.right + _SAID
+    def width(self, *, said: bool) -> float:
+        """Of the whole panel, with room for what its rows come to."""
+        return self.right + (_SAID if said else _MARGIN)
 
 
 def plot(grid: Grid) -> Plot:
@@ -100,15 +99,17 @@ def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
     """Draw one panel."""
     at = plot(grid)
     body = [*_heads(grid, at), *_leaves(at)]
+    said = [_said(row, panel, at, grid) for row in grid.rows]
+    body += said
     for row in grid.rows:
-        body += [_name(row, at, found), _said(row, panel, at, grid)]
+        body.append(_name(row, at, found))
         body += [
             _cell(cell, panel, at, _x(at, grid, number_of), at.rows[row.node])
             for number_of, cell in enumerate(row.cells)
             if cell is not None
         ]
     body += _frames(grid, at, found)
-    size = f'width="{number(at.width)}" height="{number(at.height)}"'
+    size = f'width="{number(at.width(said=any(said)))}" height="{number(at.height)}"'
     return (
         f"<figure><figcaption>{text(panel.title)}</figcaption>"
         f'<svg class="heat" role="img" aria-label="{text(panel.title)}" {size}>'
