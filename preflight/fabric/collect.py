@@ -126,11 +126,26 @@ class Collected:
                 self.advice.setdefault(name, advice)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """Wait no longer for these nodes."""
+        """Wait no longer for these nodes; who has told all that it could has nothing to answer for.
+
+        Such a one was held up by partners that had broken off.
+        """
+        owing = self._owing()
         for name in names:
             self.lost.add(name)
-            reason = "its agent said nothing more, and did not finish in time"
-            self._words.append(Word(name, "silent", reason))
+            if name in owing:
+                reason = "its agent said nothing more, and did not finish in time"
+                self._words.append(Word(name, "silent", reason))
+
+    def _owing(self) -> set[str]:
+        """Who has an account open of a pair whose other end has not broken off."""
+        off = self.lost | self.stuck
+        return {
+            name
+            for (_, _, a, b), ends in self._ends.items()
+            for name, other in ((a, b), (b, a))
+            if name not in ends and other not in off
+        }
 
     def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
         """Both ends' accounts of every pair, rail and round of the launch.

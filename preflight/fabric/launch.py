@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from preflight.fabric.agents import Agents, Gone
-from preflight.fabric.agreed import ADVICE, OTHER_PLAN, Agreed
+from preflight.fabric.agreed import Agreed, advice_on
 from preflight.fabric.collect import Collected
 from preflight.fabric.events import (
     Busy,
@@ -335,8 +335,7 @@ class _Stage:
         elif isinstance(event, Rest) and self._suspects is not None:
             collected.resting.add(name)
         elif isinstance(event, Trouble):
-            advice = ADVICE.format(name) if event.error == OTHER_PLAN else ""
-            collected.complain(name, event.error, advice)
+            collected.complain(name, event.error, advice_on(name, event.error))
         elif isinstance(event, Gone) and event.late:
             return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from preflight.errors import WireError
+from preflight.fabric.agreed import advice_on
 from preflight.fabric.collect import Collected
 from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.judge import judge_sweep
@@ -198,6 +199,33 @@ def test_a_node_whose_line_was_lost_keeps_its_measurements_and_its_partners_thei
     assert judged.blames[0].sentence.startswith("it fell out of the sweep: the connection to it")
     assert judged.blames[0].advice == "look at h3's network"
     assert {judged.pairs[pair].state for pair in who.rounds[0]} == {"measured"}
+
+
+def test_who_told_all_that_it_could_is_not_blamed_for_its_partners_full_disks(who: Roster) -> None:
+    """h2 and h4 break off; h3 has measured with h1, and then waits for them in vain."""
+    collected = Collected(who)
+    for name in ("h1", "h3"):
+        seen = msgspec.structs.replace(SEEN, round=1, a="h1", b="h3")
+        assert collected.take(name, seen)
+    for name in ("h2", "h4"):
+        collected.complain(
+            name, "OSError: No space left on device", advice_on(name, "No space left on device")
+        )
+    collected.resting.add("h1")
+    collected.give_up(["h3"])
+    assert collected.silence().culprits.keys() == {"h2", "h4"}
+    assert "make room in /tmp" in collected.advice["h2"]
+
+
+def test_who_owes_an_account_to_a_healthy_partner_is_blamed_for_its_silence(who: Roster) -> None:
+    """h3 never told of its pair with h1, who is through."""
+    collected = Collected(who)
+    assert collected.take("h1", msgspec.structs.replace(SEEN, round=1, a="h1", b="h3"))
+    for name in ("h2", "h4"):
+        collected.complain(name, "OSError: No space left on device")
+    collected.resting.add("h1")
+    collected.give_up(["h3"])
+    assert "h3" in collected.silence().culprits
 
 
 def test_nccl_is_used_where_gpus_are_and_the_odd_one_is_left_out() -> None:
