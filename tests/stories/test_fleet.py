@@ -75,7 +75,7 @@ def test_fewer_places_than_nodes(judge: Callable[..., Told]) -> None:
 def test_a_missing_gpu(judge: Callable[..., Told], lab: Lab) -> None:
     """A GPU that fell off the bus is that node's finding, and nobody else's."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(3))
-    told = judge(ALL)
+    told = judge(ALL, "-m", "not preflight_fabric")
     assert told.exit == 1
     assert told.found() == {("gpu.count", "h2")}
     assert "7 of 8 GPUs answer" in told.out
@@ -85,7 +85,7 @@ def test_a_missing_gpu(judge: Callable[..., Told], lab: Lab) -> None:
 def test_a_stale_rank_on_the_master_port(judge: Callable[..., Told], lab: Lab) -> None:
     """One culprit, one finding: the rank is named with its pid, port, memory and how to end it."""
     with processes.stale_rank(lab.hosts["h1"], port=29500) as rank:
-        told = judge(ALL)
+        told = judge(ALL, "-m", "not preflight_fabric")
     assert told.exit == 1
     assert told.found() == {("host.stale_processes", "h1"), ("net.ports", "h1")}
     assert "host.stale_processes  (also net.ports)" in told.out
@@ -233,6 +233,7 @@ def test_three_culprits_at_once(judge: Callable[..., Told], lab: Lab) -> None:
         told = judge(ALL)
     assert told.exit == 1
     assert told.report["fleet"]["not_ready"] == ["h1", "h2", "h4"]
+    assert all("h4" in pair for check, pair in told.found() if check == "fabric.allreduce")
     for line in (
         "FAIL   h1  host.stale_processes",
         "FAIL   h2  gpu.count",
