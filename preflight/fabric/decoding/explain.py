@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Key, Parts
 
@@ -22,6 +22,8 @@ _WIDER = 1.0
 
 _SAME = 0.5
 """A rival explains the same if most of its gain is gone once the other is accepted."""
+
+_RIVAL = 2 * TIE
 
 _DOUBT, _FEW = 5.0, 8
 """Nats from which a part is worth a second look, and how many are looked at again."""
@@ -41,6 +43,15 @@ class Model(Protocol):
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether a fault of that strength matters at all."""
+
+    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
+        """Whether some of a part's observations fit that fault better than none.
+
+        `beside`: all of the part's; what healthy is like is taken from the others.
+        """
+
+    def leave_out(self, some: Collection[int]) -> None:
+        """From now on these are no yardstick for others."""
 
 
 class Accepted(NamedTuple):
@@ -76,10 +87,10 @@ def explain(
     # Every observation had the chance to make its parts suspects, so all of those were tested.
     tested = max(len(through), parts.tested)
     threshold = math.log(tested / false_alarm) if math.isfinite(false_alarm) else -math.inf
-    queue = [(parts.penalty(key) - model.fit(own)[1], key) for key, own in through.items()]
-    heapq.heapify(queue)
+    queue = _queue(parts, through, model)
     found: list[Accepted] = []
     doubted: list[Key] = []
+    tried_at = -1
     while queue and len(found) < _MOST:
         _, key = heapq.heappop(queue)
         strength, gain = model.fit(through[key])
@@ -88,11 +99,16 @@ def explain(
             heapq.heappush(queue, (-score, key))  # it was better before others were accepted
             continue
         if gain <= 0 or score <= threshold:
-            doubted = _doubted([key, *(other for _, other in queue)], parts, through, model)
+            left = [key, *(other for _, other in queue)]
+            doubted = _doubted(left, parts, through, model)
+            if len(found) > tried_at and _several(doubted, parts, through, model, threshold):
+                tried_at = len(found)
+                queue = _queue(parts, {one: through[one] for one in left}, model)
+                continue
             break
-        if not model.enough(strength, through[key]) or not _whole(key, gain, through, model):
+        if not model.enough(strength, through[key]) or not _whole(key, parts, through, model):
             continue
-        near = _near(key, through, model)
+        near = _near(key, gain, parts, through, model)
         model.accept(through[key], strength)
         lags = {
             other: gain - before
@@ -103,6 +119,42 @@ def explain(
         margin = max(0.0, min(lags.values(), default=gain))
         found.append(Accepted(key, through[key], ties, strength, gain, margin))
     return Explained(found, doubted)
+
+
+def _queue(parts: Parts, through: Mapping[Key, list[int]], model: Model) -> list[tuple[float, Key]]:
+    queue = [(parts.penalty(key) - model.fit(own)[1], key) for key, own in through.items()]
+    heapq.heapify(queue)
+    return queue
+
+
+def _several(
+    doubted: Sequence[Key],
+    parts: Parts,
+    through: Mapping[Key, list[int]],
+    model: Model,
+    threshold: float,
+) -> bool:
+    """Whether parts that spoil each other's yardstick are proven once all are left out of it.
+
+    Each of two late hosts among eight makes the other look usual. All of them must then be proven.
+    """
+    chosen: list[Key] = []
+    aside: set[int] = set()
+    for key in doubted:
+        own = through[key]
+        if len(aside.intersection(own)) * 2 < len(own):
+            chosen.append(key)
+            aside.update(own)
+            if len(chosen) > 1:
+                model.leave_out(aside)
+                fits = [(one, *model.fit(through[one])) for one in chosen]
+                if all(
+                    gain - parts.penalty(one) > threshold and model.enough(strength, through[one])
+                    for one, strength, gain in fits
+                ):
+                    return True
+    model.leave_out(())
+    return False
 
 
 def _doubted(
@@ -118,15 +170,32 @@ def _doubted(
     return [key for _, key in sorted(scored)[:_FEW]]
 
 
-def _whole(key: Key, gain: float, through: Mapping[Key, list[int]], model: Model) -> bool:
-    """Whether a leaf switch is bad as such: no single node under it accounts for most of that."""
-    if key.kind != "leaf_rail":
+def _whole(key: Key, parts: Parts, through: Mapping[Key, list[int]], model: Model) -> bool:
+    """Whether a part is bad as such: most of what it holds shows it, and nobody most of it."""
+    members = parts.members(key)
+    if not members:
         return True
+    strength, gain = model.fit(through[key])
     own = set(through[key])
-    nodes = (theirs for other, theirs in through.items() if other.kind in ("node", "endpoint"))
-    shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
-    worst = max((model.fit(sorted(common))[1] for common in shared), default=0.0)
-    return worst < _SAME * gain
+    if key.kind == "leaf_rail":
+        nodes = (theirs for other, theirs in through.items() if other.kind in ("node", "endpoint"))
+        shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
+        if max((model.fit(sorted(common))[1] for common in shared), default=0.0) >= _SAME * gain:
+            return False
+    seen = [sorted(own.intersection(through[one])) for one in members if one in through]
+    seen.sort(key=lambda theirs: -model.fit(theirs)[1] if theirs else 0.0)
+    hot = 0
+    left = own
+    for theirs in seen:
+        # What two of them share counts for the likelier.
+        mine = [number for number in theirs if number in left]
+        if mine and model.shows(mine, strength, through[key]):
+            hot += 1
+            left = left.difference(mine)
+    together = [number for number in own if parts.whole(number)]
+    if together and model.shows(together, strength, through[key]):
+        return True
+    return hot * 2 > len(members)
 
 
 def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:
@@ -134,12 +203,17 @@ def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:
     return _WIDER if set(through[key]) < set(through[other]) else TIE
 
 
-def _near(key: Key, through: Mapping[Key, list[int]], model: Model) -> dict[Key, float]:
+def _near(
+    key: Key, gain: float, parts: Parts, through: Mapping[Key, list[int]], model: Model
+) -> dict[Key, float]:
     """Parts that share observations with it, and what each would gain in its place."""
     own = set(through[key])
-    gains = {
-        other: model.fit(theirs)[1]
-        for other, theirs in through.items()
-        if other != key and not own.isdisjoint(theirs)
-    }
-    return {other: gain for other, gain in gains.items() if gain > 0}
+    near: dict[Key, float] = {}
+    for other, theirs in through.items():
+        if other == key or own.isdisjoint(theirs):
+            continue
+        gains = model.fit(theirs)[1]
+        rival = gains > gain - _RIVAL
+        if gains > 0 and not (rival and not _whole(other, parts, through, model)):
+            near[other] = gains
+    return near

@@ -147,6 +147,8 @@ def _searches(observed: Observed) -> Iterator[_Search]:
             counted,
             most=number(backend, "burst_nats"),
             effect=number(backend, "event_effect"),
+            usual=number(backend, "usual_events"),
+            alone=symptom == "late",
         )
         yield _counting(symptom, counted, observed, rates, SHARE)
 

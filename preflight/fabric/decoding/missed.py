@@ -87,7 +87,12 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
     wire = watched.wire
     if not wire.places:
         return ()
-    rates = Rates(wire, most=number(backend, "burst_nats"), effect=number(backend, "event_effect"))
+    rates = Rates(
+        wire,
+        most=number(backend, "burst_nats"),
+        effect=number(backend, "event_effect"),
+        usual=number(backend, "usual_events"),
+    )
     effect = -math.log(1 - number(backend, "slow_effect"))
     timed = log_times(met, observed.leaves, of_the_wire, effect)
     model = Shifts(timed, effect=effect, floor=number(backend, "bandwidth_scatter"))

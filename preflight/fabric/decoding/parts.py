@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -121,6 +122,31 @@ class Parts:
                 if key is not None:
                     through[key].append(number)
         return through
+
+    def members(self, key: Key) -> list[Key]:
+        """What a part holds that could be at fault alone: a leaf's nodes, a node's endpoints."""
+        if key.kind == "leaf_rail":
+            kind: Kind = "endpoint" if self._many_rails else "node"
+            return [
+                Key(kind, name, rail=key.rail) for name in self._under[key.one] if name in self._met
+            ]
+        if key.kind == "node" and self._many_rails:
+            return [Key("endpoint", key.one, rail=rail) for rail in self._met[key.one]]
+        return []
+
+    def whole(self, number: int) -> bool:
+        """Whether an observation was made on all rails together."""
+        return self._places[number].rail == ALL_RAILS
+
+    @cached_property
+    def _met(self) -> dict[str, set[int]]:
+        """On which rails each node was measured."""
+        met: dict[str, set[int]] = defaultdict(set)
+        for a, b, rail in self._places:
+            if rail != ALL_RAILS:
+                met[a].add(rail)
+                met[b].add(rail)
+        return met
 
     def pairs(self, through: Iterable[int]) -> tuple[tuple[str, str], ...]:
         """The pairs of nodes that these observations were made of."""

@@ -8,12 +8,12 @@ does not go through it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from preflight.fabric.decoding.exposures import Exposures
 
@@ -27,11 +27,21 @@ _STEPS = 6
 _TRIMMED = 0.9
 _COUNTED, _NORMAL = 2.0, 1.4826
 _MANY = 400
+_FEW_PEERS = 10  # the median of fewer says nothing of their scatter
 LEAST_PEERS = 3
-_DOUBT = 3.0  # one or two calm pairs are no yardstick: thrice their rate is
+_DOUBT = 3.0  # one or two calm pairs are hardly a yardstick: thrice their rate is
 _ADDS = 1.0  # of the fabric's own rate: less than twice as often is nobody's fault
 _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may still prove it
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
+
+
+class _Count(NamedTuple):
+    """Of some observations together."""
+
+    operations: int
+    events: float
+    """Without those of faults that are accepted."""
+    rows: int = 0
 
 
 class Rates:
@@ -43,15 +53,21 @@ class Rates:
         *,
         most: float = math.inf,
         effect: float = 0.0,
+        usual: float = LEAST_RATE,
+        alone: bool = False,
         never: bool = False,
     ) -> None:
         """`most`: nats that one pair in one round may prove, since events come in bursts.
 
         `effect`: added events per operation that anybody would mind.
+        `usual`: events per operation that healthy fabrics of this kind are known to have.
+        `alone`: what happened is proven by the part's own clock; peers only say how usual it is.
         `never`: a healthy fabric has none at all (a wrong sum), so that one is proof enough.
         """
         self._most = most
         self._effect = effect
+        self._usual = max(LEAST_RATE, usual)
+        self._least_peers = 1 if alone or never else LEAST_PEERS
         self._never = never
         self._events = observed.events
         self._operations = [max(1, count) for count in observed.operations]
@@ -61,6 +77,7 @@ class Rates:
         self._left = float(sum(self._events))
         """Events that no accepted fault explains."""
         self._dispersion = _dispersion(self._events, self._known, self._operations)
+        self._aside: frozenset[int] = frozenset()
 
     @property
     def base(self) -> float:
@@ -80,7 +97,11 @@ class Rates:
             return 0.0
         most = self._most * (_FEW_WEIGH if pairs <= _FEW else 1.0)
         own = (events / pairs) * math.log1p(rate * operations / mean) - rate * operations
-        return pairs * min(most, own / self._dispersion)
+        rest = self._watched - pairs * operations
+        beyond = self._beyond_chance(
+            _Count(pairs * operations, events), _Count(rest, self.base * rest)
+        )
+        return min(pairs * min(most, own / self._dispersion), beyond)
 
     def hot(self) -> list[int]:
         """Observations with any event."""
@@ -88,16 +109,11 @@ class Rates:
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """The added rate, per operation, that fits best, and what assuming it gains."""
-        operations, events, known = self._sums(through)
-        elsewhere = self._watched - operations
-        if events <= known or (elsewhere <= 0 and not self._never):
+        own, rest = self._both(through)
+        if own.events <= 0 or (not self._never and rest.rows < self._least_peers):
             return 0.0, 0.0
-        base = LEAST_RATE
-        if not self._never:
-            left = max(0.0, self._left - (events - known))
-            doubt = 1.0 if len(self._events) - len(through) >= LEAST_PEERS else _DOUBT
-            base = max(base, doubt * (left + _SEEN) / elsewhere)
-        rate = (events - known) / operations - base
+        base = self._base(rest)
+        rate = own.events / own.operations - base
         if rate <= 0:
             return 0.0, 0.0
         healthy = [
@@ -106,14 +122,33 @@ class Rates:
             for n in (self._operations[number],)
         ]
         for _ in range(_STEPS):
-            rate = sum(y * rate * n / (mean + rate * n) for y, mean, n in healthy if y) / operations
+            rate = (
+                sum(y * rate * n / (mean + rate * n) for y, mean, n in healthy if y)
+                / own.operations
+            )
         scatter = self._scatter(through)
         most = self._most * (_FEW_WEIGH if len(through) <= _FEW else 1.0)
         gain = sum(
             min(most, (y * math.log1p(rate * n / mean) - rate * n) / scatter)
             for y, mean, n in healthy
         )
+        if not self._never:
+            gain = min(gain, self._beyond_chance(own, rest))
         return rate, max(0.0, gain)
+
+    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
+        """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
+        base = self._base(self._both(beside)[1])
+        gain = 0.0
+        for number in some:
+            added = strength * self._operations[number]
+            mean = self._known[number] + base * self._operations[number]
+            gain += self._events[number] * math.log1p(added / mean) - added
+        return gain > 0
+
+    def leave_out(self, some: Collection[int]) -> None:
+        """These are no yardstick for others any more: several parts seem to be at fault at once."""
+        self._aside = frozenset(some)
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect its events from now on."""
@@ -124,20 +159,48 @@ class Rates:
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it rests on more than a few events, and adds to what all have."""
-        operations, events, known = self._sums(through)
+        seen = sum([self._events[number] for number in through])
         if self._never:
-            return events > 0
-        left = max(0.0, self._left - (events - known))
-        usual = (left + _SEEN) / max(1, self._watched - operations)
-        return events >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
+            return seen > 0
+        _, rest = self._both(through)
+        usual = (rest.events + _SEEN) / max(1, rest.operations)
+        return seen >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
 
-    def _sums(self, through: Sequence[int]) -> tuple[int, int, float]:
-        """Operations, events, and how many of those are known faults'."""
-        return (
-            sum([self._operations[number] for number in through]),
-            sum([self._events[number] for number in through]),
-            sum([self._known[number] for number in through]),
+    def _base(self, rest: _Count) -> float:
+        """The healthy rate that the rest of the fabric speaks for."""
+        if self._never or not rest.operations:
+            return LEAST_RATE
+        doubt = 1.0 if rest.rows >= LEAST_PEERS else _DOUBT
+        return max(LEAST_RATE, doubt * (rest.events + _SEEN) / rest.operations)
+
+    def _both(self, through: Sequence[int]) -> tuple[_Count, _Count]:
+        """What went through a part, and what its yardstick is: all else that is not left out."""
+        own = self._count(through)
+        aside = self._count(list(self._aside.difference(through)))
+        return own, _Count(
+            self._watched - own.operations - aside.operations,
+            max(0.0, self._left - own.events - aside.events),
+            len(self._events) - own.rows - aside.rows,
         )
+
+    def _count(self, some: Sequence[int]) -> _Count:
+        return _Count(
+            sum([self._operations[number] for number in some]),
+            sum([self._events[number] for number in some])
+            - sum([self._known[number] for number in some]),
+            len(some),
+        )
+
+    def _beyond_chance(self, own: _Count, rest: _Count) -> float:
+        """Nats by which two rates fit better than one for all: a few calm pairs are no proof."""
+        if own.events <= 0 or rest.operations <= 0:
+            return 0.0
+        mine, others = own.events / own.operations, rest.events / rest.operations
+        together = (own.events + rest.events) / (own.operations + rest.operations)
+        one = min(together, max(self._usual, others))
+        nats = own.events * math.log(mine / one) - (mine - one) * own.operations
+        nats += rest.events * math.log(others / one) if others else 0.0
+        return nats - (others - one) * rest.operations
 
     def _scatter(self, through: Sequence[int]) -> float:
         """Dispersion of the rest; of the whole, trimmed, where that is as good and costs less."""
@@ -145,13 +208,26 @@ class Rates:
             return 1.0
         if len(self._events) > _MANY:
             return self._dispersion
-        own = set(through)
+        own = self._aside.union(through)
         rest = [number for number in range(len(self._events)) if number not in own]
+        if len(rest) < _FEW_PEERS:
+            free = max(1, len(rest) + len(through) - 2)
+            return max(1.0, (self._pearson(rest) + self._pearson(through)) / free)
         return _dispersion(
             [self._events[number] for number in rest],
             [self._known[number] for number in rest],
             [self._operations[number] for number in rest],
         )
+
+    def _pearson(self, some: Sequence[int]) -> float:
+        """Squared distances from one rate for all of these, each in units of Poisson's law."""
+        count = self._count(some)
+        rate = max(LEAST_RATE, count.events / max(1, count.operations))
+        total = 0.0
+        for number in some:
+            mean = self._known[number] + rate * self._operations[number]
+            total += (self._events[number] - mean) ** 2 / max(mean, _SEEN)
+        return total
 
 
 def _dispersion(events: Sequence[int], known: Sequence[float], operations: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from preflight.fabric.decoding.logtimes import LogTimes
     from preflight.fabric.decoding.parts import Place
@@ -51,6 +51,7 @@ class Shifts:
         self._expected = [0.0] * len(self._logs)
         self._effect = effect
         self._floor = floor
+        self._aside: frozenset[int] = frozenset()
         self._whole = self._base_of(self._logs)
 
     @property
@@ -80,6 +81,22 @@ class Shifts:
                 gain -= surprise((away - shift) / base.scatter)
         return shift, gain
 
+    def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
+        """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
+        base = self._base(beside)
+        if base is None:
+            return False
+        gain = 0.0
+        for number in some:
+            away = self._logs[number] - base.log
+            gain += surprise((away - self._expected[number]) / base.scatter)
+            gain -= surprise((away - max(strength, self._expected[number])) / base.scatter)
+        return gain > 0
+
+    def leave_out(self, some: Collection[int]) -> None:
+        """These are no yardstick for others any more: several parts seem to be at fault at once."""
+        self._aside = frozenset(some)
+
     def accept(self, through: Sequence[int], strength: float) -> None:
         """The slowest part on the way sets the pace."""
         for number in through:
@@ -105,13 +122,20 @@ class Shifts:
         """What does not go through the part, and is not slow for a reason known already."""
         if len(self._logs) - len(through) > _MANY_PEERS and len(through) * 10 < len(self._logs):
             return self._whole
-        own = set(through)
+        own = self._aside.union(through)
         rest = [
             log
             for number, log in enumerate(self._logs)
             if number not in own and not self._expected[number]
         ]
-        return self._base_of(rest) if len(rest) >= _LEAST_PEERS else None
+        if len(rest) < _LEAST_PEERS:
+            return None
+        base = self._base_of(rest)
+        if len(rest) >= _FEW_PEERS:
+            return base
+        # Few agree by chance: those that go through the part tell of the scatter as well.
+        logs = [self._logs[number] for number in through]
+        return base._replace(scatter=max(base.scatter, (max(logs) - min(logs)) / _RANGE))
 
     def _base_of(self, logs: Sequence[float]) -> _Base:
         """Faults only slow down, so what is faster than typical speaks for the scatter of both."""

@@ -122,6 +122,56 @@ def test_a_slow_leaf_is_named_although_most_far_pairs_touch_it(nodes: int, per_l
     assert found == [("slow", "leaf1")] + [("slow", "n1")] * (nodes > 3 * per_leaf)
 
 
+def test_two_corrupting_gpus_under_one_leaf_are_not_the_leaf() -> None:
+    """The other six nodes under it have right sums with everybody else."""
+    leaves = {f"n{at + 1}": f"leaf{at // 8}" for at in range(32)}
+    bad = {"n9", "n12"}
+    made = Made(nodes=32, leaves=leaves, failed=lambda a, b, _: bool(bad & {a, b}), state="corrupt")
+    assert named(made) == [("corrupt", "n12"), ("corrupt", "n9")]
+
+
+def test_two_spiking_rails_are_not_the_node() -> None:
+    """Six of its eight rails are clean: two cables."""
+    made = Made(
+        nodes=8, rails=8, spikes=2, spiky=lambda a, b, rail: rail in (1, 6) and "n3" in (a, b)
+    )
+    assert named(made) == [("spikes", "n3 rail 1"), ("spikes", "n3 rail 6")]
+
+
+def test_two_late_hosts_do_not_make_each_other_look_usual() -> None:
+    """With one event in each round, what each is held against has as many of the other's."""
+    seen = Made(nodes=9, rails=2, late="n4", spikes=1).observed()
+    other = Made(nodes=9, rails=2, late="n2", spikes=1).observed()
+    both = [
+        replace(one, standouts=one.standouts or two.standouts)
+        for one, two in zip(seen.digests, other.digests, strict=True)
+    ]
+    found = find(replace(seen, digests=tuple(both))).found
+    assert {(one.symptom, one.among[0].name) for one in found} == {("late", "n4"), ("late", "n2")}
+
+
+def test_a_few_calm_pairs_are_no_yardstick_where_events_are_usual() -> None:
+    """On shared hosts every pair has some; that six of 28 have fewer is luck, no leaf's fault."""
+    leaves = {f"n{at + 1}": f"leaf{at // 4}" for at in range(8)}
+
+    def calm(a: str, b: str) -> bool:
+        return leaves[a] == leaves[b] == "leaf1"
+
+    some = Made(nodes=8, leaves=leaves, spikes=14, spiky=lambda *_: True)
+    seen = some.observed()
+    thinned = [
+        replace(one, standouts=one.standouts[: 5 if calm(one.a, one.b) else 14])
+        for one in seen.digests
+    ]
+    assert find(replace(seen, backend="gloo", digests=tuple(thinned))).found == ()
+
+
+def test_one_calm_pair_of_three_nodes_blames_nobody() -> None:
+    """With three nodes and one rail there is a single pair to hold the other two against."""
+    made = Made(nodes=3, spikes=12, spiky=lambda a, b, _: "n2" in (a, b))
+    assert named(made) == []
+
+
 def test_many_slow_nodes_are_one_cause() -> None:
     """Over a quarter of the nodes: said once, after each was found."""
     bad = {"n1", "n5", "n9", "n11", "n13"}
