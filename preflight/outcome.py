@@ -13,6 +13,7 @@ from preflight.errors import UsageError
 from preflight.fabric.besides import counted, pairs_of, turn_of
 from preflight.fabric.coverage import coverage, pairs_tested
 from preflight.fabric.shapes import shapes
+from preflight.fabric.share import measured_share
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
@@ -227,10 +228,12 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
         return None
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
     turns = counted(measured.sweep, pairs_of(run.rounds))
+    share = measured_share(measured.sweep)
     return CoverageRow(
         **{name: getattr(now, name) for name in now.__struct_fields__},
         repairs=turns["repair"],
         retests=turns["retest"],
+        measured_share=None if share is None else round(share, 3),
     )
 
 

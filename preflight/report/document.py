@@ -110,6 +110,8 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     """Pairs of which no scheduled round holds any: made for partners of nodes that are down."""
     retests: int = 0
     """Pairs that were measured again, since something through them was in doubt."""
+    measured_share: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Of the rails' time from their first pair's start to their last one's end: in operations."""
 
 
 class MissedSizeRow(Struct, frozen=True, kw_only=True):

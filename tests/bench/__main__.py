@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import fabric, facts, infra, judging, pairs, ranks, unused, ways
+from tests.bench import fabric, facts, harness, infra, judging, pairs, ranks, unused, ways
 from tests.bench.machine import machine
 from tests.bench.report import Result, row_document, table, write
 from tests.lab.cluster import Lab, why_not
@@ -30,6 +30,7 @@ _OF_LAB: dict[str, Callable[[Lab], Iterator[Row]]] = {
     "facts": facts.measure,
     "testinfra": infra.measure,
     "pairs": pairs.measure,
+    "harness": harness.measure,
     "ways": ways.measure,
     "torchrun": ranks.measure,
 }

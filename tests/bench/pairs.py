@@ -3,94 +3,138 @@
 from __future__ import annotations
 
 import itertools
+import random
 import secrets
-import shlex
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.share import measured_share
 from preflight.stages.sweep import sweep_fleet
-from tests.bench.logins import ssh, together
 from tests.bench.probing import DEADLINE_S, connected, some
-from tests.bench.ratio import Bound, Row, extremes, faster, in_turns, seconds
+from tests.bench.ratio import Bound, Row, extremes, faster, in_turns, interval, seconds
+from tests.bench.sweeping import whole
+from tests.bench.torchruns import rung, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Connection
     from tests.lab.cluster import Lab
 
-_BOUND = Bound("at least", 4)
-_HOSTS, _RUNS = 4, 3
-_JOB = Path(__file__).with_name("pair_job.py")
-_PORTS = itertools.count(29600)
-"""A master port per launch, so that none waits for the connections of the one before."""
+_JOB = [*map(rung, GLOO), rung(GLOO_SOAK, Budget().soak_s)]
+"""What torchrun's script does: the shipped ladder and soak."""
+
+
+class Shape(Struct, frozen=True):
+    """So many hosts, all pairs of them swept in each turn; `launches` of them by torchrun."""
+
+    hosts: int
+    turns: int
+    launches: int
+    bound: Bound
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are."""
+        return self.hosts * (self.hosts - 1) // 2
+
+
+SHAPES = (Shape(4, 3, 6, Bound("at least", 4)), Shape(8, 7, 4, Bound("at least", 10)))
+"""28 launches take two minutes. With four a turn, each pair of the 8 hosts has one in the end."""
 
 
 def measure(lab: Lab) -> Iterator[Row]:
-    """All pairs of four hosts, the same ladder of gloo all-reduces on both sides."""
-    hosts = some(lab.inventory(), _HOSTS)
-    _, connections = connected(hosts)
-    try:
-        ours, theirs = in_turns(
-            _RUNS,
-            seconds(lambda: _sweep(hosts, connections)),
-            seconds(lambda: _launch_per_pair(hosts)),
-        )
-    finally:
-        for connection in connections.values():
-            connection.close()
+    """All pairs, the same ladder of gloo all-reduces and the same soak on both sides."""
+    for shape in SHAPES:
+        hosts = some(lab.inventory(), shape.hosts)
+        _, connections = connected(hosts)
+        try:
+            yield from compare(shape, hosts, connections)
+        finally:
+            for connection in connections.values():
+                connection.close()
+
+
+def compare(
+    shape: Shape, hosts: Sequence[Host], connections: Mapping[str, Connection]
+) -> Iterator[Row]:
+    """One row of the ratio, one of what part of its time our side spent in operations."""
+    named = {host.name: host for host in hosts}
+    shares: list[float] = []
+    batches = launched(list(named), shape)
+
+    def sweep() -> None:
+        shares.append(_sweep(hosts, connections))
+
+    def launch() -> None:
+        """One pair after the other: two at once would measure each other on shared links."""
+        for one, other in next(batches):
+            torchrun((named[one], named[other]), _JOB)
+
+    def timed(work: str) -> float:
+        took_s = seconds({"sweep": sweep, "torchrun": launch}[work])()
+        sys.stderr.write(f"  {work} of {shape.hosts} hosts: {took_s:.1f} s\n")
+        return took_s
+
+    ours, some_s = in_turns(shape.turns, lambda: timed("sweep"), lambda: timed("torchrun"))
+    theirs = [took_s * shape.pairs / shape.launches for took_s in some_s]
+    ratios = [other / mine for mine, other in zip(ours, theirs, strict=True)]
+    all_of_them = shape.launches == shape.pairs
     yield Row(
-        id="pairs.torchrun",
-        what=f"all pairs of {_HOSTS} hosts: one torchrun per pair / our one launch",
+        id=f"pairs.torchrun.{shape.hosts}",
+        what=f"all {shape.pairs} pairs of {shape.hosts} hosts: "
+        "one torchrun per pair / our one launch",
         ours=extremes(ours),
         theirs=extremes(theirs),
         unit="s",
-        value=faster(ours, theirs),
+        value=faster(ours, theirs) if all_of_them else interval(ratios),
         value_unit="times faster",
-        runs=_RUNS,
-        bound=_BOUND,
+        runs=shape.turns,
+        bound=shape.bound,
+        note=""
+        if all_of_them
+        else f"torchrun: {shape.launches} launches a turn, taken for {shape.pairs}; in all "
+        f"{shape.launches * shape.turns}, {sum(some_s):.0f} s. Value: its 95 % interval",
+    )
+    yield Row(
+        id=f"pairs.share.{shape.hosts}",
+        what=f"{shape.hosts} hosts: part of our time, after start-up, that a node spent inside "
+        "timed all-reduces",
+        unit="s",
+        value=extremes([100 * share for share in shares]),
+        value_unit="%",
+        runs=shape.turns,
     )
 
 
-def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> None:
-    rounds = circle_rounds([host.name for host in hosts])
-    swept = sweep_fleet(
+def launched(names: Sequence[str], shape: Shape) -> Iterator[list[Pairing]]:
+    """Which pairs torchrun measures in each turn: all in turn, in an order drawn once."""
+    pairs = list(itertools.combinations(names, 2))
+    random.Random(shape.hosts).shuffle(pairs)  # noqa: S311 - no secret
+    endless = itertools.cycle(pairs)
+    while True:
+        yield list(itertools.islice(endless, shape.launches))
+
+
+def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> float:
+    """Sweep all pairs as a run does; the share of the time that was spent in operations."""
+    measured = sweep_fleet(
         hosts,
         connections,
-        rounds,
+        circle_rounds([host.name for host in hosts]),
         left_out={},
         nonce=secrets.token_hex(16),
         deadline_s=DEADLINE_S,
         interface=None,
         progress=lambda *_: None,
     )
-    ends = [end for pair in swept.pairs for end in (pair.first, pair.second)]
-    if not ends or any(end is None or end.state != "measured" for end in ends):
-        raise RuntimeError(f"the sweep did not measure every pair: {swept.troubles}")
-
-
-def _launch_per_pair(hosts: Sequence[Host]) -> None:
-    """One pair after the other: two at once would measure each other on shared links."""
-    named = {host.name: host for host in hosts}
-    for one, other in itertools.chain.from_iterable(circle_rounds(list(named))):
-        port = next(_PORTS)
-        commands = [
-            ssh(host, shlex.join(_torchrun(host, rank, named[one].address, port)))
-            for rank, host in enumerate((named[one], named[other]))
-        ]
-        if not together(commands)[0].startswith("{"):
-            raise RuntimeError(f"torchrun on {one} and {other} measured nothing")
-
-
-def _torchrun(host: Host, rank: int, master: str, port: int) -> list[str]:
-    ladder = [f"{rung.size_bytes}:{rung.warmup}:{rung.iterations}" for rung in GLOO]
-    soak = f"{GLOO_SOAK.size_bytes}:{GLOO_SOAK.warmup}:{GLOO_SOAK.iterations}:{Budget().soak_s}"
-    return [
-        *("env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"),
-        *(*host.python, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
-        *(f"--node-rank={rank}", f"--master-addr={master}", f"--master-port={port}"),
-        *(str(_JOB), *ladder, soak),
-    ]
+    share = measured_share(whole(measured))
+    if share is None:
+        raise RuntimeError("the sweep tells no times; look at its samples")
+    return share

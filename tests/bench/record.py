@@ -6,7 +6,6 @@ python -m tests.bench.record [--runs 3] [--output tests/data/healthy-sweeps.json
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.fabric.launch import sweep
 from preflight.fabric.plan import KIB, MIB, SweepPlan
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.simulate.recorded import record
-from preflight.transport.bundle import start_payload
 from tests.bench.machine import machine
-from tests.bench.probing import DEADLINE_S, connected, some
+from tests.bench.probing import connected, some
+from tests.bench.sweeping import swept
 from tests.lab.cluster import Lab
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
-    from preflight.transport.leased import Talk
     from preflight.transport.protocol import Connection
 
 FILE = Path(__file__).parents[1] / "data" / "healthy-sweeps.json"
@@ -72,19 +69,9 @@ def main() -> int:
 
 def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Sweep:
     names = tuple(host.name for host in hosts)
-
-    def start(host: Host, request: Mapping[str, object]) -> Talk:
-        return start_payload(connections[host.name], host, "sweep", request, DEADLINE_S)
-
     plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=_LADDER, gloo_soak=None)
     budget = msgspec.structs.replace(plan.gloo_budget, box_s=2.0)
-    return sweep(
-        msgspec.structs.replace(plan, gloo_budget=budget),
-        hosts,
-        start,
-        nonce=secrets.token_hex(16),
-        deadline_s=DEADLINE_S,
-    )
+    return swept(msgspec.structs.replace(plan, gloo_budget=budget), hosts, connections)
 
 
 if __name__ == "__main__":

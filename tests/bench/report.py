@@ -62,7 +62,7 @@ def table(rows: Sequence[Row]) -> str:
 def _figures(row: Row) -> tuple[str, ...]:
     promised = "-"
     if row.bound is not None:
-        promised = f"{row.bound.kind} {row.bound.value:g}: {'met' if row.met else 'missed'}"
+        promised = f"{row.bound.words}: {'met' if row.met else 'missed'}"
     return (
         _spread(row.ours, row.unit),
         _spread(row.theirs, row.unit),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from preflight.fleet.sources import Wish, resolve
 from preflight.registry import Registry, load_folder, shipped_folder
@@ -12,8 +14,18 @@ from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 from preflight.verdict import Outcome
-from tests.bench import infra, synthetic
-from tests.bench.ratio import Bound, Row, Spread, faster, in_turns, interval, times
+from tests.bench import infra, pairs, synthetic
+from tests.bench.ratio import (
+    Band,
+    Bound,
+    Row,
+    Spread,
+    faster,
+    in_turns,
+    interval,
+    ratio_of_medians,
+    times,
+)
 from tests.bench.report import row_document, table
 
 if TYPE_CHECKING:
@@ -62,6 +74,39 @@ def test_a_missed_bound_is_shown_and_written() -> None:
     assert row_document(_SLOW)["met"] is False
     kept = msgspec.structs.replace(_SLOW, bound=Bound("at least", 3))
     assert "at least 3: met" in table([kept])
+
+
+def test_an_interval_that_reaches_into_the_band_keeps_its_promise() -> None:
+    """Equal within what was measured; one that ends before the band does not."""
+    band = Band(0.95, 1.05)
+    assert band.holds(Spread(0.93, 0.90, 0.96))
+    assert band.holds(Spread(1.1, 0.9, 1.3))
+    assert not band.holds(Spread(0.9, 0.86, 0.94))
+    assert not band.holds(Spread(1.2, 1.06, 1.3))
+    shown = msgspec.structs.replace(_SLOW, bound=band)
+    assert "overlaps 0.95 to 1.05: missed" in table([shown])
+
+
+def test_a_ratio_of_medians_has_the_interval_of_its_turns() -> None:
+    """The same each time; narrow where turns agree, and wide where they do not."""
+    theirs = [100.0 + turn for turn in range(15)]
+    seen = ratio_of_medians([2 * one for one in theirs], theirs)
+    assert (seen.median, seen.low, seen.high) == (2.0, 2.0, 2.0)
+    noisy = ratio_of_medians([one * (0.5 + turn / 7) for turn, one in enumerate(theirs)], theirs)
+    assert noisy.low < 1.2 < noisy.median < 1.8 < noisy.high
+    assert noisy == ratio_of_medians(
+        [one * (0.5 + turn / 7) for turn, one in enumerate(theirs)], theirs
+    )
+
+
+@pytest.mark.parametrize("shape", pairs.SHAPES)
+def test_each_pair_is_launched_as_often_as_any_other(shape: pairs.Shape) -> None:
+    """What stands for all launches is no lucky choice: in the end each pair had its own."""
+    names = [f"h{number}" for number in range(shape.hosts)]
+    batches = pairs.launched(names, shape)
+    tried = Counter(pair for _ in range(shape.turns) for pair in next(batches))
+    assert len(tried) == shape.pairs
+    assert len(set(tried.values())) == 1
 
 
 def test_testinfra_and_we_read_the_same_twelve_facts() -> None:

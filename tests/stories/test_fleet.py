@@ -124,6 +124,7 @@ def test_partners_of_hosts_that_are_down_are_measured_and_judged(
         }
         assert made == {("h1-h4", "not_run"), ("h2-h3", "not_run"), ("h1-h2", "ok")}
         assert one.report["coverage"]["repairs"] == 1
+        assert 0 < one.report["coverage"]["measured_share"] < 1
         turns = {f"{row['a']}-{row['b']}": row["turn"] for row in one.report["pairs"]}
         assert turns["h1-h2"] == "repair"
         assert "1 for partners of nodes that are out" in " ".join(one.out.split())

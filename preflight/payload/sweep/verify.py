@@ -8,6 +8,7 @@ the data of small sizes are compared after the last one, with one more where bit
 from __future__ import annotations
 
 from . import pattern
+from .same import same
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Data:
             return
         if self.buffer.is_cuda:
             self._reports.append(report(self._torch, self.buffer, self._wanted))
-        elif not self._torch.equal(self.buffer, self._wanted):
+        elif not same(self.buffer, self._wanted):
             self._note(self.operations, self._difference(self._wanted))
         self.buffer.copy_(self._mine)
 

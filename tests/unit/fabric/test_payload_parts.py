@@ -30,6 +30,7 @@ from sweep import (  # noqa: E402  needs torch's skip first
     pattern,
     plan,
     rails,
+    same,
     starvation,
     verify,
     wall,
@@ -127,6 +128,17 @@ def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) ->
     assert f"{(1 << 16) if first else (1 << 17)} B: element 5 of" in said
     got, wanted = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{8}", said))
     assert got ^ wanted == 1 << 30
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3, 1 << 10])
+def test_any_bit_that_differs_is_seen(elements: int) -> None:
+    """The first bit of a buffer, its last, and none."""
+    buffer = torch.arange(elements, dtype=torch.int32)
+    assert same.same(buffer, buffer.clone())
+    for place, bit in ((0, 1), (elements - 1, -(2**31))):
+        other = buffer.clone()
+        other[place] ^= bit
+        assert not same.same(buffer, other)
 
 
 def test_a_device_tells_the_same_without_being_waited_for() -> None:
