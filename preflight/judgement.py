@@ -166,6 +166,7 @@ class Judgement:
                 group=self._group(host.group),
                 job=self._fleet.job,
                 net=self._net(name),
+                inside=self.sweep.inside.get(name),
             )
         return self._nodes[name]
 

@@ -26,7 +26,7 @@ from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
 from preflight.stages.probe import Reached, probe_fleet
-from preflight.stages.sweep import sweep_fleet
+from preflight.stages.sweep import may_have_rails, sweep_fleet
 from preflight.transport.fanout import SETUP_AT_MOST
 from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, Verdict, not_run, unknown
@@ -271,6 +271,8 @@ class Run:
 
     def _sweep(self, deadline_s: float, selected: Sequence[Key]) -> None:
         hosts = [host for host in self._able("fabric") if not self._hindered(host.name)]
+        if hosts and not self.rounds and not any(map(self._may_have_rails, hosts)):
+            return  # one node with one rail: nothing to start a launch for
         able = {host.name for host in hosts}
         out = {
             host.name: self.judgement.may_take_part(host.name, "fabric")
@@ -297,6 +299,7 @@ class Run:
             interface=self.fleet.interface,
             catch_rate=self.settings.soak_rate,
             suspects=suspects,
+            inside=self._looks_inside(selected),
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )
@@ -311,6 +314,15 @@ class Run:
         """Owe a verdict on each of them: what was measured must not be silent."""
         self.repairs = [(check_id, pair) for check_id in self._pair_checks for pair in pairs]
 
+    def _may_have_rails(self, host: Host) -> bool:
+        facts = self.judgement.measured.facts.get(host.name)
+        return may_have_rails(self._connections[host.name], facts)
+
+    def _looks_inside(self, selected: Sequence[Key]) -> bool:
+        """Whether a check of single nodes wants the sweep."""
+        asked = (self.registry[check_id] for check_id in {check_id for check_id, _ in selected})
+        return any(one.check.stage == "fabric" and one.subject == "node" for one in asked)
+
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds
         for line in clock_lines(sweep):
@@ -319,12 +331,19 @@ class Run:
         self._set(sweep=sweep, planned=self.planned)
 
     def _judge_so_far(self, sweep: Sweep, selected: Sequence[Key]) -> None:
-        """Judge the pairs that were measured before an interrupt; the rest stays open."""
+        """Judge what was measured before an interrupt; the rest stays open."""
         self._keep(sweep)
         for check_id, nodes in (*selected, *self.repairs):
-            pair = self.judgement.sweep.pairs.get((nodes[0], nodes[-1]))
-            if pair is not None and (pair.state != "not_run" or pair.trouble):
+            if self.registry[check_id].check.stage == "fabric" and self._was_measured(nodes):
                 self.judgement.verdict(check_id, nodes)
+
+    def _was_measured(self, nodes: Names) -> bool:
+        decoded = self.judgement.sweep
+        if len(nodes) == 1:
+            inside = decoded.inside.get(nodes[0])
+            return inside is not None and inside.state != "not_run"
+        pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
+        return pair is not None and (pair.state != "not_run" or pair.trouble)
 
     def _able(self, stage: Stage) -> list[Host]:
         """Ask the judges of a stage's prerequisites who can take part in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflight.check import subject
@@ -20,14 +21,23 @@ if TYPE_CHECKING:
     from preflight.fabric.judge import Decoded
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
+    from preflight.facts.inside import Inside
     from preflight.fleet.model import Host
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """All that samples tell of a node by itself."""
+
+    name: str
+    inside: Inside
+
+
 def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
-    """Compare, decode, blame, and judge every pair by every check of pairs that is shipped."""
+    """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
     decoded = judge_sweep(sweep, hosts)
     shared = (one for one in decoded.blames if one.kind == "systemic")
-    entries = tuple(_entries(decoded))
+    entries = (*_entries(decoded), *_inside(decoded, [one.node for one in sweep.inside]))
     return Judged(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
@@ -47,6 +57,14 @@ def _entries(decoded: Decoded) -> Iterator[Entry]:
             for ends, pair in decoded.pairs.items():
                 verdict = registered.conclude(pair)
                 yield Entry(registered.check.id, subject(ends), ends, verdict)
+
+
+def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
+    for registered in load_folder(shipped_folder()):
+        if registered.check.stage == "fabric" and registered.subject == "node":
+            for name in (each for each in names if each in decoded.inside):
+                verdict = registered.conclude(_Node(name, decoded.inside[name]))
+                yield Entry(registered.check.id, subject((name,)), (name,), verdict)
 
 
 def _missing(sweep: Sweep) -> Iterator[str]:

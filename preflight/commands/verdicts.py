@@ -42,7 +42,9 @@ def tell(stored: Stored, judged: Judged) -> Told:
         samples=str(stored.path),
         form=stored.form,
         run=stored.run,
-        exit=exit_code(entries, ready, strict=False, need=None) if observed.tried else EMPTY,
+        exit=exit_code(entries, ready, strict=False, need=None)
+        if observed.tried or entries
+        else EMPTY,
         backend=observed.backend,
         nodes=names,
         leaves=len(set(observed.leaves.values())),

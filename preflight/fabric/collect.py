@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.clocks import clock_words
+from preflight.fabric.events import PairSeen
+from preflight.fabric.insides import Insides, end
 from preflight.fabric.samples import End, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.fabric.events import PairSeen
+    from preflight.fabric.events import InsideSeen
     from preflight.fabric.roster import Roster
     from preflight.fabric.schedule import Rounds
 
@@ -43,12 +45,13 @@ class Collected:
         self.cut = False
         """The time was up before the retests were through."""
         self._expect(who, who.rounds)
+        self.inside = Insides(who)
         self.accounts = 0
 
     @property
     def expected(self) -> int:
         """How many accounts are due."""
-        return 2 * len(self._ends)
+        return 2 * len(self._ends) + self.inside.expected
 
     @property
     def through(self) -> set[str]:
@@ -72,31 +75,35 @@ class Collected:
         return [name for name in self._who.names if name not in self.through | self.lost]
 
     def open(self) -> bool:
-        """Whether any pair of two nodes still under way has not been heard of by either end."""
+        """Whether any pair of two nodes still under way has not been heard of by either end.
+
+        Or not all of what goes on inside of such a node.
+        """
         under_way = set(self.waiting())
-        return len(under_way) > _FEW or any(
-            not ends and a in under_way and b in under_way
-            for (_, _, a, b), ends in self._ends.items()
+        return (
+            len(under_way) > _FEW
+            or not under_way.isdisjoint(self.inside.missing)
+            or any(
+                not ends and a in under_way and b in under_way
+                for (_, _, a, b), ends in self._ends.items()
+            )
         )
 
-    def take(self, name: str, seen: PairSeen) -> bool:
+    def take(self, name: str, seen: PairSeen | InsideSeen) -> bool:
         """Keep one account; False if that node was never asked for it or cannot have seen it."""
+        if isinstance(seen, PairSeen):
+            taken = self._take_pair(name, seen)
+        else:
+            taken = self.inside.take(name, seen)
+        self.accounts += taken
+        return taken
+
+    def _take_pair(self, name: str, seen: PairSeen) -> bool:
         ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
         plausible = ends is not None and name in (seen.a, seen.b) and self._fits(seen)
         if ends is None or not plausible or name in ends:
             return False
-        ends[name] = End(
-            node=name,
-            state=seen.state,
-            timings=seen.timings,
-            error=seen.error,
-            started_s=seen.started_s,
-            setup_ms=seen.setup_ms,
-            moved=seen.moved,
-            net=seen.net,
-            stepped_s=seen.stepped_s,
-        )
-        self.accounts += 1
+        ends[name] = end(name, seen)
         return True
 
     def complain(self, name: str, error: str, advice: str = "") -> None:

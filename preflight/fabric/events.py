@@ -63,6 +63,21 @@ class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
 
 
+class InsideSeen(Struct, frozen=True, tag_field="event", tag="inside"):
+    """One rail's account of the all-reduce inside of its node."""
+
+    rail: _Small
+    backend: Literal["gloo", "nccl"]
+    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
+    error: _Error
+    started_s: Annotated[float, Meta(ge=0, le=1e12)]
+    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
+    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
+    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
+    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
+    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+
+
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
     """It could not go on."""
 
@@ -87,7 +102,9 @@ class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
     error: _Error
 
 
-Event = Ready | NoTorch | Busy | Store | PairSeen | Trouble | Done | Rest | Alive | Lapsed
+Event = (
+    Ready | NoTorch | Busy | Store | PairSeen | InsideSeen | Trouble | Done | Rest | Alive | Lapsed
+)
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 

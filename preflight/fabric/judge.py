@@ -11,11 +11,13 @@ from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.fallen import absorbed, fallen
+from preflight.fabric.inside_judge import judge_inside
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
 from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
+from preflight.facts.inside import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +39,8 @@ class Decoded(Struct, frozen=True):
     """As checks see them; keys hold the earlier node of the fleet first."""
     observed: Observed | None = None
     """The sweep, condensed."""
+    inside: dict[str, Inside] = {}
+    """What goes on inside of each node of the fleet, by name."""
 
 
 def judge_sweep(
@@ -76,7 +80,8 @@ def judge_sweep(
     }
     left = _left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
-    return Decoded(seen, found, pairs | _owed(sweep, names, pairs), observed)
+    inside = judge_inside(sweep, hosts)
+    return Decoded(seen, found, pairs | _owed(sweep, names, pairs), observed, inside)
 
 
 def _joined(found: Sequence[Blame]) -> Blame | None:

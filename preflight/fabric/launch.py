@@ -16,6 +16,7 @@ from preflight.fabric.events import (
     Busy,
     Done,
     Event,
+    InsideSeen,
     Lapsed,
     NoTorch,
     PairSeen,
@@ -47,7 +48,6 @@ _STRAGGLER_S = 10.0
 _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
-_TWO = 2
 
 _NOTHING_CAME = (
     "look at the link and the load of {0}, and at how fast its Python is read (network file "
@@ -233,7 +233,7 @@ class _Stage:
         """Have the first node host the store; if it cannot, leave it out and ask the next."""
         while True:
             who = roster(self._plan, self._ready)
-            if len(who.names) < _TWO or self._time_is_up():
+            if not who.enough or self._time_is_up():
                 return who, None
             host = who.names[0]
             self._order(who, host, None)
@@ -324,11 +324,11 @@ class _Stage:
             # Who failed to meet the others waited about as long as the others will.
             return plan.start_s if collected.stuck else None
         if collected.open():
-            return limits.barrier_s
+            return limits.barrier_s * (2 if who.inside else 1)
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
     def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
-        if isinstance(event, PairSeen) and collected.take(name, event):
+        if isinstance(event, PairSeen | InsideSeen) and collected.take(name, event):
             return
         if isinstance(event, Done):
             collected.done.add(name)
@@ -369,4 +369,5 @@ class _Stage:
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
             retested=collected.scheduled if collected and collected.retesting else 0,
+            inside=collected.inside.samples() if collected else (),
         )

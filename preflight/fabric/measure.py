@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIRE_BOUND = 64 << 10
 """From this size on, bytes, the time is the wire's; below, it is latency."""
 
-_WORST_FIRST: tuple[PairState, ...] = (
+WORST_FIRST: tuple[PairState, ...] = (
     "corrupt",
     "hung",
     "no_connect",
@@ -78,7 +78,7 @@ def joint_state(pair: PairSamples) -> PairState:
     ends = [end for end in (pair.first, pair.second) if end is not None]
     states: list[PairState] = [end.state for end in ends]
     missing: list[PairState] = ["absent"] * (2 - len(ends))
-    return min(states + missing, key=_WORST_FIRST.index)
+    return min(states + missing, key=WORST_FIRST.index)
 
 
 def _said(ends: Sequence[End]) -> str:

@@ -69,6 +69,7 @@ def observe(sweep: Sweep) -> Observed:
     """Condense a sweep; pairs that had no turn stay out."""
     taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]
     known = {name: None for around in sweep.rounds for pair in around for name in pair}
+    known |= {one.node: None for one in sweep.inside}
     return Observed(
         nodes=tuple(name for name in known if name not in sweep.left_out),
         backend=taken[0].backend if taken else "",

@@ -75,6 +75,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     seed: int = 1
     sysfs: str = "/sys"
     """On the nodes; elsewhere in tests."""
+    inside: bool = True
+    """After the rounds, nodes with two rails or more all-reduce among their own."""
     ready_s: float = 45.0
     """For a node's Python to import torch; from a cold network file system this takes long."""
     start_s: float = 20.0

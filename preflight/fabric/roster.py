@@ -29,6 +29,13 @@ class Roster(Struct, frozen=True, kw_only=True):
     ladder: tuple[Ladder, ...]
     soak: Ladder | None
     unfit: dict[str, str]
+    inside: bool = False
+    """After the rounds each node's rails all-reduce among themselves."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is anything to measure."""
+        return len(self.names) >= _SOME or (self.inside and bool(self.names))
 
 
 def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
@@ -38,12 +45,13 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
     """
     seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
     there = [name for name in plan.nodes if name in ready]
-    nccl = len(seeing) >= _SOME and len(seeing) * 2 >= len(there)
+    nccl = len(seeing) >= max(1, min(_SOME, len(there))) and len(seeing) * 2 >= len(there)
     names = seeing if nccl else there
+    rails = min((_rails(ready[name], nccl=nccl) for name in names), default=1)
     return Roster(
         names=tuple(names),
         backend="nccl" if nccl else "gloo",
-        rails=min((_rails(ready[name], nccl=nccl) for name in names), default=1),
+        rails=rails,
         rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=plan.nccl if nccl else plan.gloo,
         soak=plan.nccl_soak if nccl else plan.gloo_soak,
@@ -52,6 +60,7 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
             for name in there
             if name not in names
         },
+        inside=plan.inside and rails >= _SOME,
     )
 
 
@@ -79,7 +88,7 @@ def go_order(
     `more`: after these rounds it is to wait for others.
     """
     limits = budget(plan, who)
-    other = who.names[1] if name == who.names[0] else who.names[0]
+    other = next((each for each in who.names if each != name), name)
     return {
         "run": nonce,
         "index": who.names.index(name),
@@ -102,6 +111,7 @@ def go_order(
         "soak_s": limits.soak_s,
         "barrier_s": limits.barrier_s,
         "more": more,
+        "inside": who.inside,
     }
 
 

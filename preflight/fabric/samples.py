@@ -79,6 +79,15 @@ class PairSamples(Struct, frozen=True):
     second: End | None
 
 
+class InsideSamples(Struct, frozen=True):
+    """One node's own rails in one all-reduce, after the rounds: NVLink, PCIe, shared memory."""
+
+    node: str
+    backend: str
+    rails: tuple[End | None, ...]
+    """By number; one that never reported is None. `measured` is whoever had right data itself."""
+
+
 class Sweep(Struct, frozen=True):
     """Everything one sweep measured, and who was left out of it and why."""
 
@@ -102,3 +111,5 @@ class Sweep(Struct, frozen=True):
     """Node name → its leaf switch, where a source of topology says so."""
     retested: int = 0
     """Rounds from this number on are retests of suspects; 0 where there were none."""
+    inside: tuple[InsideSamples, ...] = ()
+    """Of nodes with two rails or more."""

@@ -13,6 +13,7 @@ from preflight.transport.protocol import Shortfall, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from preflight.facts.inside import Inside
     from preflight.facts.model import Facts
     from preflight.facts.ports import Attempt, Ports
     from preflight.fleet.model import Job, Promise
@@ -102,6 +103,8 @@ class Node:
     group: Group
     job: Job
     net: Net
+    inside: Inside | None = None
+    """What its own GPUs did together in the sweep; None before, and where there was none."""
 
     @property
     def environ(self) -> Mapping[str, str] | None:

@@ -51,6 +51,7 @@ class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
     nic_link: Literal["ib", "roce"] | None = None
     allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
+    intra_node_min_gbs: Annotated[float, Meta(gt=0)] | None = None
     leaf: str | None = None
 
 
@@ -222,10 +223,10 @@ def refuse_impossible(where: str, layer: _Settings) -> None:
             f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
             "digits and ._:/@+-"
         )
-    if layer.allreduce_min_gbs is not None and not math.isfinite(layer.allreduce_min_gbs):
-        raise UsageError(
-            f"allreduce_min_gbs in {where} is {layer.allreduce_min_gbs}: give a number of GB/s"
-        )
+    for key in ("allreduce_min_gbs", "intra_node_min_gbs"):
+        number = getattr(layer, key)
+        if number is not None and not math.isfinite(number):
+            raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
 
 
 def refuse_unknown_transport(name: str, where: str) -> None:

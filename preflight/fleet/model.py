@@ -21,6 +21,8 @@ class Promise(Struct, frozen=True, kw_only=True):
     nic_link: Literal["ib", "roce"] | None = None
     allreduce_min_gbs: float | None = None
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
+    intra_node_min_gbs: float | None = None
+    """Least busbw among all GPUs of one node, at the largest size of the ladder, GB/s."""
     origin: str = ""
     """Where the numbers come from: "inventory/train.toml [group.train]"."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds
+    from preflight.facts.model import Facts
     from preflight.fleet.model import Host
     from preflight.transport.leased import Talk
     from preflight.transport.protocol import Connection
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
 """For the nodes' Pythons to import torch: that part of the time given, within these bounds."""
+
+
+def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
+    """Whether a node can have two rails or more: ranks of the job, or GPUs that answered."""
+    gpus = facts.gpus if facts is not None else None
+    seats = len(connection.seats) if isinstance(connection, Manned) else 0
+    return max(seats, len(gpus or ())) > 1
 
 
 def sweep_fleet(
@@ -40,12 +48,14 @@ def sweep_fleet(
     progress: Callable[[int, int, list[str]], None],
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
     suspects: Callable[[Sweep], Rounds] | None = None,
+    inside: bool = True,
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
-    one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`). On
-    Ctrl-C `interrupted` gets what was measured until then.
+    one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
+    `inside`: nodes with two rails or more also all-reduce among their own. On Ctrl-C `interrupted`
+    gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -55,6 +65,7 @@ def sweep_fleet(
         interface=interface,
         leaves=dict(leaves or {}),
         seed=seed,
+        inside=inside,
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
     if catch_rate is not None:

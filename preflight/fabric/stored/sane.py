@@ -66,6 +66,23 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
         for side, end, name in (("first", pair.first, pair.a), ("second", pair.second, pair.b)):
             if end is not None:
                 _refuse_end(f"{where}.{side}", end, name)
+    _refuse_insides(sweep, backends)
+
+
+def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
+    names = [one.node for one in sweep.inside]
+    _refuse_names("inside", names)
+    for number, one in enumerate(sweep.inside):
+        where = f"inside[{number}] ({one.node[:60]!a})"
+        if one.node in names[:number]:
+            raise _absurd(where, "it stands twice there", "leave one of them out")
+        if backends and one.backend not in backends:
+            said = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
+            raise _absurd(where, said, "store one sweep per file")
+        _within(where, "rail", len(one.rails) - 1, _RAILS)
+        for rail, end in enumerate(one.rails):
+            if end is not None:
+                _refuse_end(f"{where}.rails[{rail}]", end, one.node)
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:

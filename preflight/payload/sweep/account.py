@@ -1,4 +1,4 @@
-"""What one end of a pair has to say: measured, or why not."""
+"""What one end of a pair, or one rail inside of a node, has to say: measured, or why not."""
 
 from __future__ import annotations
 
@@ -18,9 +18,21 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
     return {
         "event": "pair",
         "round": turn.round,
-        "rail": rail.rail,
         "a": turn.a,
         "b": turn.b,
+        "plan": agreed.digest(rail.go, turn),
+        **_account(rail, state, error),
+    }
+
+
+def inside_account(rail: plan.Rail, state: str, error: str = "") -> dict[str, Any]:
+    """Make the event for one rail of the all-reduce inside of its node."""
+    return {"event": "inside", **_account(rail, state, error)}
+
+
+def _account(rail: plan.Rail, state: str, error: str) -> dict[str, Any]:
+    return {
+        "rail": rail.rail,
         "backend": rail.go.backend,
         "state": state,
         "error": error,
@@ -30,7 +42,6 @@ def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> di
         "moved": [],
         "net": "",
         "stepped_s": 0.0,
-        "plan": agreed.digest(rail.go, turn),
     }
 
 

@@ -1,7 +1,7 @@
-"""A group of exactly two ends, made straight over the store: a bad pair harms no other pair.
+"""A group of two ends, or of one node's rails, straight over the store: a bad one harms no other.
 
 `new_group` and `split_group` need every rank of the job to take part, so one hung host would block
-them all; a raw process group over a prefix of the store concerns its two members alone.
+them all; a raw process group over a prefix of the store concerns its members alone.
 
 Their options have underscores in torch's Python, but no public equivalents.
 """
@@ -37,7 +37,7 @@ NCCL_ENVIRONMENT = {
 
 
 class Group:
-    """Two ends that can all-reduce: `reduce` blocks on gloo, and enqueues on NCCL."""
+    """Ends that can all-reduce: `reduce` blocks on gloo, and enqueues on NCCL."""
 
     def __init__(self, torch: Any, raw: Any, device: Any, op_s: float) -> None:
         self.device = device
@@ -46,20 +46,20 @@ class Group:
         self._op_s = op_s
 
     def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
-        """Sum (or take the smaller of) both ends' tensors into both, in place."""
+        """Sum (or take the smallest of) all ends' tensors into all, in place."""
         options = self._dist.AllreduceOptions()
         options.reduceOp = self._dist.ReduceOp.MIN if smallest else self._dist.ReduceOp.SUM
         options.timeout = timedelta(seconds=self._op_s)
         self._raw.allreduce([tensor], options).wait()
 
 
-def connect(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
-    """Connect the two ends of a pair; RuntimeError when they do not meet in time."""
-    return (_nccl if rail.go.backend == "nccl" else _gloo)(torch, store, rank, rail)
+def connect(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Group:
+    """Connect the two ends of a pair, or so many; RuntimeError when they do not meet in time."""
+    return (_nccl if rail.go.backend == "nccl" else _gloo)(torch, store, rank, rail, size)
 
 
-def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
-    """Connect two CPU ends over TCP, on the way by which this node reaches the others."""
+def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Group:
+    """Connect CPU ends over TCP, on the way by which this node reaches the others."""
     gloo = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
     # Left alone, gloo resolves the host name: 127.0.1.1 on Debian, which no other node can reach.
@@ -68,11 +68,11 @@ def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
     else:
         options._devices = [gloo.create_device(hostname=rail.local)]
     options._timeout = timedelta(seconds=rail.go.meet_s)
-    return Group(torch, gloo(store, rank, 2, options), torch.device("cpu"), rail.go.op_s)
+    return Group(torch, gloo(store, rank, size, options), torch.device("cpu"), rail.go.op_s)
 
 
-def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
-    """Connect one GPU with the GPU of the same rail on the partner."""
+def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Group:
+    """Connect one GPU with that of the same rail on the partner, or with its node's others."""
     os.environ.update(NCCL_ENVIRONMENT)
     if rail.go.interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + rail.go.interface
@@ -81,7 +81,7 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Group:
     torch.cuda.set_device(device)
     options = nccl.Options()
     options._timeout = timedelta(seconds=rail.go.op_s)
-    group = Group(torch, nccl(store, rank, 2, options), device, rail.go.op_s)
+    group = Group(torch, nccl(store, rank, size, options), device, rail.go.op_s)
     # NCCL connects at the first operation; that belongs to the set-up.
     group.reduce(torch.zeros(1, dtype=torch.int32, device=device))
     torch.cuda.synchronize()

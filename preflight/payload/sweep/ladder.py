@@ -1,17 +1,17 @@
-"""Size after size with one partner, and then one size for longer; both ends decide together."""
+"""Size after size with one partner, and then one size for longer; all ends decide together."""
 
 from __future__ import annotations
 
 import time
 
-from . import clocks, pattern, plan, verify
+from . import clocks, plan, verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from . import groups
+    from . import groups, pattern
 
 LEAST = 3
 """Iterations that even a very slow link is asked for."""
@@ -20,18 +20,18 @@ BEAT_S = 0.5
 MARGIN_S = 1.0
 
 _WIRE_BOUND = 64 << 10  # from this size on, time grows with the size
-_SPOILT, _STOP, _GO_ON = -1, 0, 1  # the smaller of both ends' words counts
+_SPOILT, _STOP, _GO_ON = -1, 0, 1  # the smallest of all ends' words counts
 
 
 class Ladder:
-    """Climbs the sizes. Both ends take every decision together, over the wire."""
+    """Climbs the sizes. All ends take every decision together, over the wire."""
 
     def __init__(
         self,
         torch: Any,
         group: groups.Group,
-        rail: plan.Rail,
-        turn: plan.Turn,
+        go: plan.Go,
+        ends: pattern.Ends,
         alive: Callable[[str, float], None],
     ) -> None:
         self.timings: list[dict[str, Any]] = []
@@ -41,14 +41,14 @@ class Ladder:
         """At one of the ends, or both, that size's data came out wrong."""
         self._torch = torch
         self._group = group
-        self._go = rail.go
-        self._rank = turn.rank
-        self.keys = [pattern.key(rail.go.seed, turn.round, rank) for rank in (0, 1)]
+        self._go = go
+        self._rank = ends.rank
+        self.keys = ends.keys
         self._alive = alive
         self._beaten = 0.0
 
-    def climb(self, begun: float, base: float) -> None:
-        """Measure size after size while the next one fits the pair's time, then soak.
+    def climb(self, begun: float, base: float, *, soak: bool = True) -> None:
+        """Measure size after size while the next one fits the pair's time, then soak (or do not).
 
         `begun`: when the pair's time began; `base`: what each timing's `began_s` counts from.
         """
@@ -56,11 +56,11 @@ class Ladder:
             if place and not self._goes_on(rung, begun, self._go.pair_s):
                 break
             self._step(rung, "ladder", self._go.box_s, base)
-        soak = self._go.soak
-        if soak is None or self.spoilt:
+        longest = self._go.soak if soak else None
+        if longest is None or self.spoilt:
             self.spoilt = self.spoilt or self._agree(self._word(fits=True)) == _SPOILT
-        elif self._goes_on(soak, begun, self._go.pair_s + self._go.soak_s):
-            self._step(soak, "soak", self._go.soak_s, base)
+        elif self._goes_on(longest, begun, self._go.pair_s + self._go.soak_s):
+            self._step(longest, "soak", self._go.soak_s, base)
             self.spoilt = self._agree(self._word(fits=True)) == _SPOILT
 
     def repeat(self, size_bytes: int, operations: int) -> verify.Data:

@@ -35,7 +35,7 @@ class Meeting:
         begin = f"begin/{round_index}"
         if self._count_in(round_index) + self._store.add("struck", 0) >= self._members:
             self._store.set(begin, "1")
-        elif not self._wait(begin, within_s):
+        elif not self._wait([begin], within_s):
             self._strike_the_missing(round_index, begin)
         return not self.missed(round_index, self._member)
 
@@ -63,7 +63,7 @@ class Meeting:
         """Tell the partner what plan we follow: whether it has the same; None if it never came."""
         self._store.set(f"plan/{pair}/{rank}", mine)
         theirs = f"plan/{pair}/{1 - rank}"
-        if not self._wait(theirs, within_s):
+        if not self._wait([theirs], within_s):
             return None
         return bool(self._store.get(theirs).decode("ascii", "replace") == mine)
 
@@ -73,7 +73,15 @@ class Meeting:
 
     def await_leave(self, pair: str, rank: int, within_s: float) -> None:
         """Wait for the partner: an end that closes first could cut off the other's last bytes."""
-        self._wait(f"left/{pair}/{1 - rank}", within_s)
+        self._wait([f"left/{pair}/{1 - rank}"], within_s)
+
+    def gather(self, place: str, rank: int, count: int, within_s: float) -> list[int]:
+        """Wait at a place where only `count` of us meet, each once; return who did not come."""
+        self._store.set(f"{place}/{rank}", "1")
+        keys = [f"{place}/{number}" for number in range(count)]
+        if self._wait(keys, within_s):
+            return []
+        return [number for number, key in enumerate(keys) if not self._store.check([key])]
 
     def _count_in(self, round_index: int) -> int:
         """Be counted once, also when a replaced process comes again; return how many came."""
@@ -81,16 +89,16 @@ class Meeting:
         first = self._store.add(f"here/{round_index}/{self._member}", 1) == 1
         return int(self._store.add(f"count/{round_index}", 1 if first else 0))
 
-    def _wait(self, key: str, within_s: float) -> bool:
+    def _wait(self, keys: list[str], within_s: float) -> bool:
         try:
-            self._store.wait([key], timedelta(seconds=within_s))
+            self._store.wait(keys, timedelta(seconds=within_s))
         except RuntimeError:  # DistStoreError: the wait ran out (or the store is gone: next line)
-            return bool(self._store.check([key]))
+            return bool(self._store.check(keys))
         return True
 
     def _strike_the_missing(self, round_index: int, begin: str) -> None:
         if self._store.add(f"striker/{round_index}", 1) > 1:
-            self._wait(begin, STRIKING_S)
+            self._wait([begin], STRIKING_S)
             return
         for member in range(self._members):
             missing = not self._store.check([f"here/{round_index}/{member}"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from . import means, pair, plan, wall, watch
+from . import inside, means, pair, plan, wall, watch
 from .account import account
 from .meeting import STRIKING_S, Meeting
 
@@ -41,12 +41,14 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
         if not meeting.arrive(number, patience_s):
             if meeting.struck(rail.member):
                 _never_mind(rail, number, say)
-                return
+                break
             _sit_out(rail, number, say)
             continue
         turn = rail.go.turns[number]
         if turn is not None:
-            say(account=_take_turn(seat, turn, say))
+            say(account=_take_turn(seat, turn, say), round=number)
+    if rail.go.inside:
+        _look_inside(seat, say)
 
 
 def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:
@@ -60,16 +62,26 @@ def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> di
     return pair.measure(seat, turn, alive)
 
 
+def _look_inside(seat: pair.Seat, say: Callable[..., None]) -> None:
+    number = len(seat.rail.go.turns)
+
+    def alive(phase: str, within_s: float) -> None:
+        say(round=number, phase=phase, within_s=within_s)
+
+    say(account=inside.measure(seat, alive), round=number)
+
+
 def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
     """The others began this round without us; the next one is open to us again."""
     turn = rail.go.turns[number]
     if turn is not None:
-        say(account=account(rail, turn, "absent", f"came too late to round {number + 1}"))
+        error = f"came too late to round {number + 1}"
+        say(account=account(rail, turn, "absent", error), round=number)
 
 
 def _never_mind(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
     """The others went on without us: our remaining pairs cannot be measured any more."""
-    for turn in rail.go.turns[number:]:
+    error = f"came too late to round {number + 1}; the others went on without it"
+    for place, turn in enumerate(rail.go.turns[number:], number):
         if turn is not None:
-            error = f"came too late to round {number + 1}; the others went on without it"
-            say(account=account(rail, turn, "absent", error))
+            say(account=account(rail, turn, "absent", error), round=place)

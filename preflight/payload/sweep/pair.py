@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from . import agreed, groups, plan, wall
+from . import agreed, groups, pattern, plan, wall
 from .account import account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .watch import PATIENCE_S, moved
@@ -58,7 +58,7 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     try:
         alive("connect", rail.go.meet_s + MARGIN_S)
         _agree(seat, turn, name)
-        alive("connect", _connect_s(rail.go) + PATIENCE_S)
+        alive("connect", connect_s(rail.go) + PATIENCE_S)
         seat.means.prepare()
         before = seat.watch.read(seat.means.question())
         seen.update(_measure(seat, turn, name, alive))
@@ -67,7 +67,7 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     except Unfit as unfit:
         seen.update(unfit.seen, state=unfit.state, error=short(unfit))
     except RuntimeError as error:
-        seen.update(state=_state_of(str(error)), error=short(error))
+        seen.update(state=state_of(str(error)), error=short(error))
     meeting.leave(name, turn.rank)
     seen["stepped_s"] = seat.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
@@ -101,7 +101,7 @@ def _measure(
         "started_s": wall.now_s(),
         "setup_ms": round((met - begun) * 1000.0, 1),
     }
-    ladder = Ladder(seat.torch, group, seat.rail, turn, alive)
+    ladder = Ladder(seat.torch, group, seat.rail.go, _ends(seat, turn), alive)
     ladder.climb(begun, met)
     seen.update(timings=ladder.timings, net=printable(seat.means.words()))
     alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
@@ -120,7 +120,12 @@ def _connect(seat: Seat, turn: plan.Turn, name: str, attempt: int = 0) -> groups
         raise Unfit("no_connect", short(error)) from error
 
 
-def _connect_s(go: plan.Go) -> float:
+def _ends(seat: Seat, turn: plan.Turn) -> pattern.Ends:
+    keys = [pattern.key(seat.rail.go.seed, turn.round, rank) for rank in (0, 1)]
+    return pattern.Ends(keys, turn.rank)
+
+
+def connect_s(go: plan.Go) -> float:
     """Within which a group is made or refused: NCCL also needs its first operation for it."""
     return go.meet_s + MARGIN_S + (go.op_s if go.backend == "nccl" else 0.0)
 
@@ -139,18 +144,19 @@ def _look_into(
     alone = data.right_alone(ladder.keys)
     other = replace(turn, rank=1 - turn.rank)
     try:
-        alive("pair", _connect_s(seat.rail.go) + BEAT_S)
+        alive("pair", connect_s(seat.rail.go) + BEAT_S)
         group = _connect(seat, other, name, attempt=1)
-        again = Ladder(seat.torch, group, seat.rail, other, alive).repeat(data.size_bytes, _AGAIN)
-        times = again.wrong.times if again.wrong else 0
+        again = Ladder(seat.torch, group, seat.rail.go, _ends(seat, other), alive)
+        repeated = again.repeat(data.size_bytes, _AGAIN)
+        times = repeated.wrong.times if repeated.wrong else 0
         swapped = f"with the roles swapped {times} of {_AGAIN}"
-        mine = mine or (again.words() if again.wrong else "")
+        mine = mine or (repeated.words() if repeated.wrong else "")
     except (RuntimeError, Unfit) as error:
         swapped = f"with the roles swapped: {short(error)[:60]}"
     words = "right" if alone else "WRONG: it is this device"
     return f"{mine}; {swapped}; its own sum without a network is {words}" if mine else ""
 
 
-def _state_of(message: str) -> str:
+def state_of(message: str) -> str:
     """Tell a hang: gloo says "Timed out waiting 3000ms for recv"; anything else ended at once."""
     return "hung" if "imed out" in message or "imeout" in message else "error"

@@ -5,6 +5,8 @@ int32 with wrap-around addition is exact and independent of order, so the compar
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +17,13 @@ _INDEX = -1640531535
 _KEY = 2246822519
 WORD = 2**32
 _HALF = 2**31
+
+
+class Ends(NamedTuple):
+    """Whose data are summed: the key of each end, and which of them we are."""
+
+    keys: list  # type: ignore[type-arg]  # of int; Python 3.8
+    rank: int
 
 
 def key(seed: int, round_index: int, rank: int) -> int:

@@ -65,6 +65,13 @@ class Go:
     """Where NICs' counters are read; elsewhere in tests."""
     more: bool = False
     """After the last round, wait for more: suspects may be measured again."""
+    inside: bool = False
+    """After the last round, this node's own rails all-reduce among themselves."""
+
+    @property
+    def steps(self) -> int:
+        """The rounds, and after them what goes on inside of the node."""
+        return len(self.turns) + int(self.inside)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def read(order: dict[str, Any]) -> Go:
 def extended(go: Go, more: dict[str, Any]) -> Go:
     """The same order with more rounds, which have a ladder and deadlines of their own."""
     read = _read(more, len(go.turns))
-    return replace(go, **dict(read, turns=go.turns + read["turns"]))
+    return replace(go, **dict(read, turns=go.turns + read["turns"], inside=False))
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from . import lifeline, lines, member, plan, starvation
-from .account import account, short
+from .account import account, inside_account, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def supervise(rail: plan.Rail, output: int, orders: int, agent: int) -> None:
 def _rounds(rail: plan.Rail, at: int, output: int) -> bool:
     """Go through the rounds from `at` on; False if the rail had to give up."""
     failures = 0
-    while at < len(rail.go.turns):
+    while at < rail.go.steps:
         ended = _run(rail, at, output)
         if not ended.error:
             return True
         at = ended.round
-        turn = rail.go.turns[at]
-        if ended.phase in _LOST_IN and turn is not None:
-            lines.write(output, account(rail, turn, ended.state, ended.error))
+        lost = _lost(rail, ended)
+        if lost is not None:
+            lines.write(output, lost)
             at += 1
             continue
         failures += 1
@@ -77,6 +77,16 @@ def _rounds(rail: plan.Rail, at: int, output: int) -> bool:
             lines.write(output, {"event": "trouble", "error": ended.error})
             return False
     return True
+
+
+def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
+    """The account of what a measuring process was at when it was lost; None for nothing."""
+    if ended.phase not in _LOST_IN:
+        return None
+    if ended.round == len(rail.go.turns):
+        return inside_account(rail, ended.state, ended.error)
+    turn = rail.go.turns[ended.round]
+    return None if turn is None else account(rail, turn, ended.state, ended.error)
 
 
 def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
@@ -92,7 +102,7 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
             waited = starvation.waited_s(pid)
             if "account" in line:
                 lines.write(output, line["account"])
-                at = min(line["account"]["round"] + 1, len(rail.go.turns) - 1)
+                at = min(line["round"] + 1, rail.go.steps - 1)
                 phase = "between"
             elif "failed" in line:
                 error = line["failed"]

@@ -1,8 +1,8 @@
 """Every all-reduce is compared with what must come out, to the bit, outside of its time.
 
-In place, each all-reduce doubles the sum, and doubled often enough every bit is gone: so the data
-are written anew after each. On a GPU that would take longer than a small all-reduce itself: there
-the data of small sizes are compared after the last one, with one more where bits have been lost.
+In place, each all-reduce multiplies the sum by the number of ends, and soon bits are gone: so the
+data are written anew after each. On a GPU that would take longer than a small all-reduce itself:
+there the data of small sizes are compared after the last one, with one more where bits were lost.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EACH_FROM_BYTES = 64 << 10
 """From this size on, each operation is checked on a GPU too."""
 
+_PAIR = 2
 _DOUBLINGS = 16  # after more of them in place too few bits of the data are left
 
 
@@ -59,9 +60,8 @@ class Data:
         pattern.fill(torch, self.buffer, keys[rank])
         self._torch = torch
         self._mine = self.buffer.clone()
-        self._wanted = torch.empty_like(self.buffer)
-        pattern.fill(torch, self._wanted, keys[1 - rank])
-        self._wanted.add_(self._mine)
+        self._wanted = pattern.expected(torch, self.buffer, keys)
+        self._pair = len(keys) == _PAIR
         self._reports: list[Any] = []
         """Of a device, which is not waited for: (wrong or not, where, what), still to be read."""
 
@@ -102,7 +102,7 @@ class Data:
 
     def _compare_small(self, group: Any) -> None:
         doublings = self.operations - 1
-        if doublings > _DOUBLINGS or self.operations == 0:
+        if not 0 <= doublings <= (_DOUBLINGS if self._pair else 0):
             self.buffer.copy_(self._mine)
             group.reduce(self.buffer)
             doublings = 0

@@ -108,12 +108,15 @@ def agent(talk: Talk | None) -> list[int]:
     return below(talk._remote._process.pid) if talk else []  # type: ignore[attr-defined]
 
 
-def measuring(talk: Talk | None) -> list[int]:
-    """The measuring process of a node, while it has sockets to the store and to a partner."""
+def measuring(talk: Talk | None, beyond: int = _ONE) -> list[int]:
+    """The measuring process of a node, while it has sockets to the store and to a partner.
+
+    `beyond`: it has more sockets than so many; with three it is connected for sure.
+    """
     return [
         pid
         for pid in named("preflight-pair", agent(talk))
-        if sum(link.startswith("socket:") for link in _descriptors(pid)) > _ONE
+        if sum(link.startswith("socket:") for link in _descriptors(pid)) > beyond
     ]
 
 

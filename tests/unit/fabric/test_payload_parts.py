@@ -22,6 +22,7 @@ torch: Any = pytest.importorskip("torch")
 
 from sweep import (  # noqa: E402  needs torch's skip first
     groups,
+    inside,
     ladder,
     lines,
     means,
@@ -75,8 +76,8 @@ class Partner:
 def _climb(flip_at: int | None, **changes: Any) -> ladder.Ladder:
     go = plan.read({**GO, **changes})
     assert go.turns[0] is not None
-    rail = plan.Rail(go, 0, "a", ("a", 1))
-    climbed = ladder.Ladder(torch, Partner(flip_at), rail, go.turns[0], lambda *_: None)  # type: ignore[arg-type]
+    keys = [pattern.key(go.seed, 0, rank) for rank in (0, 1)]
+    climbed = ladder.Ladder(torch, Partner(flip_at), go, pattern.Ends(keys, 0), lambda *_: None)  # type: ignore[arg-type]
     climbed.climb(1e18, time.monotonic())  # it has all the time there is
     return climbed
 
@@ -172,8 +173,8 @@ class Both:
         """One node's results come out wrong, whatever its role, or in one role only."""
         connect = groups.connect
 
-        def connected(torch: Any, store: Any, rank: int, rail: plan.Rail) -> Any:
-            group = connect(torch, store, rank, rail)
+        def connected(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Any:
+            group = connect(torch, store, rank, rail, size)
             reduce = group.reduce
 
             def spoiled(tensor: Any, *, smallest: bool = False) -> None:
@@ -186,6 +187,20 @@ class Both:
             return group
 
         self._patch.setattr(groups, "connect", connected)
+
+    def measure_inside(self, *rails: int, of: int = 3) -> list[dict[str, Any]]:
+        """What these rails of one node have to say of each other."""
+        store = torch.distributed.HashStore()
+        go = plan.read({**self._go, "nodes": 1, "rails": of, "inside": True, "turns": []})
+
+        def rail(number: int) -> dict[str, Any]:
+            own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
+            met = meeting.Meeting(store, number, of)
+            seat = pair.Seat(torch, store, met, own, means.Means(torch, own), Still(), wall.Steps())
+            return inside.measure(seat, lambda *_: None)
+
+        with ThreadPoolExecutor(of) as all_of_them:
+            return list(all_of_them.map(rail, rails))
 
     def measure(self) -> list[dict[str, Any]]:
         """What each end has to say."""
@@ -237,6 +252,48 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(groups, "connect", refused)
     ends = Both(monkeypatch, op_s=1).measure()
     assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
+
+
+def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Right data on all three; then rail 1 gets them wrong, and the other two say nothing of it."""
+    node = Both(monkeypatch, ladder=[[8, 1, 5], [1 << 16, 1, 10]], soak=[1 << 16, 1, 10])
+    fine = node.measure_inside(0, 1, 2)
+    assert {end["state"] for end in fine} == {"measured"}, fine
+    for end in fine:
+        kinds = [(t["size_bytes"], t["phase"], len(t["times_us"])) for t in end["timings"]]
+        assert kinds == [(8, "ladder", 5), (1 << 16, "ladder", 10)]
+    node.spoil("h1", when_rank=1)
+    spoilt = node.measure_inside(0, 1, 2)
+    assert [end["state"] for end in spoilt] == ["measured", "corrupt", "measured"]
+    assert spoilt[1]["error"].endswith("its own sum of the same data is right")
+
+
+def test_a_rail_that_does_not_come_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait as long as for a round, and say who was missing."""
+    ends = Both(monkeypatch, barrier_s=0.3).measure_inside(0, 2)
+    said = [(end["state"], end["error"]) for end in ends]
+    assert said == [("absent", "rail 1 of this node did not come")] * 2
+
+
+@pytest.mark.parametrize("ends", [3, 4])
+def test_small_data_of_many_ends_are_compared_by_one_more_operation(ends: int) -> None:
+    """In place the sum grows by their number each time: only a fresh one can be compared."""
+    keys = [pattern.key(7, 0, rank) for rank in range(ends)]
+    data = verify.Data(torch, Partner.device, 64, keys, 0, each=False)
+
+    class Others:
+        def reduce(self, tensor: Any) -> None:
+            tensor.copy_(pattern.expected(torch, tensor, keys))
+
+    others = Others()
+    for _ in range(3):
+        others.reduce(data.buffer)
+        data.check()
+    data.buffer.zero_()
+    data.settle(others)
+    assert (data.operations, data.wrong) == (4, None)
 
 
 def test_no_two_ends_send_the_same_data() -> None:

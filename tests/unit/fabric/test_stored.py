@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from preflight.errors import UsageError
 from preflight.fabric.digest import Digest, Standout
 from preflight.fabric.observed import Observed, Tried, observe
-from preflight.fabric.samples import End, Ladder, Moved, PairSamples, Sweep, Timing
+from preflight.fabric.samples import (
+    End,
+    InsideSamples,
+    Ladder,
+    Moved,
+    PairSamples,
+    Sweep,
+    Timing,
+)
 from preflight.fabric.stored import encode_observed, encode_sweep, opening, read_stored
 from preflight.report.offline import Told, json_schema
 from preflight.stages.measured import Measured
@@ -71,6 +80,26 @@ def test_both_forms_round_trip(tmp_path: Path, pack: Callable[[bytes], bytes]) -
     assert (long.form, long.sweep) == ("long", SWEPT)
     assert (short.form, short.sweep) == ("short", None)
     assert long.observed == short.observed == observe(SWEPT)
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        ([("h1", "h2")], "inside[0] ('h1').rails[0]: it is the account of 'h2', not of h1"),
+        ([("h1", "h1"), ("h1", "h1")], "inside[1] ('h1'): it stands twice there"),
+        ([("-x", "-x")], "inside: '-x' is no host name"),
+    ],
+)
+def test_what_goes_on_inside_of_nodes_is_read_and_held_to_itself(
+    tmp_path: Path, inside: list[tuple[str, str]], said: str
+) -> None:
+    """A node's own rails round trip; accounts of another node, or twice, are refused."""
+    rails = [InsideSamples(node, "gloo", (End(of, "measured"), None)) for node, of in inside]
+    whole = replace(SWEPT, inside=(InsideSamples("h1", "gloo", (End("h1", "measured"), None)),))
+    (tmp_path / "whole.json").write_bytes(encode_sweep(whole))
+    assert read_stored(tmp_path / "whole.json").sweep == whole
+    wrong = encode_sweep(replace(SWEPT, inside=tuple(rails)))
+    assert refused(tmp_path, wrong).startswith(said)
 
 
 def test_a_runs_folder_is_read(tmp_path: Path) -> None:

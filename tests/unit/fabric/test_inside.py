@@ -1,0 +1,246 @@
+"""Inside of a node: peers first, then promise and floor; the GPU is named where it shows itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from checks.test_fabric_intra_node import judge
+from preflight.fabric.judge import judge_sweep
+from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
+from preflight.fleet.model import Promise
+from preflight.verdict import Outcome
+from tests.unit.fabric.synthetic import hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preflight.fabric.samples import PairState
+    from preflight.fleet.model import Host
+    from preflight.verdict import Verdict
+
+SMALL, LARGE, RAILS = 8, 64 << 20, 4
+BUS = 2 * (RAILS - 1) / RAILS
+
+
+def node(
+    name: str, gbs: float, *, backend: str = "nccl", net: str = "P2P", latency_us: float = 20.0
+) -> InsideSamples:
+    """A node of four rails, all as fast: thirty operations of two sizes."""
+    large_us = LARGE * BUS / gbs / 1e3
+    timings = tuple(
+        Timing(at, (us,) * 30, (1.0,) * 30) for at, us in ((SMALL, latency_us), (LARGE, large_us))
+    )
+    end = End(name, "measured", timings, net=net)
+    return InsideSamples(name, backend, (end,) * RAILS)
+
+
+def broken(one: InsideSamples, *states: PairState, errors: Sequence[str] = ()) -> InsideSamples:
+    """The same with these states of its first rails, and what they say."""
+    errors = (*errors, *("Timed out waiting",) * len(states))
+    ends = [
+        end if end is None or state == "measured" else replace(end, state=state, error=error)
+        for end, state, error in zip(one.rails, states, errors, strict=False)
+    ]
+    return replace(one, rails=(*ends, *one.rails[len(ends) :]))
+
+
+def spiky(one: InsideSamples, rail: int, times: int, *, own_gap: bool) -> InsideSamples:
+    """So many operations took 50 ms on all rails but one, which began late or was as slow."""
+    spike_us = 50e3
+
+    def end(number: int, of: End | None) -> End:
+        assert of is not None
+        small, large = of.timings
+        late = own_gap and number == rail
+        took = (small.times_us[0] if late else spike_us,) * times + small.times_us[times:]
+        gaps = (spike_us if late else 1.0,) * times + small.gaps_us[times:]
+        return replace(of, timings=(replace(small, times_us=took, gaps_us=gaps), large))
+
+    return replace(one, rails=tuple(end(number, of) for number, of in enumerate(one.rails)))
+
+
+def verdicts(
+    insides: Sequence[InsideSamples], fleet: Sequence[Host], **more: object
+) -> dict[str, Verdict]:
+    """What the check says of each node of the fleet."""
+    ladder = (Ladder(SMALL, 1, 30), Ladder(LARGE, 1, 30))
+    sweep = replace(Sweep(ladder, (), (), inside=tuple(insides)), **more)
+    found = judge_sweep(sweep, fleet).inside
+    return {host.name: judge(host.name, found.get(host.name)) for host in fleet}
+
+
+def four(**odd: InsideSamples) -> list[InsideSamples]:
+    """h1 to h4 at 350 to 356 GB/s, but for those that are given."""
+    return [odd.get(f"h{n}", node(f"h{n}", 348.0 + 2 * n)) for n in (1, 2, 3, 4)]
+
+
+def test_a_node_slower_than_its_peers_is_named_with_both_numbers() -> None:
+    """15 % less than the others, over another way than theirs; the others are fine."""
+    said = verdicts(four(h3=node("h3", 300.0, net="SHM")), hosts(4))
+    assert {name for name, one in said.items() if one.outcome is not Outcome.OK} == {"h3"}
+    assert said["h3"].outcome is Outcome.FAIL
+    assert said["h3"].sentence == (
+        "300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s (0.9 of the "
+        "peers' median); carried by SHM, at its peers by P2P"
+    )
+    assert "h3" in said["h3"].advice
+    assert said["h1"].sentence == (
+        "350 GB/s at best at 64 MiB among 4 rails (limit 317 GB/s, 0.9 of the peers' median), 20 us"
+    )
+
+
+def test_small_messages_are_held_against_the_peers_too() -> None:
+    """Four times their latency at 8 B."""
+    said = verdicts(four(h2=node("h2", 350.0, latency_us=90.0)), hosts(4))
+    assert said["h2"].outcome is Outcome.FAIL
+    assert "90 us at 8 B among its 4 rails; peers' median 20 us, limit 60 us" in said["h2"].sentence
+
+
+def test_one_scattered_fleet_condemns_nobody() -> None:
+    """Where peers differ by a third among themselves, a third is no fault."""
+    speeds = (250.0, 300.0, 340.0, 380.0, 330.0)
+    said = verdicts([node(f"h{n}", gbs) for n, gbs in enumerate(speeds, 1)], hosts(5))
+    assert {one.outcome for one in said.values()} == {Outcome.OK}
+
+
+@pytest.mark.parametrize(
+    ("gbs", "promised", "backend", "outcome", "words"),
+    [
+        (5.0, None, "nccl", Outcome.OK, "limit 2 GB/s, shipped floor for nccl"),
+        (1.0, None, "nccl", Outcome.FAIL, "limit 2 GB/s (shipped floor for nccl)"),
+        (300.0, 340.0, "nccl", Outcome.FAIL, "limit 340 GB/s (promised in fleet.toml)"),
+        (300.0, None, "odd", Outcome.UNKNOWN, "no peers: 1 other nodes like it"),
+    ],
+)
+def test_without_peers_promise_and_floor_decide(
+    gbs: float, promised: float | None, backend: str, outcome: Outcome, words: str
+) -> None:
+    """Two nodes are each other's only peer, which is none."""
+    fleet = hosts(2, Promise(intra_node_min_gbs=promised, origin="fleet.toml"))
+    said = verdicts([node(name, gbs, backend=backend) for name in ("h1", "h2")], fleet)
+    assert (said["h1"].outcome, words in said["h1"].sentence) == (outcome, True)
+
+
+def test_peers_are_of_the_same_group() -> None:
+    """PCIe boxes beside NVLink boxes: each kind is compared with itself, or with the floor."""
+    fleet = hosts(5)
+    fleet[3:] = [replace(host, group="pcie") for host in fleet[3:]]
+    said = verdicts([node(f"h{n}", 20.0 if n > 3 else 350.0) for n in range(1, 6)], fleet)
+    assert {one.outcome for one in said.values()} == {Outcome.OK}
+
+
+ALL_CORRUPT: list[PairState] = ["corrupt"] * RAILS
+ALL_HUNG: list[PairState] = ["hung"] * RAILS
+WRONG = "8 B: element 3 came out as 0x1, must be 0x5; its own sum of the same data is {}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda one: broken(one, "measured", "corrupt", errors=("", WRONG.format("right"))),
+            "sums came out wrong on GPU 1 of h2 (GPU 1: 8 B: element 3",
+        ),
+        (
+            lambda one: broken(
+                one,
+                *ALL_CORRUPT,
+                errors=[
+                    WRONG.format("WRONG: it is this device" if n == 2 else "right")
+                    for n in range(4)
+                ],
+            ),
+            "sums came out wrong on GPU 2 of h2 (",
+        ),
+        (
+            lambda one: broken(one, *ALL_CORRUPT, errors=[WRONG.format("right")] * 4),
+            "sums came out wrong (GPU 0: 8 B",
+        ),
+        (
+            lambda one: broken(
+                one,
+                *ALL_HUNG,
+                errors=("Timed out", "its measuring process stood still for 6 s"),
+            ),
+            "the all-reduce among its 4 rails hung on GPU 1 of h2 (GPU 1: its measuring process",
+        ),
+        (
+            lambda one: replace(
+                broken(
+                    one,
+                    "absent",
+                    "absent",
+                    "absent",
+                    errors=["rail 3 of this node did not come"] * 3,
+                ),
+                rails=(*broken(one, "absent", "absent", "absent").rails[:3], None),
+            ),
+            "the all-reduce among its 4 rails never began on GPU 3 of h2 (GPU 3: it never",
+        ),
+        (
+            lambda one: broken(one, *ALL_HUNG),
+            "the all-reduce among its 4 rails hung (GPU 0: Timed out waiting)",
+        ),
+    ],
+)
+def test_the_gpu_is_named_where_it_shows_itself(
+    change: Callable[[InsideSamples], InsideSamples], words: str
+) -> None:
+    """Wrong data where they came out, who stood still, who never came; or else the node."""
+    said = verdicts(four(h2=change(node("h2", 350.0))), hosts(4))
+    assert said["h2"].outcome is Outcome.FAIL
+    assert said["h2"].sentence.startswith(words)
+    assert {one.outcome for name, one in said.items() if name != "h2"} == {Outcome.OK}
+
+
+def test_a_rail_that_keeps_the_others_waiting_is_flaky_and_named() -> None:
+    """Six late starts of rail 1 by its own clock; once it is the whole node, no rail is named."""
+    said = verdicts(four(h4=spiky(node("h4", 350.0), 1, 6, own_gap=True)), hosts(4))
+    assert said["h4"].outcome is Outcome.FLAKY
+    assert said["h4"].sentence == (
+        "6 of 60: GPU 1 of h4 kept the others waiting, up to 50 ms, by its own clock; at the worst "
+        "of its 3 peers none"
+    )
+    whole = verdicts(four(h4=spiky(node("h4", 350.0), 1, 6, own_gap=False)), hosts(4))["h4"]
+    assert "operations among the rails of h4 took up to 50 ms" in whole.sentence
+
+
+def test_what_peers_show_too_or_a_cpu_explains_is_no_fault() -> None:
+    """Few, or about as costly at a peer; on gloo, ranks that only waited for a CPU."""
+    odd = spiky(node("h4", 350.0), 1, 6, own_gap=True)
+    peer = spiky(node("h1", 350.0), 0, 2, own_gap=False)
+    few = spiky(node("h4", 350.0), 1, 3, own_gap=True)
+    for insides in (four(h4=odd, h1=peer), four(h4=few)):
+        assert verdicts(insides, hosts(4))["h4"].outcome is Outcome.OK
+
+    def waited(one: InsideSamples, by: float) -> InsideSamples:
+        moved = (Moved("cpu wait_s", by),)
+        ends = (replace(end, moved=moved) if end else None for end in one.rails)
+        return replace(one, backend="gloo", rails=tuple(ends))
+
+    gloo = [replace(one, backend="gloo") for one in four(h4=odd)]
+    assert verdicts([*gloo[:3], waited(odd, 0.001)], hosts(4))["h4"].outcome is Outcome.FLAKY
+    assert verdicts([*gloo[:3], waited(odd, 0.1)], hosts(4))["h4"].outcome is Outcome.OK
+
+
+def test_what_was_not_measured_says_why() -> None:
+    """One rail, left out, its time up, fallen out of the sweep: only the last one is a finding."""
+    said = verdicts(
+        [node("h1", 350.0), InsideSamples("h3", "nccl", (None,) * 4)],
+        hosts(4),
+        left_out={"h4": "busy: another run"},
+        troubles={"h3": "its agent was killed"},
+    )
+    assert {name: one.outcome for name, one in said.items()} == {
+        "h1": Outcome.OK,
+        "h2": Outcome.NOT_RUN,
+        "h3": Outcome.UNKNOWN,
+        "h4": Outcome.NOT_RUN,
+    }
+    assert said["h2"].sentence.startswith("it has one rail")
+    assert said["h3"].sentence == "h3 fell out of the sweep: its agent was killed"
+    late = verdicts([InsideSamples("h1", "nccl", (None,) * 4)], hosts(1), unfinished="time was up")
+    assert (late["h1"].outcome, late["h1"].sentence) == (Outcome.NOT_RUN, "time was up")
