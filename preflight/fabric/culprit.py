@@ -14,6 +14,11 @@ Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_co
 """`late`: the host began its operations late; the network was as fast as its peers'."""
 
 
+SecondLookSaid = Literal["", "none", "too_short", "counter_moved"]
+"""Why a clean second look does not acquit: there was none, it was shorter than what was first seen
+takes to come again, or a counter moved in it."""
+
+
 class Component(Struct, frozen=True, order=True):
     """One part, at the level at which it can be repaired or left out."""
 
@@ -46,6 +51,9 @@ class Found(Struct, frozen=True, kw_only=True):
     """Events per operation in the rest of the fabric."""
     strength: float = 0.0
     """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
+
+    second_look: SecondLookSaid = ""
+    """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
 
     @property
     def named(self) -> Component | None:

@@ -12,14 +12,20 @@ from preflight.fabric.blame import Blame
 from preflight.fabric.words import either, gbs, size, time_us
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
-    from preflight.fabric.culprit import Component, Found
+    from preflight.fabric.culprit import Component, Found, SecondLookSaid
     from preflight.fabric.observed import Observed
 
 _EVENTS = ("spikes", "late")
 _MOST_NAMES = 3
+_AGAIN: Mapping[SecondLookSaid, str] = {
+    "": "",
+    "none": "",
+    "too_short": "; measured again it was quiet, but too shortly to clear it",
+    "counter_moved": "; measured again it was quiet, but its counters moved",
+}
 
 
 def subtle(
@@ -68,7 +74,7 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
     part = one.named
     kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
     where = _where(one.among[0])
-    sentence = _said(one, seen) + _moved(one, observed)
+    sentence = _said(one, seen) + _moved(one, observed) + _AGAIN[one.second_look]
     if part is None:
         component, kind = either([_where(each) for each in one.among]), "unresolved"
         sentence += "; the samples do not tell these apart"

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
+from preflight.fabric.decoding.acquittal import SecondLook
 from preflight.fabric.decoding.events import watch
 from preflight.fabric.decoding.explain import Explained, explain
 from preflight.fabric.decoding.exposures import Exposures
@@ -84,6 +85,8 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
             found = [one for one in found if not _effect(one, fresh)]
             if not _known(fresh, found):
                 found.append(fresh)
+    if observed.retested:
+        found = _not_acquitted(found, observed)
     trials = _trials(found, observed)
     found = [_with_pairs(proven(one, observed, trials), trials) for one in found]
     return Findings(
@@ -91,6 +94,27 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
         systemic=_systemic(found, observed),
         doubted=tuple(dict.fromkeys(doubted)),
     )
+
+
+def _not_acquitted(found: Sequence[Found], observed: Observed) -> list[Found]:
+    """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
+    second = SecondLook(observed)
+    kept = list(found)
+    for one in find(second.first).found:
+        if one.symptom not in _EVENTS:
+            continue
+        left, among = second.kept(one), set(one.among)
+        if left is None:
+            kept = [
+                each
+                for each in kept
+                if each.named or each.symptom != one.symptom or not among.issuperset(each.among)
+            ]
+        elif not _known(left, kept) and not any(
+            each.symptom == one.symptom and among.intersection(each.among) for each in kept
+        ):
+            kept.append(left)
+    return kept
 
 
 def _trials(found: Sequence[Found], observed: Observed) -> Trials:
