@@ -300,6 +300,7 @@ class Run:
             catch_rate=self.settings.soak_rate,
             suspects=suspects,
             inside=self._looks_inside(selected),
+            stop_early=self.settings.fail_fast == "first",
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )

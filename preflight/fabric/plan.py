@@ -75,6 +75,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     seed: int = 1
     sysfs: str = "/sys"
     """On the nodes; elsewhere in tests."""
+    stop_early: bool = False
+    """Leave a size as soon as its spikes condemn the pair; else all iterations are wanted."""
     inside: bool = True
     """After the rounds, nodes with two rails or more all-reduce among their own."""
     ready_s: float = 45.0

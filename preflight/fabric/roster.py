@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from preflight.fabric.limits import limit
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds, repair
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 _SOME = 2
+_RAREST, _TIMES_USUAL = 1e-4, 10.0
+_WRONGLY, _MISSED = 1e-6, 1e-3
 
 
 class Roster(Struct, frozen=True, kw_only=True):
@@ -112,7 +116,21 @@ def go_order(
         "barrier_s": limits.barrier_s,
         "more": more,
         "inside": who.inside,
+        "condemn": _condemn(who.backend) if plan.stop_early else None,
     }
+
+
+def _condemn(backend: str) -> list[float] | None:
+    """Spikes of what length, how often is usual and how often is not, and the evidence wanted.
+
+    As Wald's sequential test has it: ten times as often as usual, wrongly in 1 of a million sizes,
+    missed in 1 of a thousand.
+    """
+    spike_us, usual = limit(backend, "spike_us"), limit(backend, "usual_events")
+    if spike_us is None or usual is None:
+        return None
+    usual = max(usual, _RAREST)
+    return [spike_us, usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
 
 
 def rung_order(rung: Ladder) -> list[int]:

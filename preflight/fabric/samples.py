@@ -39,6 +39,9 @@ class Timing(Struct, frozen=True):
     by a steady clock of that node."""
     check_us: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """How long checking the data between two iterations usually took: on top of each gap."""
+    stopped: Literal["", "time", "spikes"] = ""
+    """Why both ends left off before all iterations were done: it took too long, or (fail-fast
+    `first`) its spikes condemned the pair already."""
 
 
 class Moved(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from . import clocks, plan, verify
+from . import clocks, plan, stopping, verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,13 +116,34 @@ class Ladder:
             self._beat()
         clock.restart()
         clock.run(operation, data.check, min(LEAST, rung.iterations))
+        stopped = ""
         if rung.iterations > LEAST:
             affordable = int(box_s / max(clock.one_s(), 1e-6))
             more = self._agree(max(LEAST, min(rung.iterations, affordable))) - LEAST
-            clock.restart()
-            clock.run(operation, data.check, max(0, min(more, rung.iterations - LEAST)))
+            most_s = stopping.within_s(self._go, phase, box_s)
+            stopped = self._run_on(clock, operation, min(more, rung.iterations - LEAST), most_s)
         data.settle(self._group)
-        self.timings.append({"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)})
+        timing = {"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)}
+        self.timings.append(dict(timing, stopped=stopped))
+
+    def _run_on(
+        self, clock: clocks.Clock, operation: Callable[[], None], more: int, most_s: float
+    ) -> str:
+        """Do so many more, or as many as both ends want; say why they stopped, if they did."""
+        assert self.data is not None
+        every, begun = stopping.every(self.data.size_bytes), time.monotonic()
+        while more > 0:
+            part = min(more, every)
+            clock.restart()
+            clock.run(operation, self.data.check, part)
+            more -= part
+            if more > 0:
+                spent_s = time.monotonic() - begun
+                mine = stopping.wanted(clock.times_us, spent_s, most_s, self._go.condemn)
+                word = self._agree(mine)
+                if word != stopping.GO_ON:
+                    return stopping.WORDS.get(word, "")
+        return ""
 
     def _agree(self, mine: int) -> int:
         """The smaller of both ends' numbers."""

@@ -19,6 +19,16 @@ class Rung:
 
 
 @dataclass(frozen=True)
+class Condemn:
+    """When a size is proven bad: spikes as often as is unusual, by so many nats of evidence."""
+
+    spike_us: float
+    usual: float
+    unusual: float
+    nats: float
+
+
+@dataclass(frozen=True)
 class Turn:
     """The pair of one round: ends a and b, which of them we are, the partner's number."""
 
@@ -65,6 +75,8 @@ class Go:
     """Where NICs' counters are read; elsewhere in tests."""
     more: bool = False
     """After the last round, wait for more: suspects may be measured again."""
+    condemn: Condemn | None = None
+    """Leave a size as soon as its operations condemn the pair; None: all are wanted."""
     inside: bool = False
     """After the last round, this node's own rails all-reduce among themselves."""
 
@@ -113,7 +125,7 @@ def extended(go: Go, more: dict[str, Any]) -> Go:
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
-    soak = order.get("soak")
+    soak, condemn = order.get("soak"), order.get("condemn")
     turns = tuple(None if turn is None else Turn(**turn) for turn in order["turns"])
     if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
         raise ValueError("turns out of order")
@@ -121,5 +133,6 @@ def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
         order,
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
+        condemn=None if condemn is None else Condemn(*condemn),
         turns=turns,
     )

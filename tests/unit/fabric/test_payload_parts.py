@@ -102,6 +102,40 @@ def test_a_soak_follows_the_ladder_and_all_have_their_place_in_time() -> None:
     assert began[1] >= began[0] + spent_s[0]
 
 
+class Spiky(Partner):
+    """Holds one in five operations up for 10 ms, from the tenth on."""
+
+    def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
+        """Late now and then; never in what both ends agree on."""
+        super().reduce(tensor, smallest=smallest)
+        if not smallest and self.operations > 10 and self.operations % 5 == 0:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stopped", "times"),
+    [
+        ({}, "", 300),
+        ({"condemn": [8000.0, 0.01, 0.1, 13.8]}, "spikes", 67),
+        ({"condemn": [1e6, 0.01, 0.1, 13.8]}, "", 300),
+        ({"pair_s": 0.1}, "time", 67),
+    ],
+)
+def test_a_size_is_left_when_it_is_condemned_or_takes_too_long(
+    changes: dict[str, Any], stopped: str, times: int
+) -> None:
+    """Both ends look every 64 operations; the samples say why there are no more of them."""
+    go = plan.read({**GO, "ladder": [[64, 2, 300], [4096, 1, 5]], "pair_s": 60.0, **changes})
+    keys = [pattern.key(go.seed, 0, rank) for rank in (0, 1)]
+    spiky: Any = Spiky(None)
+    climbed = ladder.Ladder(torch, spiky, go, pattern.Ends(keys, 0), lambda *_: None)
+    climbed.climb(1e18, time.monotonic())
+    said = [(timing["stopped"], len(timing["times_us"])) for timing in climbed.timings]
+    assert said[0] == (stopped, times)
+    assert said[1:] == [("", 5)]
+    assert not climbed.spoilt
+
+
 @pytest.mark.parametrize(("flip_at", "seen"), [(1, 12), (12, 12), (40, 41), (41, 41)])
 def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
     """After many doublings in place bits are lost, so one more operation is made for it."""
