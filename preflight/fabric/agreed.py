@@ -23,20 +23,6 @@ OTHER_PLAN = (
     "it follows another plan than it was given (seed, sizes, rounds or deadlines differ), so what "
     "it measured does not count"
 )
-ADVICE = (
-    "look for another version of preflight installed on {0}, and at its memory (ECC); run again"
-)
-
-_NO_ROOM = ("No space left on device", "No usable temporary directory", "Disk quota exceeded")
-_MAKE_ROOM = "make room in /tmp, /var/tmp and /dev/shm of {0} (df -h, df -i); run again"
-
-
-def advice_on(name: str, error: str) -> str:
-    """What to do about a node that could not take part, where its error tells; else nothing."""
-    if error == OTHER_PLAN:
-        return ADVICE.format(name)
-    return _MAKE_ROOM.format(name) if any(each in error for each in _NO_ROOM) else ""
-
 
 _COMMON = (
     "run", "nodes", "rails", "backend", "seed", "meet_s", "op_s", "box_s", "pair_s", "soak_s",

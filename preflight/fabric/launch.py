@@ -9,57 +9,35 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from preflight.fabric.advice import advice_on
 from preflight.fabric.agents import Agents, Gone
-from preflight.fabric.agreed import Agreed, advice_on
+from preflight.fabric.agreed import Agreed
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import (
-    Busy,
-    Done,
-    Event,
-    InsideSeen,
-    Lapsed,
-    NoTorch,
-    PairSeen,
-    Ready,
-    Rest,
-    Store,
-    Trouble,
-)
+from preflight.fabric.cut_short import CutShort
+from preflight.fabric.events import Done, Event, InsideSeen, Lapsed, PairSeen, Rest, Store, Trouble
+from preflight.fabric.muster import Muster
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
 from preflight.fabric.roster import Roster, budget, go_order, roster
 from preflight.fabric.samples import Sweep
 from preflight.fabric.silence import Silence
-from preflight.transport.leased import LEASE_S, RENEW_S
+from preflight.transport.leased import LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.fabric.muster import Progress
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Rounds
     from preflight.fleet.model import Host
     from preflight.transport.leased import Talk
 
     Start = Callable[[Host, Mapping[str, object]], Talk]
-    Progress = Callable[[int, int, list[str]], None]
     Suspects = Callable[[Sweep], Rounds]
 
 _STORE_S = 15.0
-_STRAGGLER_S = 10.0
 _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
-
-_NOTHING_CAME = (
-    "look at the link and the load of {0}, and at how fast its Python is read (network file "
-    "system?); then run again"
-)
-_TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget SECONDS"
-_INTERRUPTED = "interrupted before it was measured"
-_STOOD_STILL = (
-    "preflight itself stood still for {0:.0f} s (stopped, or its machine slept), so the nodes left "
-    "as they should: nothing is known against them; run again"
-)
-_NO_TORCH = "name the job's Python with --preflight-python"
 
 
 def sweep(
@@ -114,147 +92,63 @@ class _Stage:
         self._hosts = {host.name: host for host in hosts}
         self._nonce = nonce
         self._began = time.monotonic()
-        self._ends = self._began + deadline_s
         self._deadline_s = deadline_s
         self._progress = progress
         self._suspects = suspects
-        self._ready: dict[str, Ready] = {}
-        self._out: dict[str, str] = {}
-        self._no_torch: set[str] = set()
-        self._advice: dict[str, str] = {}
-        self._excused: set[str] = set()
-        """Left out for what is no fault of theirs."""
-        self._unfinished = ""
-        self._who = roster(plan, {})
-        self._collected: Collected | None = None
         self._agreed = Agreed()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
+        self._cut = CutShort(self._began + deadline_s, self.agents.own)
+        self._muster = Muster(self._hosts, self.agents, self._cut)
+        self._who = roster(plan, {})
 
     def run(self, start: Start) -> Sweep:
         request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
-        self._gather()
+        self._muster.gather(self._plan.ready_s, self._progress)
         self._who, store = self._open_store()
-        if store is not None or self._unfinished:
-            self._collected = Collected(self._who)
-        if store is not None and self._collected is not None:
+        if store is not None or self._cut.why:
+            self._cut.collected = Collected(self._who)
+        if store is not None and self._cut.collected is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
-            self._collect(self._who, self._collected, budget(self._plan, self._who))
-            self._retest(self._collected)
-        return self._result(self._who, self._collected)
+            self._collect(self._who, self._cut.collected, budget(self._plan, self._who))
+            self._retest(self._cut.collected)
+        return self._result(self._who, self._cut.collected)
 
     def so_far(self) -> Sweep:
         """What was measured until an interrupt; nobody is blamed for what is missing."""
-        self._unfinished = _INTERRUPTED
-        if self._collected is None:
-            self._who = roster(self._plan, self._ready)
-            self._collected = Collected(self._who)
-        return self._result(self._who, self._collected)
-
-    def _time_is_up(self) -> bool:
-        """Say so; from then on the sweep is unfinished, unless only retests were under way."""
-        if time.monotonic() < self._ends:
-            return bool(self._unfinished)
-        if self._collected is not None and self._collected.retesting:
-            self._collected.cut = True
-        else:
-            self._unfinished = _TIME_UP
-        return True
-
-    def _our_fault(self, event: Event | Gone) -> bool:
-        """Whether a loss is explained by our own standing still; the sweep is unfinished then.
-
-        After a hole of about the lease all nodes leave, and their partners complain of them.
-        """
-        hole_s = self.agents.own.recent_s(LEASE_S)
-        bad = isinstance(event, Gone | Lapsed | Trouble) or (
-            isinstance(event, PairSeen) and event.state != "measured"
-        )
-        if not bad or hole_s < LEASE_S - RENEW_S - 1:
-            return False
-        if self._collected is not None and self._collected.retesting:
-            self._collected.cut = True
-        else:
-            self._unfinished = _STOOD_STILL.format(hole_s)
-        return True
-
-    def _gather(self) -> None:
-        """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
-        patience = min(self._ends, self._began + self._plan.ready_s)
-        while waiting := [n for n in self._hosts if n not in self._ready and n not in self._out]:
-            self._progress(len(self._hosts) - len(waiting), len(self._hosts), waiting)
-            said = self.agents.next(patience - time.monotonic())
-            if said is None:
-                break
-            name, event = said
-            if isinstance(event, Ready) and name in waiting:
-                self._ready[name] = event
-            elif name in waiting or name in self._ready:  # nobody was asked anything: its end
-                self._ready.pop(name, None)
-                self._leave_out(name, event)
-            if len(self._ready) * 2 >= len(self._hosts):
-                now = time.monotonic()
-                patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
-        for name in waiting:
-            if self._time_is_up():
-                self._out[name] = _TIME_UP
-                self._excused.add(name)
-                continue
-            self._out[name] = (
-                f"nothing came from it for {time.monotonic() - self._began:.0f} s, within which "
-                "its Python should have imported torch"
-            )
-            self._advice[name] = _NOTHING_CAME.format(name)
-            self.agents.dismiss(name)
-
-    def _leave_out(self, name: str, event: Event | Gone) -> None:
-        if isinstance(event, NoTorch):
-            self._out[name] = f"no usable torch in its Python: {event.error}"
-            self._no_torch.add(name)
-            self._advice[name] = _NO_TORCH
-        elif isinstance(event, Busy):
-            self._out[name] = f"busy: {event.error}"
-            self._excused.add(name)
-        elif self._our_fault(event):
-            self._out[name] = self._unfinished
-            self._excused.add(name)
-        elif isinstance(event, Gone):
-            self._out[name] = event.reason
-            self._advice[name] = event.advice
-        else:
-            self._out[name] = "it spoke out of turn"
-        self.agents.dismiss(name)
+        self._cut.interrupt()
+        if self._cut.collected is None:
+            self._who = roster(self._plan, self._muster.ready)
+            self._cut.collected = Collected(self._who)
+        return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the first node host the store; if it cannot, leave it out and ask the next."""
         while True:
-            who = roster(self._plan, self._ready)
-            if not who.enough or self._time_is_up():
+            who = roster(self._plan, self._muster.ready)
+            if not who.enough or self._cut.time_is_up():
                 return who, None
             host = who.names[0]
             self._order(who, host, None)
             port = self._await_store(host)
             if port is not None:
                 return who, (self._hosts[host].address, port)
-            if self._time_is_up():
+            if self._cut.time_is_up():
                 return who, None
-            self._out.setdefault(host, "it could not host the sweep's store")
-            self._ready.pop(host, None)
-            self.agents.dismiss(host)
+            self._muster.give_up_as_host(host)
 
     def _await_store(self, host: str) -> int | None:
-        patience = min(self._ends, time.monotonic() + _STORE_S)
+        patience = time.monotonic() + min(self._cut.left_s, _STORE_S)
         while (said := self.agents.next(patience - time.monotonic())) is not None:
             name, event = said
             if name == host and isinstance(event, Store):
                 return event.port
-            if name in self._ready:  # nobody else was asked anything, so this is its end
-                self._ready.pop(name)
-                self._leave_out(name, event)
+            if name in self._muster.ready:  # nobody else was asked anything, so this is its end
+                self._muster.leave_out(name, event)
                 if name == host:
                     return None
         return None
@@ -270,19 +164,19 @@ class _Stage:
     def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
         """Take accounts until all are through, or those who are not have had their time."""
         for name in who.names:
-            if name in self._out:  # it left between being counted in and the start
-                collected.lose(name, self._out.pop(name))
+            if name in self._muster.out:  # it left between being counted in and the start
+                collected.lose(name, self._muster.out.pop(name))
         quiet_s = self._plan.start_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
             self._progress(collected.accounts, collected.expected, waiting)
-            said = self.agents.next(min(patience, self._ends) - time.monotonic())
+            said = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
             if said is None:
-                if not self._time_is_up():
+                if not self._cut.time_is_up():
                     collected.give_up(waiting)
                 return
             name, event = said[0], self._agreed.held_to(said[1], who)
-            if not self._our_fault(event):
+            if not self._cut.our_fault(event):
                 self._take(name, event, who, collected)
             elif isinstance(event, Gone | Lapsed):
                 collected.excuse(name)
@@ -293,11 +187,11 @@ class _Stage:
     def _retest(self, collected: Collected) -> None:
         """Measure again whom `suspects` names, until it names nobody; whoever left stays out."""
         left = MOST_ROUNDS
-        while self._suspects is not None and not self._unfinished and not collected.cut:
+        while self._suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
             host = self._who.names[0]
             limits = longer(self._plan, self._who)
-            if host not in able or time.monotonic() + 2 * limits.barrier_s > self._ends:
+            if host not in able or self._cut.left_s < 2 * limits.barrier_s:
                 return
             there = [name for name in self._who.names if name in able]
             rounds = fitting(self._suspects(self._result(self._who, collected)), there, left)
@@ -349,22 +243,16 @@ class _Stage:
             self.agents.dismiss(name)
 
     def _result(self, who: Roster, collected: Collected | None) -> Sweep:
-        nobody = not self._ready and self._no_torch == set(self._hosts)
-        own = {**self._out, **who.unfit}
-        unfit = {name: why for name, why in own.items() if name not in self._excused}
         silence = collected.silence() if collected else Silence()
         return Sweep(
             ladder=self._plan.nccl if who.backend == "nccl" else self._plan.gloo,
             rounds=who.rounds if collected else (),
-            pairs=collected.pairs(self._unfinished) if collected else (),
-            left_out={**self._plan.left_out, **own},
-            troubles={
-                **({} if nobody else unfit),
-                **silence.culprits,
-            },
+            pairs=collected.pairs(self._cut.why) if collected else (),
+            left_out={**self._plan.left_out, **self._muster.out, **who.unfit},
+            troubles={**self._muster.troubles(who.unfit), **silence.culprits},
             waited=silence.victims,
-            advice={**self._advice, **(collected.advice if collected else {})},
-            unfinished=self._unfinished,
+            advice={**self._muster.advice, **(collected.advice if collected else {})},
+            unfinished=self._cut.why,
             seed=self._plan.seed,
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from preflight.errors import WireError
-from preflight.fabric.agreed import advice_on
+from preflight.fabric.advice import advice_on
 from preflight.fabric.collect import Collected
 from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.judge import judge_sweep

@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[3]
 _CONTROLLER = """
 import json
 from msgspec.structs import replace
-from preflight.fabric import launch
+from preflight.fabric import cut_short, launch
 from preflight.fabric.judge import judge_sweep
 from preflight.transport import leased
 from tests.unit.fabric.nodes import DEADLINE_S, Starter, fleet, plan
-launch.LEASE_S, launch.RENEW_S, leased.RENEW_S, leased.LOST_S = 5.0, 1.0, 1.0, 4.0
+launch.LEASE_S = cut_short.LEASE_S = 5.0
+cut_short.RENEW_S, leased.RENEW_S, leased.LOST_S = 1.0, 1.0, 4.0
 hosts = [replace(host, name="still-" + host.name) for host in fleet(3)]
 found = launch.sweep(
     plan(hosts, long_s=2.5), hosts, Starter({}), nonce="still", deadline_s=DEADLINE_S,

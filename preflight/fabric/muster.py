@@ -1,0 +1,111 @@
+"""Who can take part in a sweep, and why the others cannot: all are asked at once, with patience."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from preflight.fabric.agents import Gone
+from preflight.fabric.cut_short import TIME_UP
+from preflight.fabric.events import Busy, NoTorch, Ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from preflight.fabric.agents import Agents
+    from preflight.fabric.cut_short import CutShort
+    from preflight.fabric.events import Event
+
+    Progress = Callable[[int, int, list[str]], None]
+
+_STRAGGLER_S = 10.0
+_NOTHING_CAME = (
+    "look at the link and the load of {0}, and at how fast its Python is read (network file "
+    "system?); then run again"
+)
+_NO_TORCH = "name the job's Python with --preflight-python"
+
+
+class Muster:
+    """The nodes that are ready, and what is known of those that are not."""
+
+    def __init__(self, names: Iterable[str], agents: Agents, cut: CutShort) -> None:
+        self.ready: dict[str, Ready] = {}
+        self.out: dict[str, str] = {}
+        """Node name → why it may not take part."""
+        self.advice: dict[str, str] = {}
+        self._names = list(names)
+        self._agents = agents
+        self._cut = cut
+        self._began = time.monotonic()
+        self._no_torch: set[str] = set()
+        self._excused: set[str] = set()
+        """Left out for what is no fault of theirs."""
+
+    def gather(self, within_s: float, progress: Progress) -> None:
+        """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
+        patience = min(self._cut.ends, self._began + within_s)
+        while waiting := [n for n in self._names if n not in self.ready and n not in self.out]:
+            progress(len(self._names) - len(waiting), len(self._names), waiting)
+            said = self._agents.next(patience - time.monotonic())
+            if said is None:
+                break
+            name, event = said
+            if isinstance(event, Ready) and name in waiting:
+                self.ready[name] = event
+            elif name in waiting or name in self.ready:  # nobody was asked anything: its end
+                self.leave_out(name, event)
+            if len(self.ready) * 2 >= len(self._names):
+                now = time.monotonic()
+                patience = min(patience, now + _STRAGGLER_S + 2 * (now - self._began))
+        for name in waiting:
+            self._never_came(name)
+
+    def leave_out(self, name: str, event: Event | Gone) -> None:
+        """Do without a node, for what it said or for how it ended."""
+        self.ready.pop(name, None)
+        if isinstance(event, NoTorch):
+            self.out[name] = f"no usable torch in its Python: {event.error}"
+            self._no_torch.add(name)
+            self.advice[name] = _NO_TORCH
+        elif isinstance(event, Busy):
+            self._excuse(name, f"busy: {event.error}")
+        elif self._cut.our_fault(event):
+            self._excuse(name, self._cut.why)
+        elif isinstance(event, Gone):
+            self.out[name] = event.reason
+            self.advice[name] = event.advice
+        else:
+            self.out[name] = "it spoke out of turn"
+        self._agents.dismiss(name)
+
+    def give_up_as_host(self, name: str) -> None:
+        """Do without the node that was to host the store, unless it has said why already."""
+        self.ready.pop(name, None)
+        self.out.setdefault(name, "it could not host the sweep's store")
+        self._agents.dismiss(name)
+
+    def troubles(self, unfit: dict[str, str]) -> dict[str, str]:
+        """What is held against nodes that were left out; nothing when nobody has a torch.
+
+        `unfit`: those who were ready and do not fit in with the others.
+        """
+        if not self.ready and self._no_torch == set(self._names):
+            return {}
+        own = {**self.out, **unfit}
+        return {name: why for name, why in own.items() if name not in self._excused}
+
+    def _never_came(self, name: str) -> None:
+        if self._cut.time_is_up():
+            self._excuse(name, TIME_UP)
+            return
+        self.out[name] = (
+            f"nothing came from it for {time.monotonic() - self._began:.0f} s, within which "
+            "its Python should have imported torch"
+        )
+        self.advice[name] = _NOTHING_CAME.format(name)
+        self._agents.dismiss(name)
+
+    def _excuse(self, name: str, why: str) -> None:
+        self.out[name] = why
+        self._excused.add(name)
