@@ -172,6 +172,7 @@ def _searches(observed: Observed) -> Iterator[_Search]:
             most=number(backend, "burst_nats"),
             effect=number(backend, "event_effect"),
             usual=number(backend, "usual_events"),
+            scatter=number(backend, "event_scatter"),
             alone=symptom == "late",
         )
         yield _counting(symptom, counted, observed, rates, SHARE)

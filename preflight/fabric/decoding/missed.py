@@ -92,6 +92,7 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
         most=number(backend, "burst_nats"),
         effect=number(backend, "event_effect"),
         usual=number(backend, "usual_events"),
+        scatter=number(backend, "event_scatter"),
     )
     effect = -math.log(1 - number(backend, "slow_effect"))
     timed = log_times(met, observed.leaves, of_the_wire, effect)

@@ -54,6 +54,7 @@ class Rates:
         most: float = math.inf,
         effect: float = 0.0,
         usual: float = LEAST_RATE,
+        scatter: float = 1.0,
         alone: bool = False,
         never: bool = False,
     ) -> None:
@@ -61,11 +62,13 @@ class Rates:
 
         `effect`: added events per operation that anybody would mind.
         `usual`: events per operation that healthy fabrics of this kind are known to have.
+        `scatter`: by how much counts of healthy pairs are known to scatter more than Poisson's law.
         `alone`: what happened is proven by the part's own clock; peers only say how usual it is.
         `never`: a healthy fabric has none at all (a wrong sum), so that one is proof enough.
         """
         self._most = most
         self._effect = effect
+        self._least_scatter = scatter
         self._usual = max(LEAST_RATE, usual)
         self._least_peers = 1 if alone or never else LEAST_PEERS
         self._never = never
@@ -76,7 +79,7 @@ class Rates:
         self._watched = sum(self._operations)
         self._left = float(sum(self._events))
         """Events that no accepted fault explains."""
-        self._dispersion = _dispersion(self._events, self._known, self._operations)
+        self._dispersion = max(scatter, _dispersion(self._events, self._known, self._operations))
         self._aside: frozenset[int] = frozenset()
 
     @property
@@ -212,12 +215,14 @@ class Rates:
         rest = [number for number in range(len(self._events)) if number not in own]
         if len(rest) < _FEW_PEERS:
             free = max(1, len(rest) + len(through) - 2)
-            return max(1.0, (self._pearson(rest) + self._pearson(through)) / free)
-        return _dispersion(
-            [self._events[number] for number in rest],
-            [self._known[number] for number in rest],
-            [self._operations[number] for number in rest],
-        )
+            found = (self._pearson(rest) + self._pearson(through)) / free
+        else:
+            found = _dispersion(
+                [self._events[number] for number in rest],
+                [self._known[number] for number in rest],
+                [self._operations[number] for number in rest],
+            )
+        return max(self._least_scatter, found)
 
     def _pearson(self, some: Sequence[int]) -> float:
         """Squared distances from one rate for all of these, each in units of Poisson's law."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.stats.quantiles import median
@@ -26,7 +25,7 @@ _DEGREES = 8.0
 _HOT = 3.0
 _LEAST_PEERS = 3
 _MANY_PEERS = 200
-_FEW_PEERS = 10
+_FEW_PEERS, _ENOUGH_PEERS = 10, 20
 _NORMAL = 1.4826  # from a median absolute deviation to a normal distribution's standard deviation
 _RANGE = 1.7  # from the range of three normal values to their standard deviation
 _DENSE = 0.4
@@ -131,7 +130,7 @@ class Shifts:
         if len(rest) < _LEAST_PEERS:
             return None
         base = self._base_of(rest)
-        if len(rest) >= _FEW_PEERS:
+        if len(rest) >= _ENOUGH_PEERS:
             return base
         # Few agree by chance: those that go through the part tell of the scatter as well.
         logs = [self._logs[number] for number in through]
@@ -146,7 +145,7 @@ class Shifts:
             middle = median(ranked)
             spread = (ranked[-1] - ranked[0]) / _RANGE
         else:
-            middle = _densest(ranked)
+            middle = _densest(ranked, self._effect)
             spread = 0.0
         below = [middle - log for log in reversed(ranked[: bisect_right(ranked, middle)])]
         scatter = _NORMAL * median(below)
@@ -159,19 +158,22 @@ def _lower_median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _densest(ranked: Sequence[float]) -> float:
+def _densest(ranked: Sequence[float], apart: float) -> float:
     """The median of the densest two fifths: typical even where most pairs touch a slow node.
 
-    Faults only slow down: where as many are faster than those, they are the healthy ones.
+    Faults only slow down: where as many are faster, `apart` or more, those are the healthy ones.
     """
     wide = math.ceil(_DENSE * len(ranked))
-    last = len(ranked)
-    widths = list(map(sub, ranked[wide - 1 :], ranked))
-    while True:
-        start = min(range(last - wide + 1), key=widths.__getitem__)
-        if start < wide:
-            return median(ranked[start : start + wide])
-        last = start
+    middle = _of_densest(ranked, wide)
+    while len(faster := [log for log in ranked if log < middle - apart]) >= wide:
+        middle = _of_densest(faster, wide)
+    return middle
+
+
+def _of_densest(ranked: Sequence[float], wide: int) -> float:
+    starts = range(len(ranked) - wide + 1)
+    start = min(starts, key=lambda at: ranked[at + wide - 1] - ranked[at])
+    return median(ranked[start : start + wide])
 
 
 def surprise(scales: float) -> float:
