@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.fabric.blame import Blame
-from preflight.fabric.compare import Bound, Seen
+from preflight.fabric.compare import Seen
 from preflight.fabric.decoding import find
 from preflight.fabric.measure import Summary
 from preflight.fabric.subtle import subtle
 from preflight.fabric.words import either
+from preflight.fabric.yardstick import Bound
 from preflight.ledger import Entry
 from preflight.report.picture.accused import accused
 from preflight.report.picture.ratios import cells

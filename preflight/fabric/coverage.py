@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.choosing import reserved
-from preflight.fabric.compare import speed_key
 from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.planner import frame_of_fleet
+from preflight.fabric.yardstick import speed_key
 from preflight.history.past import Cost, Done, Past
 from preflight.stats.quantiles import median
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.compare import PLATFORM_FROM, speed_key
 from preflight.fabric.coverage import KEPT_RUNS, after
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import Planned, plan
 from preflight.fabric.samples import End, Ladder, PairSamples
+from preflight.fabric.yardstick import PLATFORM_FROM, speed_key
 from preflight.fleet.baselines import LINKS, baselines, rail_floor
 from preflight.fleet.model import Promise
 from preflight.history.past import Past
