@@ -46,11 +46,13 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     if store is None:
         server = _host_store(go.address)
         store = (go.address, server.port)
-        shared.host(go, store, orders.shared)
         emit({"event": "store", "port": server.port})
+    _sweep(go, store, emit, request.get("seat"), orders.more)
+    # Only now: a fork while another thread is inside of torch could take its locks along, for ever.
+    if server is not None:
+        shared.host(go, store, orders.shared)
     else:
         shared.follow(go, store, kept)
-    _sweep(go, store, emit, request.get("seat"), orders.more)
     threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
 
