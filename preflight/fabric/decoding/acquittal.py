@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.fabric.decoding.events import watch
-from preflight.fabric.decoding.meetings import meetings
 from preflight.fabric.decoding.numbers import number
 from preflight.fabric.decoding.parts import ALL_RAILS
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.culprit import Component, Found, SecondLookSaid
     from preflight.fabric.decoding.events import Watched
+    from preflight.fabric.decoding.meetings import Meetings
     from preflight.fabric.decoding.parts import Place
     from preflight.fabric.observed import Observed
 
@@ -41,11 +41,13 @@ class _Look(NamedTuple):
 class SecondLook:
     """The scheduled rounds and the retests of one fabric, apart."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, met: Meetings) -> None:
+        """`met`: the meetings of both, which all operations are held against."""
         self._observed = observed
-        self.first = _rounds(observed, again=False)
-        """All that was seen before anybody was measured again."""
-        self._watched = (_watched(self.first), _watched(_rounds(observed, again=True)))
+        least_us, border = number(observed.backend, "spike_us"), observed.retested
+        self.first = watch(met.only(again=False, border=border), least_us)
+        """What was seen before anybody was measured again."""
+        self._again = watch(met.only(again=True, border=border), least_us)
 
     def kept(self, one: Found) -> Found | None:
         """A finding of events in the first rounds, told with all samples; None: it is acquitted.
@@ -79,8 +81,8 @@ class SecondLook:
         return "" if _at_most(again.events, expected) <= 1 - POWER else "too_short"
 
     def _looks(self, part: Component, one: Found) -> tuple[_Look, _Look]:
-        first, again = (_look(each, part, late=one.symptom == "late") for each in self._watched)
-        return first, again
+        late = one.symptom == "late"
+        return _look(self.first, part, late=late), _look(self._again, part, late=late)
 
     def _confesses(self, part: Component) -> bool:
         again = (one for one in self._observed.tried if one.round >= self._observed.retested)
@@ -93,20 +95,6 @@ class SecondLook:
             for each in theirs
         )
         return any(not each.name.startswith(_ALSO_HEALTHY) for each in moved)
-
-
-def _rounds(observed: Observed, *, again: bool) -> Observed:
-    border = observed.retested
-    return replace(
-        observed,
-        tried=tuple(one for one in observed.tried if (one.round >= border) == again),
-        digests=tuple(one for one in observed.digests if (one.round >= border) == again),
-        retested=0,
-    )
-
-
-def _watched(observed: Observed) -> Watched:
-    return watch(meetings(observed), number(observed.backend, "spike_us"))
 
 
 def _look(watched: Watched, part: Component, *, late: bool) -> _Look:

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from preflight.fabric.culprit import Symptom
+    from preflight.fabric.decoding.events import Watched
     from preflight.fabric.decoding.explain import Accepted
     from preflight.fabric.decoding.logtimes import LogTimes
+    from preflight.fabric.decoding.meetings import Meetings
     from preflight.fabric.observed import Observed
 
 
@@ -78,7 +80,8 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     """
     found = failures(observed, too_slow)
     doubted: list[Component] = []
-    for search in _searches(observed):
+    met = meetings(observed)
+    for search in _searches(observed, met):
         doubted += [search.parts.component(key) for key in search.explained.doubted]
         for one in search.explained.accepted:
             fresh = _found(search, one)
@@ -86,7 +89,7 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
             if not _known(fresh, found):
                 found.append(fresh)
     if observed.retested:
-        found = _not_acquitted(found, observed)
+        found = _not_acquitted(found, observed, met)
     trials = _trials(found, observed)
     found = [_with_pairs(proven(one, observed, trials), trials) for one in found]
     return Findings(
@@ -96,13 +99,11 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
     )
 
 
-def _not_acquitted(found: Sequence[Found], observed: Observed) -> list[Found]:
+def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) -> list[Found]:
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
-    second = SecondLook(observed)
+    second = SecondLook(observed, met)
     kept = list(found)
-    for one in find(second.first).found:
-        if one.symptom not in _EVENTS:
-            continue
+    for one in _seen_first(second.first, observed):
         left, among = second.kept(one), set(one.among)
         if left is None:
             kept = [
@@ -115,6 +116,15 @@ def _not_acquitted(found: Sequence[Found], observed: Observed) -> list[Found]:
         ):
             kept.append(left)
     return kept
+
+
+def _seen_first(first: Watched, observed: Observed) -> list[Found]:
+    """The events by which the scheduled rounds alone would have named somebody."""
+    found: list[Found] = []
+    for search in _events(first, observed):
+        fresh = (_found(search, one) for one in search.explained.accepted)
+        found += [one for one in fresh if not _known(one, found)]
+    return found
 
 
 def _trials(found: Sequence[Found], observed: Observed) -> Trials:
@@ -148,20 +158,23 @@ class _Search(NamedTuple):
     counted: Exposures | None = None
 
 
-def _searches(observed: Observed) -> Iterator[_Search]:
+def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
     """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
     yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     backend, leaves = observed.backend, observed.leaves
-    met = meetings(observed)
     effect = -math.log(1 - number(backend, "slow_effect"))
     floor = number(backend, "bandwidth_scatter")
     yield _shifting("slow", log_times(met, leaves, of_the_wire, effect), observed, effect, floor)
     effect = math.log1p(number(backend, "latency_effect"))
     floor = number(backend, "latency_scatter")
     yield _shifting("latency", log_times(met, leaves, of_latency, effect), observed, effect, floor)
-    watched = watch(met, number(backend, "spike_us"))
-    # A host that is late makes its partners wait, and some of that looks like the wire's.
+    yield from _events(watch(met, number(backend, "spike_us")), observed)
+
+
+def _events(watched: Watched, observed: Observed) -> Iterator[_Search]:
+    """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
+    backend = observed.backend
     events: tuple[tuple[Symptom, Exposures], ...] = (
         ("late", watched.late),
         ("spikes", watched.wire),

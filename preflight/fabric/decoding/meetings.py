@@ -33,6 +33,7 @@ class Meetings(NamedTuple):
     """Who met on which rail, in order of first appearance, and what was measured then."""
 
     places: list[Place]
+    rounds: list[int]
     operations: list[int]
     """Of all sizes together, and so are their seconds."""
     loaded_s: list[float]
@@ -41,6 +42,12 @@ class Meetings(NamedTuple):
     columns: dict[Kind, Column]
     standing_out: list[tuple[int, Digest]]
     """Digests in which any operation did, with the row of each."""
+
+    def only(self, *, again: bool, border: int) -> Meetings:
+        """The same, met together only from round `border` on (`again`), or only before."""
+        rounds = self.rounds
+        together = [rows for rows in self.together if (rounds[rows[0]] >= border) == again]
+        return self._replace(together=together)
 
 
 def meetings(observed: Observed) -> Meetings:
@@ -66,7 +73,8 @@ def meetings(observed: Observed) -> Meetings:
         if digest.standouts:
             standing_out.append((row, digest))
     places = [Place(a, b, rail) for a, b, rail, _ in rows]
-    return Meetings(places, operations, loaded_s, _together(rows), columns, standing_out)
+    rounds = [number for _, _, _, number in rows]
+    return Meetings(places, rounds, operations, loaded_s, _together(rows), columns, standing_out)
 
 
 def usable(observed: Observed) -> Iterator[Digest]:

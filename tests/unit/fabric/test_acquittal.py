@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.acquittal import SecondLook
+from preflight.fabric.decoding.meetings import meetings
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 
@@ -30,15 +31,20 @@ def looked_again(times: int) -> Observed:
     ).observed()
 
 
+def second_look(observed: Observed) -> Found | None:
+    """What is left of the finding after it."""
+    return SecondLook(observed, meetings(observed)).kept(SEEN)
+
+
 def test_a_long_clean_look_acquits() -> None:
     """Seven times what one round measured: at the rate first seen five events were due."""
-    assert SecondLook(looked_again(7)).kept(SEEN) is None
+    assert second_look(looked_again(7)) is None
 
 
 @pytest.mark.parametrize("times", [1, 2, 6])
 def test_a_short_clean_look_leaves_it_flaky(times: int) -> None:
     """Less than 4.6 events were due, so that none is no proof; all samples are counted."""
-    kept = SecondLook(looked_again(times)).kept(SEEN)
+    kept = second_look(looked_again(times))
     assert kept is not None
     assert kept.second_look == "too_short"
     assert (kept.events, kept.operations) == (5, 42_000 + times * 6_000)
@@ -52,7 +58,7 @@ def test_a_counter_that_moved_meanwhile_is_no_clean_look() -> None:
             replace(one, moved_b=(Moved(name, 3),)) if one.round >= seen.retested else one
             for one in seen.tried
         )
-        kept = SecondLook(replace(seen, tried=tried)).kept(SEEN)
+        kept = second_look(replace(seen, tried=tried))
         assert (kept.second_look if kept is not None else None) == said
 
 
@@ -62,7 +68,7 @@ def test_who_was_not_looked_at_again_is_not_cleared_nor_named_for_that() -> None
     only = tuple(one for one in seen.tried if one.round < seen.retested or "n5" in (one.a, one.b))
     met = {(one.a, one.b, one.round) for one in only}
     digests = tuple(one for one in seen.digests if (one.a, one.b, one.round) in met)
-    kept = SecondLook(replace(seen, tried=only, digests=digests)).kept(SEEN)
+    kept = second_look(replace(seen, tried=only, digests=digests))
     assert kept is not None
     assert (kept.among, kept.second_look) == (SEEN.among, "none")
 
