@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.fabric.plan import GLOO
-from preflight.fabric.samples import End, PairSamples, Sweep, Timing
+from preflight.fabric.samples import End, InsideSamples, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.facts.node import Reach
 from preflight.facts.ports import Attempt, MasterPort, Ports
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 NONCE = "00" * 16
 MASTER_PORT = 29500
 _GPUS = 8
+_INSIDE = 2
+"""Rails that all-reduce inside of a node; more would only make the file larger."""
 _LACKS_GPU_EVERY, _SLOW_EVERY = 200, 250
 _LATENCY_US, _GBS = 180.0, 1.2
 """A healthy gloo pair, as measured between hosts of the lab."""
@@ -125,7 +127,11 @@ def _sweep(nodes: Sequence[str], rounds: Rounds) -> Sweep:
         for number, around in enumerate(rounds)
         for pair in around
     ]
-    return Sweep(ladder=GLOO, rounds=rounds, pairs=tuple(pairs), seconds=20.0)
+    inside = tuple(
+        InsideSamples(name, "gloo", tuple(_end(name, dice, slow=False) for _ in range(_INSIDE)))
+        for name in nodes
+    )
+    return Sweep(ladder=GLOO, rounds=rounds, pairs=tuple(pairs), seconds=20.0, inside=inside)
 
 
 def _end(name: str, dice: random.Random, *, slow: bool) -> End:
