@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight import handover
 from preflight.errors import UsageError
+from preflight.fabric.stored.sane import refuse_absurd_sweep
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.outcome import Outputs
@@ -183,8 +184,14 @@ def _replayed(path: str | None) -> Measured | None:
     if path is None:
         return None
     try:
-        return Measured.decode(read_regular(Path(path).expanduser(), LARGEST))
+        measured = Measured.decode(read_regular(Path(path).expanduser(), LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"cannot read the measurements {path}: {error}; give the measured.json of a run"
         ) from error
+    if measured.sweep is not None:
+        try:
+            refuse_absurd_sweep(measured.sweep)
+        except UsageError as error:
+            raise UsageError(f"{path}: sweep.{error}") from error
+    return measured

@@ -28,7 +28,7 @@ _WIDTH = 100
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 0 nobody is blamed, 1 somebody is, 3 not all was judged, 5 no pairs.
+    """Print the findings; 0 nobody is blamed, 1 somebody is, 3 not all was judged, 5 no times.
 
     UsageError (exit 4) for samples that cannot be used.
     """
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(encode(told))
     elif told.exit == EMPTY:
-        sys.stdout.write(f"{told.samples}: no pair was tried, there is nothing to judge\n")
+        lacking = f"of {told.pairs} pairs none has times" if told.pairs else "no pair was tried"
+        sys.stdout.write(f"{told.samples}: {lacking}, there is nothing to judge\n")
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))

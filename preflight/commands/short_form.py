@@ -30,9 +30,12 @@ CHECK = "fabric.allreduce"
 
 FINE = ok("as its peers")
 STOPPED = not_run("it had no turn", stopped=True)
+UNTIMED = not_run("none of its times is stored", stopped=True)
 
 _SHARED = "one shared cause is likelier than that many faults; drain none for this"
 _APART = "check what lies between {0}: cables, switch ports, routes; keep them in different jobs"
+_TIMELESS = ("measured", "not_run")
+"""States that say nothing good of a pair without its times."""
 _FAILED: Mapping[Symptom, tuple[str, str]] = {
     "hung": ("all-reduces hung", "look at {0} for stopped or D-state processes and at its link"),
     "no_connect": ("no connection came about", "check firewall, route and interface of {0}"),
@@ -96,7 +99,9 @@ def _seen(cell: Cell) -> Seen:
 
 def _entries(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
     rest = {(one.a, one.b): STOPPED for one in observed.tried}
-    rest |= {(one.a, one.b): FINE for one in observed.tried if one.state != "not_run"}
+    rest |= {(one.a, one.b): UNTIMED for one in observed.tried if one.state == "measured"}
+    rest |= {(one.a, one.b): FINE for one in observed.tried if one.state not in _TIMELESS}
+    rest |= {(one.a, one.b): FINE for one in observed.digests}
     known = {f"{a}-{b}": (a, b) for a, b in rest}
     for blame in blames:
         verdict = _verdict(blame)

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from preflight.fabric.blame import Blame
     from preflight.fabric.stored import Stored
     from preflight.fleet.model import Host
+    from preflight.ledger import Entry
+    from preflight.report.ready import Readiness
 
-EMPTY = 5
-"""The exit code where there was nothing to judge."""
+BLAMED, EMPTY = 1, 5
+"""The exit codes where somebody is blamed, and where there was nothing to judge."""
 
 
 def judge_stored(stored: Stored, hosts: Sequence[Host]) -> Judged:
@@ -42,9 +44,7 @@ def tell(stored: Stored, judged: Judged) -> Told:
         samples=str(stored.path),
         form=stored.form,
         run=stored.run,
-        exit=exit_code(entries, ready, strict=False, need=None)
-        if observed.tried or entries
-        else EMPTY,
+        exit=_exit(stored, entries, ready),
         backend=observed.backend,
         nodes=names,
         leaves=len(set(observed.leaves.values())),
@@ -58,6 +58,12 @@ def tell(stored: Stored, judged: Judged) -> Told:
         blames=tuple(map(_row, judged.blames)),
         notes=(*judged.systemic.values(), *judged.notes),
     )
+
+
+def _exit(stored: Stored, entries: Sequence[Entry], ready: Readiness) -> int:
+    """As a run's; but where nothing was measured, that nobody is blamed clears nobody."""
+    code = exit_code(entries, ready, strict=False, need=None)
+    return code if code == BLAMED or stored.observed.digests else EMPTY
 
 
 def _row(one: Blame) -> BlameRow:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.fabric.observed import observe
 from preflight.fabric.samples import End
 from preflight.fabric.stored import encode_observed, encode_sweep
 from preflight.stages.measured import Measured
@@ -165,6 +166,18 @@ def test_a_run_that_swept_nothing_has_nobody_to_blame(tmp_path: Path) -> None:
     told = blame(tmp_path, as_json=False)
     assert told.exit == 5
     assert "no pair was tried" in told.out
+
+
+def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
+    """A short form without any digest has nothing to judge; one pair without is not judged."""
+    observed = observe(HEALTHY)
+    none = stored(tmp_path, encode_observed(replace(observed, digests=())))
+    told = blame(none, as_json=False)
+    assert told.exit == 5
+    assert "of 10 pairs none has times, there is nothing to judge" in told.out
+    lacking = [one for one in observed.digests if (one.a, one.b) != ("h1", "h5")]
+    some = stored(tmp_path, encode_observed(replace(observed, digests=tuple(lacking))))
+    assert blame(some).exit == 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.stages.measured import Measured
+from tests.unit.fabric.synthetic import hosts, sweep
+
 if TYPE_CHECKING:
     from tests.stories.here import Here
 
@@ -93,3 +96,16 @@ def test_only_a_plain_file_is_replayed(here: Here) -> None:
         told = here.judge(f"--preflight-replay={path}")
         assert told.exit == 4
         assert "give the measured.json of a run" in told.err
+
+
+def test_measurements_that_cannot_be_are_refused(here: Here) -> None:
+    """A timing without times in a measured.json: exit 4, the file and the place, no traceback."""
+    swept = sweep(hosts(2), lambda *_: 1.0)
+    measured = json.loads(Measured(nonce="ab", sweep=swept).encode())
+    measured["sweep"]["pairs"][0]["first"]["timings"][0].update(times_us=[], gaps_us=[])
+    path = here.folder / "odd.json"
+    path.write_text(json.dumps(measured))
+    told = here.judge(f"--preflight-replay={path}")
+    assert told.exit == 4
+    assert "odd.json: sweep.pairs[0] ('h1-h2').first.timings[0]: it has no times" in told.err
+    assert "Traceback" not in told.out + told.err

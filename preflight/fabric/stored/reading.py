@@ -28,7 +28,11 @@ _LOOKED_AT = 64 << 20
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 20
-_ENTRIES = (('"rounds":', '"pairs":['), ('"tried":', '"digests":['))
+_ENTRIES = (("rounds", "pairs"), ("tried", "digests"))
+_CUT = re.compile(rb"(?<=[\s:,\[])(-?[\d.eE+-]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\Z")
+"""What may be the first part of a number or a word that went on."""
+_LONGEST = 64
+"""Bytes at the end in which such a part is looked for."""
 _BLANK = re.compile(r"[\s,]*")
 
 
@@ -80,25 +84,34 @@ def _broken(content: bytes, reason: str) -> str:
     """Say where it is no JSON, and how much of it was still sound."""
     place = _BYTE.search(reason)
     if place is None:
-        return (
-            f"it ends in the middle, after {len(content):,} bytes: {_readable(content)}; "
-            "copy it again from where it was written"
-        )
+        return _ends(content, content)
     at = int(place[1])
+    cut = _CUT.search(content[-_LONGEST:])
+    whole = len(content) - len(cut[0]) if cut else len(content)
+    if at >= whole:
+        return _ends(content, content[:whole])
     around = content[max(0, at - _AROUND) : at + _AROUND]
     return f"no JSON at byte {at:,}, near {around!a}: {_readable(content[:at])}; write it again"
+
+
+def _ends(content: bytes, sound: bytes) -> str:
+    return (
+        f"it ends in the middle, after {len(content):,} bytes: {_readable(sound)}; "
+        "copy it again from where it was written"
+    )
 
 
 def _readable(content: bytes) -> str:
     """How many entries stand whole before the damage, and which is the last."""
     text = content[:_LOOKED_AT].decode("utf-8", "replace")
-    for before, start in _ENTRIES:
-        at = text.find(start, max(0, text.find(before)))
-        if at >= 0:
-            count, last = _whole(text, at + len(start))
+    for before, entries in _ENTRIES:
+        ahead = re.search(rf'"{before}"\s*:', text)
+        start = re.compile(rf'"{entries}"\s*:\s*\[').search(text, ahead.end() if ahead else 0)
+        if start is not None:
+            count, last = _whole(text, start.end())
             least = "at least " if len(content) > _LOOKED_AT else ""
             named = f", the last {last!a}" if last else ""
-            return f"{least}{count:,} of its {start[1:-3]} before that are whole{named}"
+            return f"{least}{count:,} of its {entries} before that are whole{named}"
     return "none of its pairs before that is whole"
 
 

@@ -192,6 +192,33 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["pairs"][0]["second"]["timings"][1]["gaps_us"].pop(),
         "second.timings[1]: 10 times and 9 gaps",
     ),
+    "a timing without times": (
+        lambda d: d["pairs"][0]["first"]["timings"][1].update(times_us=[], gaps_us=[]),
+        "pairs[0] ('h1-h4').first.timings[1]: it has no times; leave the timing out",
+    ),
+    "times of nothing": (
+        lambda d: d["pairs"][0]["first"]["timings"][1].update(times_us=[0, 0, 1], gaps_us=[1] * 3),
+        "first.timings[1]: most of its times are 0 us",
+    ),
+    "the partner's account": (
+        lambda d: d["pairs"][0]["first"].update(node="h4"),
+        "it is the account of 'h4', not of h1; swap them",
+    ),
+    "a stranger's account": (
+        lambda d: d["pairs"][0]["first"].update(node="h9"),
+        "it is the account of 'h9', not of h1; correct node",
+    ),
+    "a start before all clocks": (
+        lambda d: d["pairs"][0]["first"].update(started_s=-1.5),
+        "first: it started at -1.5 s; correct started_s",
+    ),
+    "a start after all clocks": (
+        lambda d: d["pairs"][0]["first"].update(started_s=1e15),
+        "first: it started at 1e+15 s",
+    ),
+    "retests from before the start": (lambda d: d.update(retested=-1), "sweep: retested -1"),
+    "retests after the end": (lambda d: d.update(retested=99), "sweep: retested 99"),
+    "a leaf of a hostile name": (lambda d: d.update(leaves={"-x": "1"}), "leaves: '-x' is no host"),
     "a size twice": (
         lambda d: d["pairs"][0]["first"]["timings"].append(d["pairs"][0]["first"]["timings"][0]),
         "first.timings: a size stands twice",
@@ -238,6 +265,24 @@ SHORT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["digests"][0].update(standouts=[[0, 0, 1, 1, 1, 1]] * 11),
         "11 standouts of 10 operations",
     ),
+    "a standout after the last operation": (
+        lambda d: d["digests"][0].update(standouts=[[0, 10, 1, 1, 1, 1]]),
+        "standouts[0]: operation 10 of 10",
+    ),
+    "a standout before all clocks": (
+        lambda d: d["digests"][0].update(standouts=[[-5, 1, 1, 1, 1, 1]]),
+        "standouts[0]: at -5 s; correct at_s",
+    ),
+    "a median of nothing": (
+        lambda d: d["digests"][0].update(best_us=0, p50_us=0),
+        "its median is 0 us",
+    ),
+    "a stranger that stood still": (
+        lambda d: d["tried"][0].update(stood_still="h9"),
+        "tried[0] ('h1-h4'): stood_still is 'h9'; it is h1, h4, or empty",
+    ),
+    "retests from before the start": (lambda d: d.update(retested=-1), "fabric: retested -1"),
+    "a silent node of no name": (lambda d: d.update(silent={"": "x"}), "silent: '' is no host"),
     "a negative standout": (
         lambda d: d["digests"][0].update(standouts=[[0, 0, -1, 1, 1, 1]]),
         "standouts[0]: a time is negative",
@@ -271,6 +316,22 @@ def test_a_file_that_was_cut_off_says_how_far_it_was_whole(tmp_path: Path) -> No
     packed = gzip.compress(content)
     assert "damaged gzip (it ends early" in refused(tmp_path, packed[: len(packed) // 2])
     assert "damaged gzip" in refused(tmp_path, packed[:20] + b"\xff\xff" + packed[22:])
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["tight", "spaced"])
+def test_a_file_that_was_cut_off_anywhere_is_told_to_be_copied_again(
+    tmp_path: Path, separators: tuple[str, str]
+) -> None:
+    """Inside a number, a word or a name, however its writer spaced it: whole pairs are counted."""
+    content = json.dumps(json.loads(encode_sweep(SWEPT)), separators=separators).encode()
+    at = content.index(b"200.0", len(content) // 2)
+    null = json.dumps({"ladder": [], "pairs": [{"a": "h1", "b": "h2"}, None]})
+    for cut in (content[: at + 3], content[: at + 4], content[: at - 1]):
+        said = refused(tmp_path, cut)
+        assert "it ends in the middle" in said
+        assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", said)
+        assert "copy it again" in said
+    assert "1 of its pairs before that are whole" in refused(tmp_path, null[:-4].encode())
 
 
 def test_what_is_no_file_of_samples_is_refused(tmp_path: Path) -> None:
