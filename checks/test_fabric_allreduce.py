@@ -32,7 +32,7 @@ def judge(pair: Pair) -> Verdict:
             advice=pair.advice
             or f"read what {pair.blamed} said, run again, or exclude {pair.blamed}",
             blame=pair.blamed,
-            cause="sweep",
+            cause=f"ports of {pair.blamed}" if pair.blamed.startswith("pair ") else "sweep",
         )
     if pair.state == "not_run":
         return not_run(pair.error or "not measured", stopped=pair.waited)

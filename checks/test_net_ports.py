@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from preflight.check import Check
 from preflight.facts import Net, Node, Ports
+from preflight.facts.master_blame import master_fault
 from preflight.facts.master_port import taken, unfit
-from preflight.facts.port_blame import Fault, data_fault, master_fault, own_trouble, untold
+from preflight.facts.port_blame import Fault, data_fault, own_trouble, untold
 from preflight.facts.wiring import natural
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, ok, unknown

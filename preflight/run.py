@@ -22,6 +22,7 @@ from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.soak import DEEP_RATE
 from preflight.fabric.suspects import suspects
 from preflight.facts.busy import busy_with
+from preflight.facts.cut_links import cut_links
 from preflight.judgement import Judgement, Names, stages_needed
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
@@ -301,6 +302,7 @@ class Run:
             suspects=suspects,
             inside=self._looks_inside(selected),
             stop_early=self.settings.fail_fast == "first",
+            cut=cut_links(self.judgement.measured.ports),
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )

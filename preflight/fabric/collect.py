@@ -180,7 +180,7 @@ class Collected:
         return explain(
             self._words,
             nodes=self._who.names,
-            host=self._who.names[0],
+            host=self._who.host,
             through=(self.through - self.lost - self.stuck) & self._measured(),
         )
 
@@ -192,7 +192,7 @@ class Collected:
         self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
     ) -> dict[str, End]:
         """A pair that was not finished says nothing of nodes that merely waited for others."""
-        host = self._who.names[0]
+        host = self._who.host
         good = {name: end for name, end in ends.items() if end.state == "measured"}
         if len(good) == len((a, b)) or not silence.culprits.keys().isdisjoint((a, b)):
             return ends

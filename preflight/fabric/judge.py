@@ -18,6 +18,7 @@ from preflight.fabric.schedule import Pairing
 from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
 from preflight.facts.inside import Inside
+from preflight.facts.wiring import natural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,11 +163,24 @@ def _left_out(
                 # The sweep's own finding, where an end has it: it is nobody else's verdict.
                 culprits = [name for name in ends if name in sweep.troubles]
                 pairs[ends] = (
-                    _troubled(ends, culprits, sweep)
-                    if culprits
-                    else Pair(a=ends[0], b=ends[1], state="not_run", error=_reasons([out], sweep))
+                    _troubled(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
                 )
     return pairs
+
+
+def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
+    """A pair of a node that is not to blame for being left out; a path may be."""
+    host = sweep.cut_off.get(out, "")
+    first, second = sorted((out, host), key=natural)
+    return Pair(
+        a=ends[0],
+        b=ends[1],
+        state="not_run",
+        error=_reasons([out], sweep),
+        blamed=f"pair {first}-{second}" if host else "",
+        advice=f"open the firewall between {first} and {second}, then run again" if host else "",
+        trouble=bool(host),
+    )
 
 
 def _owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> dict[Pairing, Pair]:

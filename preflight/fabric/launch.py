@@ -38,6 +38,7 @@ _STORE_S = 15.0
 _MARGIN_S = 5.0
 _STORELESS_S = 1.0
 _LAST_WORDS_S = 2.0
+_ITS_HOST = "which hosts the sweep's store, and no node is reached by more of the others"
 
 
 def sweep(
@@ -73,6 +74,10 @@ def sweep(
 
 def _silent(done: int, total: int, waiting: list[str]) -> None:
     del done, total, waiting
+
+
+def _storeless(who: Roster) -> dict[str, str]:
+    return dict.fromkeys(sorted(who.cut_off), f"it cannot connect to {who.host}, {_ITS_HOST}")
 
 
 class _Stage:
@@ -127,12 +132,12 @@ class _Stage:
         return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
-        """Have the first node host the store; if it cannot, leave it out and ask the next."""
+        """Have the likeliest node host the store; if it cannot, leave it out and ask the next."""
         while True:
             who = roster(self._plan, self._muster.ready)
             if not who.enough or self._cut.time_is_up():
                 return who, None
-            host = who.names[0]
+            host = who.host
             self._order(who, host, None)
             port = self._await_store(host)
             if port is not None:
@@ -189,7 +194,7 @@ class _Stage:
         left = MOST_ROUNDS
         while self._suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
-            host = self._who.names[0]
+            host = self._who.host
             limits = longer(self._plan, self._who)
             if host not in able or self._cut.left_s < 2 * limits.barrier_s:
                 return
@@ -212,7 +217,7 @@ class _Stage:
     @staticmethod
     def _rest_s(plan: SweepPlan, who: Roster, collected: Collected, limits: Budget) -> float | None:
         """How long the last ones get, once it is known that they are the last; None before."""
-        if who.names[0] in collected.lost:  # the store went with it: nobody can go on
+        if who.host in collected.lost:  # the store went with it: nobody can go on
             return _STORELESS_S
         if not collected.through - collected.stuck:
             # Who failed to meet the others waited about as long as the others will.
@@ -222,6 +227,8 @@ class _Stage:
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
     def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
+        if name not in collected.names:
+            return  # it was ready, and was not asked to take part
         if isinstance(event, PairSeen | InsideSeen) and collected.take(name, event):
             return
         if isinstance(event, Done):
@@ -234,11 +241,11 @@ class _Stage:
             return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):
             collected.lose(name, event.reason, event.advice)
-            if name != who.names[0]:  # its host tells the store, so that nobody waits for it
-                self.agents.send(who.names[0], {"gone": [who.names.index(name)]})
+            if name != who.host:  # its host tells the store, so that nobody waits for it
+                self.agents.send(who.host, {"gone": [who.names.index(name)]})
         elif isinstance(event, Lapsed):
             collected.step_out(name, event.error)
-        elif name in collected.names:
+        else:
             collected.lose(name, "it spoke of something that it was not asked")
             self.agents.dismiss(name)
 
@@ -248,7 +255,13 @@ class _Stage:
             ladder=self._plan.nccl if who.backend == "nccl" else self._plan.gloo,
             rounds=who.rounds if collected else (),
             pairs=collected.pairs(self._cut.why) if collected else (),
-            left_out={**self._plan.left_out, **self._muster.out, **who.unfit},
+            left_out={
+                **self._plan.left_out,
+                **self._muster.out,
+                **who.unfit,
+                **_storeless(who),
+            },
+            cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
             troubles={**self._muster.troubles(who.unfit), **silence.culprits},
             waited=silence.victims,
             advice={**self._muster.advice, **(collected.advice if collected else {})},

@@ -70,6 +70,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     rounds: Rounds
     left_out: dict[str, str] = {}
     """Node name → why it may not take part."""
+    cut: frozenset[tuple[str, str]] = frozenset()
+    """(from, to) of connections that did not come about a moment ago."""
     interface: str | None = None
     leaves: dict[str, str] = {}
     seed: int = 1

@@ -10,6 +10,7 @@ from msgspec import Struct
 from preflight.fabric.limits import limit
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds, repair
+from preflight.fabric.store_host import cut_off, host_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,10 @@ _WRONGLY, _MISSED = 1e-6, 1e-3
 
 
 class Roster(Struct, frozen=True, kw_only=True):
-    """The nodes of one launch, in fleet order; `unfit` says who was ready but does not fit in."""
+    """The nodes of one launch: the store's host, then the others in fleet order.
+
+    `unfit` says who was ready but does not fit in.
+    """
 
     names: tuple[str, ...]
     backend: Literal["gloo", "nccl"]
@@ -35,6 +39,13 @@ class Roster(Struct, frozen=True, kw_only=True):
     unfit: dict[str, str]
     inside: bool = False
     """After the rounds each node's rails all-reduce among themselves."""
+    cut_off: frozenset[str] = frozenset()
+    """Ready and fit, but the store's host is out of their reach."""
+
+    @property
+    def host(self) -> str:
+        """Who hosts the sweep's store; empty where nobody takes part."""
+        return self.names[0] if self.names else ""
 
     @property
     def enough(self) -> bool:
@@ -50,7 +61,9 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
     seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
     there = [name for name in plan.nodes if name in ready]
     nccl = len(seeing) >= max(1, min(_SOME, len(there))) and len(seeing) * 2 >= len(there)
-    names = seeing if nccl else there
+    fit = host_first(seeing if nccl else there, plan.cut)
+    cut = cut_off(fit[0], fit, plan.cut) if fit else frozenset()
+    names = [name for name in fit if name not in cut]
     rails = min((_rails(ready[name], nccl=nccl) for name in names), default=1)
     return Roster(
         names=tuple(names),
@@ -62,8 +75,9 @@ def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
         unfit={
             name: f"its torch sees no GPU, while that of {len(seeing)} nodes does"
             for name in there
-            if name not in names
+            if name not in fit
         },
+        cut_off=cut,
         inside=plan.inside and rails >= _SOME,
     )
 

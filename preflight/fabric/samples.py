@@ -99,6 +99,8 @@ class Sweep(Struct, frozen=True):
     pairs: tuple[PairSamples, ...]
     left_out: dict[str, str] = {}
     """Node name → why it took no part."""
+    cut_off: dict[str, str] = {}
+    """Of those, name → the host of the sweep's store that it could not reach: a path is bad."""
     troubles: dict[str, str] = {}
     """Node name → what happened to its agent (killed, timed out, said nothing)."""
     waited: dict[str, str] = {}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.wiring import natural
-from preflight.facts.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,7 +31,8 @@ WORDS: Final[Mapping[str, str]] = {
 OPEN_PORTS: Final = (
     "let the nodes reach each other on all TCP ports: look at nftables, security groups"
 )
-_SEVERAL: Final = 2
+SEVERAL: Final = 2
+"""Fewer failures than these are between two nodes, and may be either's."""
 _UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[Nn]ame does not")
 """What C libraries say where a name has no address: that one is the node's, not ours."""
 
@@ -95,49 +95,39 @@ def untold(net: Net) -> str:
     return ""
 
 
-def master_fault(name: str, net: Net) -> Fault | None:
-    """Why this node cannot reach the master port, or, on the master, why others cannot."""
-    tried = evidence(net, net.others_to_master)
-    failed = [(source, attempt) for source, attempt in tried if attempt.result != "ok"]
-    if not failed:
-        return None
-    port, how = failed[0][1].port, _how(attempt for _, attempt in failed)
-    strangers = any(attempt.result == "wrong_answer" for _, attempt in failed)
-    most = len(failed) >= _SEVERAL and 2 * len(failed) > len(tried)
-    if strangers or most:
-        who = f"{len(failed)} of {count(len(tried), 'other node')}"
-        sentence = f"{who} cannot reach {net.master}:{port} ({how})"
-        return Fault(net.master, sentence, OPEN_PORTS)
-    if len(tried) == 1:
-        return _between(failed[0][0], net.master, port, how)
-    mine = [attempt for source, attempt in failed if source == name]
-    if not mine:
-        return None
-    others = f"{len(tried) - len(failed)} of {len(tried)} other nodes can"
-    sentence = f"cannot reach {net.master}:{port} ({_how(mine)}); {others}"
-    return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
-
-
 def data_fault(name: str, net: Net) -> Fault | None:
     """Why this node and its partners of the sweep cannot connect to each other's data ports."""
-    into = _by_peer(pair for pair in evidence(net, net.to_me) if pair[1].kind == "data")
-    own = evidence(net, ((name, one) for one in net.own.attempts)) if net.own is not None else ()
-    out = _by_peer((one.target, one) for _, one in own if one.kind == "data")
+    into, out = _directions(name, net)
+    if shut := shut_off(name, net):
+        return shut
+    for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
+        if failed and _others_get_in(name, peer, net):
+            return between(name, peer, failed[0].port, in_words(failed), "others do reach it")
+        if failed and _is_its_own(peer, net, out, into):
+            sentence = f"{peer} cannot be reached on random ports ({in_words(failed)})"
+            return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")
+        if failed:
+            return between(name, peer, failed[0].port, in_words(failed))
+    return None
+
+
+def shut_off(name: str, net: Net) -> Fault | None:
+    """A node that no partner of the sweep gets into, or that gets out to none."""
+    into, out = _directions(name, net)
     for direction, verb in ((into, "cannot connect to it"), (out, "cannot be reached from it")):
-        if len(direction) >= _SEVERAL and all(direction.values()):
-            how = _how(one for failed in direction.values() for one in failed)
+        if len(direction) >= SEVERAL and all(direction.values()):
+            how = in_words(one for failed in direction.values() for one in failed)
             peers = ", ".join(sorted(direction, key=natural))
             sentence = f"{peers} {verb} on random ports ({how})"
             return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
-    for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
-        if failed and _others_get_in(name, peer, net):
-            return _between(name, peer, failed[0].port, _how(failed), "others do reach it")
-        if failed and _is_its_own(peer, net, out, into):
-            sentence = f"{peer} cannot be reached on random ports ({_how(failed)})"
-            return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")
-        if failed:
-            return _between(name, peer, failed[0].port, _how(failed))
     return None
+
+
+def _directions(name: str, net: Net) -> tuple[dict[str, list[Attempt]], dict[str, list[Attempt]]]:
+    """Failed attempts at data ports by peer: into this node, and out of it."""
+    own = ((name, one) for one in net.own.attempts) if net.own is not None else ()
+    out = ((one.target, one) for _, one in evidence(net, own) if one.kind == "data")
+    return by_peer(p for p in evidence(net, net.to_me) if p[1].kind == "data"), by_peer(out)
 
 
 def _is_its_own(
@@ -146,10 +136,12 @@ def _is_its_own(
     """Whether a peer that is not reached is to blame.
 
     It is when the master is out of its reach too, or when we reach others and it reaches us, so
-    that only its own gate is left.
+    that only its own gate is left. Where we are the master, its failure there is on the path that
+    is in question: it counts only once others have failed to get in.
     """
     at_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
     cut_off = at_master.get(peer) is False and any(at_master.values())
+    cut_off = cut_off and (not net.is_master or _others_tried(net.master, peer, net))
     we_get_out = any(not failed for other, failed in out.items() if other != peer)
     it_gets_here = peer in into and not into[peer]
     return cut_off or (we_get_out and it_gets_here)
@@ -163,16 +155,23 @@ def _others_get_in(name: str, peer: str, net: Net) -> bool:
     )
 
 
-def _between(
+def _others_tried(name: str, peer: str, net: Net) -> bool:
+    return any(
+        source != name and attempt.kind == "data" for source, attempt in net.others_to.get(peer, ())
+    )
+
+
+def between(
     source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
 ) -> Fault:
+    """Blame the path of two nodes, neither of which is condemned."""
     first, second = sorted((source, target), key=natural)
     sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
     advice = f"on {first} and {second}: {OPEN_PORTS}"
     return Fault(f"pair {first}-{second}", sentence, advice)
 
 
-def _by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]:
+def by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]:
     """Failed attempts by peer; an empty list for a peer with none."""
     peers: dict[str, list[Attempt]] = {}
     for peer, attempt in attempts:
@@ -182,6 +181,6 @@ def _by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]
     return peers
 
 
-def _how(attempts: Iterable[Attempt]) -> str:
+def in_words(attempts: Iterable[Attempt]) -> str:
     """In words, each kind once."""
     return "; ".join(dict.fromkeys(WORDS[one.result] for one in attempts if one.result != "ok"))

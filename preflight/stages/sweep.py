@@ -50,14 +50,15 @@ def sweep_fleet(
     suspects: Callable[[Sweep], Rounds] | None = None,
     inside: bool = True,
     stop_early: bool = False,
+    cut: frozenset[tuple[str, str]] = frozenset(),
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
     one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
     `inside`: nodes with two rails or more also all-reduce among their own. `stop_early`: a pair
-    that its samples condemn is not measured to the end. On Ctrl-C `interrupted` gets what was
-    measured until then.
+    that its samples condemn is not measured to the end. `cut`: (from, to) of connections known not
+    to come about. On Ctrl-C `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -69,6 +70,7 @@ def sweep_fleet(
         seed=seed,
         inside=inside,
         stop_early=stop_early,
+        cut=cut,
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
     if catch_rate is not None:

@@ -205,6 +205,20 @@ def test_a_firewall_in_front_of_the_master(judge: Callable[..., Told], lab: Lab)
     assert told.out.count("  net.ports\n") == 1
 
 
+def test_a_firewall_between_the_master_and_one_node(judge: Callable[..., Told], lab: Lab) -> None:
+    """Their path is named, with what a job would do there; all other pairs are measured."""
+    one, other = lab.hosts["h1"], lab.hosts["h3"]
+    with wire.firewall(one, source=other), wire.firewall(other, source=one):
+        told = judge(ALL)
+    assert told.exit == 1
+    assert told.report["fleet"]["not_ready"] == []
+    assert told.report["fleet"]["apart"] == [["h1", "h3"]]
+    assert told.out.count("FAIL   pair h1-h3  net.ports  (also fabric.allreduce)\n") == 1
+    assert "h3 cannot reach the master port h1:29500" in " ".join(told.out.split())
+    measured = {f"{p['a']}-{p['b']}" for p in told.report["pairs"] if p["state"] == "measured"}
+    assert measured == {"h1-h2", "h1-h4", "h2-h3", "h2-h4", "h3-h4"}
+
+
 def test_a_short_lived_zombie_is_harmless(judge: Callable[..., Told], lab: Lab) -> None:
     """A child that its living parent has not reaped yet must not fail a node."""
     with processes.zombie(lab.hosts["h2"], lasting=False):

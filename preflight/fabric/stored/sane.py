@@ -104,6 +104,7 @@ def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
         "rounds", dict.fromkeys(name for around in sweep.rounds for pair in around for name in pair)
     )
     _refuse_names("left_out", sweep.left_out)
+    _refuse_names("cut_off", [*sweep.cut_off, *sweep.cut_off.values()])
     _refuse_names("troubles", sweep.troubles)
     return found
 

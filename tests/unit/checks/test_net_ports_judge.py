@@ -204,6 +204,53 @@ def test_one_bad_node_never_costs_another(
     assert bool(blamed(results)) == (shut_in or shut_out)
 
 
+def between_two(one: str, other: str, how: str) -> dict[tuple[str, str], str]:
+    """A firewall between two nodes only, on all ports."""
+    return {(one, other): how, (other, one): how}
+
+
+@pytest.mark.parametrize("how", ["timeout", "refused"])
+@pytest.mark.parametrize("other", ["h2", "h4"])
+def test_a_firewall_between_the_master_and_one_node_is_their_paths(other: str, how: str) -> None:
+    """Both reach everybody else: the pair is blamed once, and the hanging rendezvous is told."""
+    found = verdicts(between_two("h1", other, how))
+    assert blamed(between_two("h1", other, how)) == {f"pair h1-{other}"}
+    assert found["h1"].sentence == found[other].sentence
+    assert found["h1"].sentence.startswith(f"{other} cannot reach the master port h1:29500 (")
+    assert "would hang at its rendezvous; 2 of 3 other nodes can" in found["h1"].sentence
+    assert f"open the firewall between h1 and {other} for port 29500" in found["h1"].advice
+    assert not any(verdict.blocks for verdict in found.values() if verdict.condemns)
+
+
+def test_a_path_to_the_master_that_is_cut_one_way_is_still_a_path() -> None:
+    """The master gets to the node, the node not to the master, and it reaches all the others."""
+    assert blamed({("h3", "h1"): "timeout"}) == {"pair h1-h3"}
+
+
+def test_a_node_that_reaches_few_is_to_blame_and_not_its_path_to_the_master() -> None:
+    """It fails at the master and at one of two others: that is no single path."""
+    assert blamed(between_two("h1", "h3", "timeout") | {("h3", "h2"): "timeout"}) >= {"h3"}
+
+
+def test_a_firewall_beside_the_master_where_nobody_else_tried_the_node() -> None:
+    """Of a large fleet few are partners: the master does not condemn whom only it cannot reach."""
+    found = {}
+    for name, net in nets(between_two("h1", "h3", "timeout")).items():
+        kept = {
+            target: tuple(each for each in tried if target != "h3" or each[0] == "h1")
+            for target, tried in net.others_to.items()
+        }
+        found[name] = judge(name, dataclasses.replace(net, to_me=kept[name], others_to=kept))
+    assert {v.blame or name for name, v in found.items() if v.condemns} == {"pair h1-h3"}
+
+
+@given(cut=st.sampled_from(["h2", "h3", "h4", "h5"]), both=st.booleans())
+def test_no_path_to_the_master_costs_a_node(*, cut: str, both: bool) -> None:
+    """Whichever node is cut off from the master only, one way or both, nobody is condemned."""
+    results = {(cut, "h1"): "timeout"} | ({("h1", cut): "timeout"} if both else {})
+    assert blamed(results, "h1 h2 h3 h4 h5") == {f"pair h1-{cut}"}
+
+
 def mute(results: dict[tuple[str, str], str], dead: str) -> dict[str, Net]:
     """Every node's view of a stage in which one node's payload died after it had listened."""
     found = {}

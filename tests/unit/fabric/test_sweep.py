@@ -59,6 +59,25 @@ def test_two_runs_never_measure_each_other() -> None:
     assert states(found) == {"h1-h3": FINE}
 
 
+def test_a_store_between_cut_paths_costs_only_who_cannot_reach_it() -> None:
+    """Each node has a path cut: the first hosts, one is left out, and none of them is blamed."""
+    hosts = fleet(4)
+    cut = frozenset({("h3", "h1"), ("h4", "h2")})
+    asked = msgspec.structs.replace(plan(hosts), cut=cut)
+    found = sweep(asked, hosts, Starter({}), nonce="cut", deadline_s=DEADLINE_S)
+    assert (found.cut_off, found.troubles, found.waited) == ({"h3": "h1"}, {}, {})
+    assert states(found) == dict.fromkeys(("h1-h2", "h1-h4", "h2-h4"), FINE)
+
+
+def test_another_than_the_first_hosts_the_store() -> None:
+    """The path between h1 and h3 is cut: h2 hosts, and all three take part."""
+    hosts = fleet(3)
+    asked = msgspec.structs.replace(plan(hosts), cut=frozenset({("h1", "h3"), ("h3", "h1")}))
+    found = sweep(asked, hosts, Starter({}), nonce="second", deadline_s=DEADLINE_S)
+    assert (found.cut_off, found.left_out, found.troubles) == ({}, {}, {})
+    assert states(found) == dict.fromkeys(("h1-h2", "h1-h3", "h2-h3"), FINE)
+
+
 def test_every_pair_is_measured_from_both_ends() -> None:
     """Three nodes: three pairs, each size and a soak, every iteration's time and gap, both ends."""
     hosts = fleet(3)
