@@ -38,7 +38,8 @@ def tell(stored: Stored, judged: Judged) -> Told:
     """Join what was judged as the report of a run does."""
     observed, entries = stored.observed, judged.entries
     names = tuple(sorted(observed.nodes, key=natural))
-    ready = readiness(names, entries, strict=False)
+    cut_off = stored.sweep.cut_off if stored.sweep else {}  # an end of a path that is blamed
+    ready = readiness(sorted({*names, *cut_off}, key=natural), entries, strict=False)
     return Told(
         preflight=__version__,
         samples=str(stored.path),

@@ -51,6 +51,16 @@ def test_a_slow_node_is_named_again(tmp_path: Path) -> None:
     assert told.err == ""
 
 
+def test_a_node_that_could_not_reach_the_store_is_no_reason_against_the_others(
+    tmp_path: Path,
+) -> None:
+    """Its pairs are unknown on account of one path: two nodes stay apart, nobody is not ready."""
+    cut = replace(HEALTHY, left_out={"h6": "it cannot connect to h1"}, cut_off={"h6": "h1"})
+    told = blame(stored(tmp_path, encode_sweep(cut)))
+    assert (told.exit, told.found) == (1, ["pair h1-h6"]), told.err
+    assert (told.document["not_ready"], told.document["apart"]) == ([], [["h1", "h6"]])
+
+
 def test_the_short_form_names_the_part(tmp_path: Path) -> None:
     """Digests alone: one rail of a node, with the numbers, and a page on which it is framed."""
     observed = fabric(
