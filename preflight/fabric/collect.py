@@ -230,4 +230,5 @@ class Collected:
     def _asked(self, number: int, timing: Timing) -> bool:
         count = len(timing.times_us)
         most = self._most[number].get((timing.size_bytes, timing.phase), 0)
-        return 0 < count <= most and len(timing.gaps_us) == count
+        told = len(timing.gaps_us) == count and len(timing.resumed) <= count
+        return 0 < count <= most and told

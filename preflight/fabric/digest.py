@@ -6,15 +6,17 @@ ends, those of a simulated fabric of thousands of nodes are made as such.
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight.fabric.samples import Phase
+from preflight.fabric.still import Still, starts_s
 from preflight.stats.quantiles import median, nearest_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from preflight.fabric.samples import End, PairSamples, Timing
 
@@ -38,6 +40,9 @@ class Standout(Struct, frozen=True, array_like=True):
     second_us: float
     first_gap_us: float
     second_gap_us: float
+    first_stall_us: float = 0.0
+    """For how long of it, and of the operation before it, that end stood still itself."""
+    second_stall_us: float = 0.0
 
     @property
     def network_us(self) -> float:
@@ -108,33 +113,39 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
         most_us=ranked[-1],
         early_us=median(network[:half]) if half else typical,
         late_us=median(network[half:]),
-        standouts=_standouts(_started(pair, first), mine, other, cut),
+        standouts=_standouts(pair, first, second, cut),
         cut_us=cut,
     )
 
 
-def _started(pair: PairSamples, first: Timing | None) -> float:
-    end = pair.first if first is not None else pair.second
-    return end.started_s if end is not None else 0.0
-
-
 def _standouts(
-    started_s: float, mine: Timing, other: Timing, cut_us: float
+    pair: PairSamples, first: Timing | None, second: Timing | None, cut_us: float
 ) -> tuple[Standout, ...]:
+    mine, other = first or second, second or first
+    assert mine is not None
+    assert other is not None
     if max(mine.times_us) <= cut_us and max(other.times_us) <= cut_us:
         return ()
-    found: list[Standout] = []
-    clock_s = started_s + mine.began_s
-    columns: Sequence[Sequence[float]] = (
-        mine.times_us,
-        other.times_us,
-        mine.gaps_us,
-        other.gaps_us,
+    end = pair.first if first is not None else pair.second
+    times_us, others_us = mine.times_us, other.times_us
+    over = [
+        number
+        for number, both in enumerate(zip(times_us, others_us, strict=False))
+        if max(both) > cut_us
+    ]
+    kept = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
+    began_s = list(starts_s(end.started_s if end is not None else 0.0, mine))
+    still, their_still = Still(pair.first, first), Still(pair.second, second)
+    return tuple(
+        Standout(
+            began_s[number],
+            number,
+            times_us[number],
+            others_us[number],
+            mine.gaps_us[number],
+            other.gaps_us[number],
+            still.us(number),
+            their_still.us(number),
+        )
+        for number in sorted(kept)
     )
-    for number, (one, two, gap, their_gap) in enumerate(zip(*columns, strict=False)):
-        clock_s += gap / 1e6
-        if max(one, two) > cut_us:
-            found.append(Standout(clock_s, number, one, two, gap, their_gap))
-        clock_s += (one + mine.check_us) / 1e6
-    longest = sorted(found, key=lambda one: one.network_us, reverse=True)[:KEPT]
-    return tuple(sorted(longest, key=lambda one: one.operation))

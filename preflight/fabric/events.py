@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.fabric.samples import Moved, Timing
+from preflight.fabric.samples import Moved, Stall, Timing
 
 _Error = Annotated[str, Meta(max_length=512)]
 _Name = Annotated[str, Meta(max_length=255)]
@@ -61,6 +61,7 @@ class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
     plan: Annotated[str, Meta(max_length=64)] = ""
     """Digest of what both ends had to agree upon."""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
 
 
 class InsideSeen(Struct, frozen=True, tag_field="event", tag="inside"):
@@ -76,6 +77,7 @@ class InsideSeen(Struct, frozen=True, tag_field="event", tag="inside"):
     moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
     net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):

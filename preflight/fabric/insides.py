@@ -59,7 +59,8 @@ class Insides:
     def _asked(self, timing: Timing) -> bool:
         count = len(timing.times_us)
         most = self._most.get(timing.size_bytes, 0)
-        return timing.phase == "ladder" and 0 < count <= most and len(timing.gaps_us) == count
+        told = len(timing.gaps_us) == count and len(timing.resumed) <= count
+        return timing.phase == "ladder" and 0 < count <= most and told
 
 
 def end(name: str, seen: PairSeen | InsideSeen) -> End:
@@ -74,4 +75,5 @@ def end(name: str, seen: PairSeen | InsideSeen) -> End:
         moved=seen.moved,
         net=seen.net,
         stepped_s=seen.stepped_s,
+        stalls=seen.stalls,
     )

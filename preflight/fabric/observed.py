@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from preflight.fabric.digest import Digest, digests
 from preflight.fabric.measure import joint_state
-from preflight.fabric.samples import Moved, PairState
+from preflight.fabric.samples import Moved, PairState, StallKind
 from preflight.fabric.uncollected import uncollected
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ _BY_ITSELF = (
     "its measuring process was killed by",
     "its measuring process ended by itself",
 )
+
+
+class Stood(Struct, frozen=True, array_like=True):
+    """How often and for how long at most one end stood still in a pair."""
+
+    what: StallKind
+    times: int
+    most_ms: float
 
 
 class Tried(Struct, frozen=True, kw_only=True):
@@ -45,6 +53,8 @@ class Tried(Struct, frozen=True, kw_only=True):
     moved_b: tuple[Moved, ...] = ()
     net: str = ""
     """What carried it; both ends' where they differ: "NET/IB mlx5_3 / NET/Socket"."""
+    stood_a: tuple[Stood, ...] = ()
+    stood_b: tuple[Stood, ...] = ()
 
 
 class Observed(Struct, frozen=True, kw_only=True):
@@ -94,6 +104,8 @@ def _tried(pair: PairSamples) -> Tried:
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
         net=" / ".join(dict.fromkeys(end.net for end in ends if end.net)),
+        stood_a=_stood(pair.first),
+        stood_b=_stood(pair.second),
     )
 
 
@@ -106,3 +118,10 @@ def failed_by_itself(pair: PairSamples) -> str:
 
 def _moved(end: End | None) -> tuple[Moved, ...]:
     return end.moved if end is not None else ()
+
+
+def _stood(end: End | None) -> tuple[Stood, ...]:
+    found: dict[StallKind, list[float]] = {}
+    for one in end.stalls if end is not None else ():
+        found.setdefault(one.what, []).append(one.ms)
+    return tuple(Stood(what, len(each), max(each)) for what, each in found.items())

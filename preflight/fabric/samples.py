@@ -22,6 +22,13 @@ Phase = Literal["ladder", "soak"]
 """`ladder`: a few of each size. `soak`: one size for longer, so that rare events show."""
 
 
+class Resumed(Struct, frozen=True, array_like=True):
+    """The gap before that operation began so long after the end's `started_s`."""
+
+    operation: Annotated[int, Meta(ge=0, le=10**12)]
+    at_s: Annotated[float, Meta(ge=0, le=1e6)]
+
+
 class Timing(Struct, frozen=True):
     """The iterations of one size as one end saw them.
 
@@ -42,6 +49,8 @@ class Timing(Struct, frozen=True):
     stopped: Literal["", "time", "spikes"] = ""
     """Why both ends left off before all iterations were done: it took too long, or (fail-fast
     `first`) its spikes condemned the pair already."""
+    resumed: tuple[Resumed, ...] = ()
+    """Where times, gaps and checks alone would put an operation wrongly by over 1 ms."""
 
 
 class Moved(Struct, frozen=True):
@@ -50,6 +59,20 @@ class Moved(Struct, frozen=True):
     name: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")]
     """"mlx5_3/1 symbol_error", "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal"."""
     by: Annotated[float, Meta(ge=0, le=1e18)]
+
+
+StallKind = Literal["stopped", "host", "starved"]
+"""`stopped`: the measuring process, by a signal or a debugger. `host`: the supervisor itself did
+not run. `starved`: nor did it, but it waited for a CPU that others had: proves nothing."""
+
+
+class Stall(Struct, frozen=True, array_like=True):
+    """A time for which that node stood still, as its rail's supervisor saw it."""
+
+    at_s: Annotated[float, Meta(ge=0, le=1e12)]
+    """By the clock of `started_s`."""
+    ms: Annotated[float, Meta(ge=0, le=1e9)]
+    what: StallKind
 
 
 class End(Struct, frozen=True):
@@ -67,6 +90,8 @@ class End(Struct, frozen=True):
     """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
     """How far that node's wall clock was set since its pair before (durations do not go by it)."""
+    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
+    """The longest ones, in time's order."""
 
 
 class PairSamples(Struct, frozen=True):

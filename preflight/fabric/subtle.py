@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from preflight.fabric.blame import Blame
+from preflight.fabric.stood import late_advice, late_words
 from preflight.fabric.words import either, gbs, size, time_us
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
     part = one.named
     kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
     where = _where(one.among[0])
-    sentence = _said(one, seen) + _moved(one, observed) + _AGAIN[one.second_look]
+    sentence = _said(one, observed, seen) + _moved(one, observed) + _AGAIN[one.second_look]
     if part is None:
         component, kind = either([_where(each) for each in one.among]), "unresolved"
         sentence += "; the samples do not tell these apart"
@@ -92,7 +93,7 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
         component=component,
         sentence=sentence,
         confidence=one.confidence,
-        advice=_advice(one, where),
+        advice=_advice(one, observed, where),
         pairs=tuple(f"{a}-{b}" for a, b in one.pairs),
         rail=part.rail if part is not None else None,
         culprits=nodes,
@@ -108,7 +109,7 @@ def _where(part: Component) -> str:
     return f"the path {name}" if part.kind == "path" and not rail else f"{rail}{name}"
 
 
-def _said(one: Found, seen: Sequence[Seen]) -> str:
+def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     where = _where(one.among[0])
     partners = len(one.pairs)
     whom = f"each of its {partners} partners" if partners > 1 else "its only partner"
@@ -117,11 +118,7 @@ def _said(one: Found, seen: Sequence[Seen]) -> str:
         often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
         return f"{often} ({said})" if said else often
     if one.symptom == "late":
-        return (
-            f"{where} began {one.events} of {one.operations} operations late, by up to "
-            f"{time_us(one.worst_us)} by its own clock, and its partners waited; the network was "
-            "as fast as elsewhere"
-        )
+        return late_words(one, where, observed)
     if one.symptom == "spikes":
         return (
             f"{one.events} of {one.operations} operations through {where} took up to "
@@ -178,14 +175,14 @@ def _moved(one: Found, observed: Observed) -> str:
     return f"; counters moved there meanwhile: {told}" if told else ""
 
 
-def _advice(one: Found, where: str) -> str:
+def _advice(one: Found, observed: Observed, where: str) -> str:
     name = one.among[0].nodes[0]
     if one.named is None:
         return "run again with other partners (--preflight-sweep=exhaustive) to tell them apart"
     if one.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
     if one.symptom == "late":
-        return f"look at what else runs on {name} (load, IRQs, throttling), not at its link"
+        return late_advice(one, observed)
     if one.named.kind == "path":
         return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
     if one.named.kind == "leaf_rail":

@@ -2,7 +2,8 @@
 
 What both ends saw is the network's. Where only one end waited, the other end's own gap before the
 operation says whether that host began late; if it does not, the delay was on the wire: a loss in
-one direction looks one-sided too, at the end that waits for the packet.
+one direction looks one-sided too, at the end that waits for the packet. A host that was frozen in
+the middle of an operation is long at both ends: its supervisor saw it stand still.
 """
 
 from __future__ import annotations
@@ -101,7 +102,21 @@ def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tup
 
 
 def _late(digest: Digest, one: Standout) -> str:
-    """Whose own gap explains why the other end waited; nobody's: it was the wire."""
+    """Who began late, or stood still in the middle of it; nobody: it was the wire."""
+    return _began_late(digest, one) or _stood_still(digest, one)
+
+
+def _stood_still(digest: Digest, one: Standout) -> str:
+    """The one end whose standstill explains it; where both did, the machine is shared."""
+    enough_us = _EXPLAINS * (max(one.first_us, one.second_us) - digest.p50_us)
+    still = one.first_stall_us >= enough_us, one.second_stall_us >= enough_us
+    if still[0] == still[1]:
+        return ""
+    return digest.a if still[0] else digest.b
+
+
+def _began_late(digest: Digest, one: Standout) -> str:
+    """Whose own gap explains why the other end waited."""
     excess_us = abs(one.first_us - one.second_us)
     if one.first_us > one.second_us:
         host, gap_us = digest.b, one.second_gap_us - one.first_gap_us

@@ -39,6 +39,8 @@ def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
         if timing.times_us.count(0.0) * 2 > len(timing.times_us):
             raise absurd(place, "most of its times are 0 us", "store times as they were measured")
         within(place, "size_bytes", timing.size_bytes, _SIZE)
+        for resumed in timing.resumed:
+            within(place, "resumed operation", resumed.operation, len(timing.times_us) - 1)
 
 
 def refuse_digest(where: str, digest: Digest) -> None:
@@ -75,6 +77,7 @@ def _refuse_standout(where: str, one: Standout, operations: int) -> None:
         raise absurd(where, said, "they are counted from 0: correct either")
     if not 0 <= one.at_s <= _LATEST_S:
         raise absurd(where, f"at {one.at_s:g} s", "correct at_s: seconds since 1970")
-    times = (one.first_us, one.second_us, one.first_gap_us, one.second_gap_us)
+    stalls = (one.first_stall_us, one.second_stall_us)
+    times = (one.first_us, one.second_us, one.first_gap_us, one.second_gap_us, *stalls)
     if not all(0 <= time_us <= _LONGEST_US for time_us in times):
         raise absurd(where, "a time is negative or over 1e12 us", "correct it")

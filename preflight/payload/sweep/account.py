@@ -42,6 +42,7 @@ def _account(rail: plan.Rail, state: str, error: str) -> dict[str, Any]:
         "moved": [],
         "net": "",
         "stepped_s": 0.0,
+        "stalls": [],
     }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 256 << 20
 _BATCH = 64
+_STRAYED_S = 0.001
 
 
 class Clock(ABC):
@@ -29,11 +30,15 @@ class Clock(ABC):
         """Operations with no check before them."""
         self._beat = beat
         self._began = 0.0
+        self._resumed: dict[int, float] = {}
+        """When the gap before such an operation began, by the steady clock."""
 
     def restart(self) -> None:
         """Do not count what passed since the last operation as this end's gap."""
+        now = time.monotonic()
         if not self.times_us:
-            self._began = time.monotonic()
+            self._began = now
+        self._resumed[len(self.times_us)] = now
         self._unchecked.add(len(self.times_us))
 
     @abstractmethod
@@ -47,15 +52,31 @@ class Clock(ABC):
     def timing(self, base: float) -> dict[str, Any]:
         """Return every time and gap; `base`: what `began_s` counts from, by the steady clock."""
         check_us = round(_median(self.checks_us), 1)
+        gaps_us = [
+            round(gap if at in self._unchecked else max(0.0, gap - check_us), 2)
+            for at, gap in enumerate(self._gaps_us)
+        ]
         return {
             "times_us": self.times_us,
-            "gaps_us": [
-                round(gap if at in self._unchecked else max(0.0, gap - check_us), 2)
-                for at, gap in enumerate(self._gaps_us)
-            ],
+            "gaps_us": gaps_us,
             "check_us": check_us,
             "began_s": round(max(0.0, self._began - base), 6),
+            "resumed": self._put_right(gaps_us, check_us, base),
         }
+
+    def _put_right(
+        self, gaps_us: list[float], check_us: float, base: float
+    ) -> list[tuple[int, float]]:
+        """Where the sum of what is told has strayed from the clock: what both ends agree by."""
+        marks: list[tuple[int, float]] = []
+        clock = self._began
+        for at, gap_us in enumerate(gaps_us):
+            shown = self._resumed.get(at, clock)
+            if abs(shown - clock) > _STRAYED_S:
+                marks.append((at, round(max(0.0, shown - base), 6)))
+                clock = shown
+            clock += (gap_us + self.times_us[at] + check_us) / 1e6
+        return marks
 
 
 class HostClock(Clock):

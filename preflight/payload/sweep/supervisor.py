@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from . import lifeline, lines, member, plan, starvation
 from .account import account, inside_account, short
+from .stalls import Stalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,16 +93,17 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
 def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
     pid, reader = _fork(rail, first_round)
+    stalls = Stalls(pid)
     at, phase, within_s, error = first_round, "start", member.STORE_S, ""
     waited: dict[str, float] = {}
     try:
         while True:
-            line = reader.next(within_s + _GRACE_S)
+            line = reader.next(within_s + _GRACE_S, stalls if phase == "pair" else None)
             if line is None:
                 break
             waited = starvation.waited_s(pid)
             if "account" in line:
-                lines.write(output, line["account"])
+                lines.write(output, dict(line["account"], stalls=stalls.taken()))
                 at = min(line["round"] + 1, rail.go.steps - 1)
                 phase = "between"
             elif "failed" in line:
@@ -113,6 +115,7 @@ def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
         excuse = starvation.excuse(waited, pid, within_s)
         error = f"its measuring process {what} for {within_s:.0f} s and was killed{excuse}"
     os.close(reader.descriptor)
+    stalls.close()
     ended = _end(pid, error)
     return _Ended(at, phase, ended, died=bool(ended) and not error)
 

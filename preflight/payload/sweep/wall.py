@@ -17,7 +17,12 @@ _SLEWED = 0.001
 
 def now_s() -> float:
     """Seconds since 1970, never set."""
-    return round(_WALL + time.monotonic() - _STEADY, 3)
+    return date_s(time.monotonic())
+
+
+def date_s(steady: float) -> float:
+    """When it was that the steady clock showed this; seconds since 1970, never set."""
+    return round(_WALL + steady - _STEADY, 3)
 
 
 class Steps:

@@ -287,6 +287,10 @@ SHORT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["digests"][0].update(standouts=[[0, 0, -1, 1, 1, 1]]),
         "standouts[0]: a time is negative",
     ),
+    "a negative stall": (
+        lambda d: d["digests"][0].update(standouts=[[0, 0, 1, 1, 1, 1, 0, -1]]),
+        "standouts[0]: a time is negative",
+    ),
 }
 
 
