@@ -131,6 +131,8 @@ class Conclusion:
     found: tuple[Finding, ...]
     outputs: Outputs
     hint: str
+    unsaved: bool = False
+    """All is well, but not all files could be written where they belong."""
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
@@ -198,6 +200,7 @@ def conclude(
         missed=missed_rows(observed, blamed),
         shapes=shape_rows(shaped),
     )
+    well = report.exit == 0
     if entries:
         report = _written(report, ready, outputs)
         if measured is not None and measured.pairs:
@@ -206,7 +209,8 @@ def conclude(
             )
             outputs.write(PICTURE, page.encode())
     hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
-    return Conclusion(report, findings(entries, decoded.blames, suspected), outputs, hint)
+    found = findings(entries, decoded.blames, suspected)
+    return Conclusion(report, found, outputs, hint, unsaved=well and report.exit != 0)
 
 
 def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:

@@ -146,7 +146,7 @@ class Tally:
         conclusion = self.conclusion
         if conclusion is None:
             return
-        terminalreporter.section(title(conclusion.report), sep="=")
+        terminalreporter.section(title(conclusion.report, unsaved=conclusion.unsaved), sep="=")
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way
         for line in conclusion.lines(width):
             terminalreporter.write_line(line)

@@ -114,10 +114,14 @@ def flaky(
     culprits: Iterable[str] = (),
     **evidence: Any,
 ) -> Verdict:
-    """Bad in k of n tries: kept apart from `fail`, and never averaged away."""
+    """Bad in k of n tries: kept apart from `fail`, and never averaged away.
+
+    The count leads the sentence, once: also where the sentence begins with it by itself.
+    """
+    counted = f"{k} of {n}"
     return Verdict(
         outcome=Outcome.FLAKY,
-        sentence=f"{k} of {n}: {sentence}",
+        sentence=sentence if sentence.startswith(f"{counted} ") else f"{counted}: {sentence}",
         advice=advice,
         evidence={"bad": k, "tries": n, **evidence},
         blame=blame,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.fabric.words import span
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -43,4 +45,5 @@ def _ends(sweep: Sweep) -> Iterable[End]:
 
 
 def _words(name: str, step_s: float) -> str:
-    return f"the clock of {name} was set {'forward' if step_s > 0 else 'back'} by {abs(step_s):g} s"
+    direction = "forward" if step_s > 0 else "back"
+    return f"the clock of {name} was set {direction} by {span(abs(step_s))}"

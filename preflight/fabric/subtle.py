@@ -122,7 +122,8 @@ def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     if one.symptom == "spikes":
         return (
             f"{one.events} of {one.operations} operations through {where} took up to "
-            f"{time_us(one.worst_us)}; elsewhere {_rare(one.elsewhere)}"
+            f"{time_us(one.worst_us)}: {_rare(one.events / max(1, one.operations))}, elsewhere "
+            f"{_rare(one.elsewhere)}"
         )
     if one.symptom == "latency":
         worst = max(_through(one, seen), key=lambda each: each.latency_us or 0.0, default=None)

@@ -11,6 +11,7 @@ _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _MS = 1000
 _FEW = 4
+_HOUR_S, _TWO_DAYS_H = 3600, 48
 
 
 def size(size_bytes: int) -> str:
@@ -34,6 +35,14 @@ def time_us(value_us: float) -> str:
     if value_ms >= _MS:
         return f"{value_ms / _MS:.3g} s"
     return f"{value_ms:.2g} ms" if value_ms < _MS / 10 else f"{value_ms:.0f} ms"
+
+
+def span(seconds: float) -> str:
+    """Seconds up to an hour, then hours, from two days on days: "300.5 s", "412 days"."""
+    if seconds < _HOUR_S:
+        return f"{seconds:g} s"
+    hours = seconds / _HOUR_S
+    return f"{hours:.3g} hours" if hours < _TWO_DAYS_H else f"{hours / 24:,.0f} days"
 
 
 def either(names: Sequence[str]) -> str:

@@ -55,6 +55,7 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
         )
     loss = f", and {slower}" if slower else ""
     return (
+        f"on rail {worst.rail} of {worst.node}, where the look was dullest, "
         f"a spike on 1 in {two_digits(worst.one_in):,} operations would have been caught with 99 %"
         f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
         f"{_sizes(worst)}"

@@ -27,6 +27,7 @@ _WORD = {
     Outcome.LOST: "LOST",
     Outcome.WARN: "WARN",
 }
+_UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _COUNTED = (
     (Outcome.OK, "ok"),
@@ -50,8 +51,11 @@ def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> s
     return f"{_WORD[outcome]:<6} {subject}  {check}: {printable(sentence)}"
 
 
-def title(report: Report) -> str:
-    """The summary's headline: a yes, or how many are not ready."""
+def title(report: Report, *, unsaved: bool = False) -> str:
+    """The summary's headline: a yes, or how many are not ready.
+
+    `unsaved`: nothing else is wrong than that files could not be written where they belong.
+    """
     not_ready = len(report.fleet.not_ready)
     if report.interrupted:
         return "interrupted"
@@ -63,7 +67,8 @@ def title(report: Report) -> str:
         return "the fleet as a whole is not ready"
     if report.fleet.apart:
         return "all nodes ready, but not every pair of them"
-    return "ready" if report.exit == 0 else "could not judge everything"
+    rest = "all was judged, but not saved where it belongs" if unsaved else _UNJUDGED
+    return "ready" if report.exit == 0 else rest
 
 
 def _unfit_as_a_whole(row: VerdictRow) -> bool:

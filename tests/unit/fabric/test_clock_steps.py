@@ -49,6 +49,10 @@ def test_each_clock_that_was_set_is_told_once() -> None:
     (line,) = clock_lines(swept(replace(HUNG, state="corrupt", stepped_s=300.5), HUNG))
     assert line.startswith("the clock of h1 was set forward by 300.5 s during the sweep")
     assert "chronyc" in line
+    (line,) = clock_lines(swept(replace(HUNG, state="corrupt", stepped_s=-3.556e7), HUNG))
+    assert line.startswith("the clock of h1 was set back by 412 days during the sweep")
+    (line,) = clock_lines(swept(replace(HUNG, state="corrupt", stepped_s=7200.0), HUNG))
+    assert "forward by 2 hours" in line
 
 
 def test_a_step_is_seen_once_and_an_even_clock_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

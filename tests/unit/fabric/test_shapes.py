@@ -113,6 +113,8 @@ def test_a_drift_is_shown_and_condemns_nobody() -> None:
     words = shape_words(shape_rows([one]))
     assert words.startswith("shown, not judged: a drift at 64 MiB under load, 1.")
     assert f" ms between {a} and {b} on rail 0, round " in words
+    faster = replace(one, from_us=one.to_us, to_us=one.from_us)
+    assert shape_words(shape_rows([faster])) == "", "warming up is no news"
     warm = _planted(healthy, lambda _pair: True, soak, creep)
     assert _found(warm) == ()
 

@@ -66,7 +66,7 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
     (blame,) = decoded.blames
     assert (blame.kind, blame.component) == ("endpoint", "h3")
     assert blame.sentence == (
-        "20 of 8040 operations through rail 1 of h3 took up to 10 ms; elsewhere none; "
+        "20 of 8040 operations through rail 1 of h3 took up to 10 ms: 1 in 402, elsewhere none; "
         "counters moved there meanwhile: mlx5_1/1 symbol_error +48"
     )
     assert blame.advice.startswith("reseat or swap the cable of rail 1 of h3")
@@ -74,6 +74,8 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
     flaky = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FLAKY}
     assert flaky == {names for names in verdicts if "h3" in names}
     assert {verdicts[names].blame for names in flaky} == {"h3"}
+    said = {verdicts[names].sentence for names in flaky}
+    assert said == {blame.sentence}, "the count is said once"
 
 
 def test_fifteen_per_cent_less_is_said_with_its_rail_and_numbers() -> None:
