@@ -6,6 +6,7 @@ from typing import Any
 
 from preflight.check import Check
 from preflight.fabric.pair import Pair
+from preflight.fabric.unsettled import MORE_TIME
 from preflight.fabric.words import gbs, size, time_us
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
@@ -49,16 +50,7 @@ def judge(pair: Pair) -> Verdict:
             **evidence,
         )
     if pair.bad:
-        # The port stage saw the same way shut: one cause, one finding.
-        cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
-        return fail(
-            pair.why,
-            advice=pair.advice,
-            cause=cause,
-            blame=pair.blamed,
-            culprits=pair.culprits,
-            **evidence,
-        )
+        return _slow_or_broken(pair, evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
         return unknown(
             pair.short or pair.unheld,
@@ -70,6 +62,21 @@ def judge(pair: Pair) -> Verdict:
     return ok(
         f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
         f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}",
+        **evidence,
+    )
+
+
+def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
+    if pair.doubt:
+        return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
+    # The port stage saw the same way shut: one cause, one finding.
+    cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
+    return fail(
+        pair.why,
+        advice=pair.advice,
+        cause=cause,
+        blame=pair.blamed,
+        culprits=pair.culprits,
         **evidence,
     )
 

@@ -14,6 +14,7 @@ from preflight.fabric.besides import counted, pairs_of, turn_of
 from preflight.fabric.coverage import coverage, pairs_tested
 from preflight.fabric.shapes import shapes
 from preflight.fabric.share import measured_share
+from preflight.fabric.unsettled import unsettled_words
 from preflight.fleet.nodeset import fold
 from preflight.report.document import (
     BlameRow,
@@ -169,6 +170,7 @@ def conclude(
     by_outcome = counts(entries)
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
+    again = filter(None, [unsettled_words(measured)]) if measured else ()
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     observed = decoded.observed
     shaped = shapes(measured, observed) if measured and observed else ()
@@ -195,7 +197,7 @@ def conclude(
         verdicts=tuple(_verdict(entry) for entry in entries),
         pairs=_pairs(run, measured, decoded.seen) if measured else (),
         blames=tuple(_blame(one) for one in decoded.blames),
-        suspicions=(*suspected.values(), *systemic),
+        suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
         missed=missed_rows(observed, blamed),
         shapes=shape_rows(shaped),

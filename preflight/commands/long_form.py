@@ -9,6 +9,7 @@ from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.shapes import shapes
+from preflight.fabric.unsettled import unsettled_words
 from preflight.ledger import Entry
 from preflight.registry import load_folder, shipped_folder
 from preflight.report.findings import suspicions
@@ -68,6 +69,8 @@ def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
 
 
 def _missing(sweep: Sweep) -> Iterator[str]:
+    if again := unsettled_words(sweep):
+        yield again
     if sweep.unfinished:
         yield f"the sweep ended early: {sweep.unfinished}"
     yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())

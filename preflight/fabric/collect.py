@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.events import InsideSeen
     from preflight.fabric.roster import Roster
-    from preflight.fabric.schedule import Rounds
+    from preflight.fabric.schedule import Pairing, Rounds
 
     Key = tuple[int, int, str, str]
     Kind = tuple[int, Phase]
@@ -172,6 +172,13 @@ class Collected:
         """Retests are extra: one that was cut short by us says nothing."""
         whole = len(retested) > 1
         return whole or (bool(retested) and not unfinished and not self.cut)
+
+    def unsettled(self) -> tuple[Pairing, ...]:
+        """Pairs whose retests were all cut short for lack of time."""
+        again = [(key[2:], ends) for key, ends in self._ends.items() if key[0] >= self.scheduled]
+        settled = {pair for pair, ends in again if len(ends) == len(pair)}
+        left = dict.fromkeys(pair for pair, _ in again if pair not in settled)
+        return tuple(left) if self.cut else ()
 
     def silence(self) -> Silence:
         """Who broke off, and who only waited for them."""

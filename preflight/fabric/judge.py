@@ -17,6 +17,7 @@ from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
 from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
+from preflight.fabric.unsettled import doubts
 from preflight.facts.inside import Inside
 from preflight.facts.wiring import natural
 
@@ -56,8 +57,10 @@ def judge_sweep(
     observed = observe(sweep)
     findings = find(observed)
     misled = fallen(sweep, hosts)
-    gross = absorbed(misled, blames(seen, sweep, names, findings.lossy))
-    found = (*gross, *subtle(findings.found, observed, seen, gross))
+    plain = blames(seen, sweep, names, findings.lossy)
+    doubted = doubts(plain, seen, sweep)
+    gross = absorbed(misled, [one for one in plain if doubted.keys().isdisjoint(one.pairs)])
+    found = (*gross, *subtle(findings.found, observed, seen, (*gross, *plain)))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
@@ -74,6 +77,7 @@ def judge_sweep(
                 backends[ends],
                 _joined(blamed.get("-".join(ends), [])),
                 hidden="-".join(ends) in subtly,
+                doubt=doubted.get("-".join(ends), ""),
             ),
             sweep,
         )
@@ -116,7 +120,12 @@ def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
 
 
 def _pair(
-    rails: Sequence[Seen], backend: str, found: Blame | None, *, hidden: bool = False
+    rails: Sequence[Seen],
+    backend: str,
+    found: Blame | None,
+    *,
+    hidden: bool = False,
+    doubt: str = "",
 ) -> Pair:
     """The worst rail stands for the pair."""
     worst = min(rails, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
@@ -147,6 +156,7 @@ def _pair(
         culprits=found.culprits if found and bad else (),
         events=found.events if found and bad and not worst.bad else 0,
         operations=found.operations if found and bad and not worst.bad else 0,
+        doubt="" if bad else doubt,
         short=worst.how_far if worst.short else "",
     )
 

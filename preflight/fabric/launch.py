@@ -16,6 +16,7 @@ from preflight.fabric.collect import Collected
 from preflight.fabric.cut_short import CutShort
 from preflight.fabric.events import Done, Event, InsideSeen, Lapsed, PairSeen, Rest, Store, Trouble
 from preflight.fabric.muster import Muster
+from preflight.fabric.pace import Pace
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
 from preflight.fabric.roster import Roster, budget, go_order, roster
 from preflight.fabric.samples import Sweep
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.muster import Progress
     from preflight.fabric.plan import Budget, SweepPlan
-    from preflight.fabric.schedule import Rounds
+    from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fleet.model import Host
     from preflight.transport.leased import Talk
 
@@ -106,6 +107,8 @@ class _Stage:
         self._cut = CutShort(self._began + deadline_s, self.agents.own)
         self._muster = Muster(self._hosts, self.agents, self._cut)
         self._who = roster(plan, {})
+        self._pace = Pace()
+        self._unsettled: tuple[Pairing, ...] = ()
 
     def run(self, start: Start) -> Sweep:
         request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
@@ -181,6 +184,8 @@ class _Stage:
                     collected.give_up(waiting)
                 return
             name, event = said[0], self._agreed.held_to(said[1], who)
+            if isinstance(event, PairSeen):
+                self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
                 self._take(name, event, who, collected)
             elif isinstance(event, Gone | Lapsed):
@@ -196,11 +201,14 @@ class _Stage:
             able = collected.resting - collected.lost - collected.stuck
             host = self._who.host
             limits = longer(self._plan, self._who)
-            if host not in able or self._cut.left_s < 2 * limits.barrier_s:
+            if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
             rounds = fitting(self._suspects(self._result(self._who, collected)), there, left)
             if not rounds:
+                return
+            if self._cut.left_s < self._pace.room_s(limits, len(self._who.ladder)):
+                self._unsettled = tuple(dict.fromkeys(pair for each in rounds for pair in each))
                 return
             left -= len(rounds)
             first = len(self._who.rounds)
@@ -270,5 +278,6 @@ class _Stage:
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
             retested=collected.scheduled if collected and collected.retesting else 0,
+            unsettled=self._unsettled + (collected.unsettled() if collected else ()),
             inside=collected.inside.samples() if collected else (),
         )

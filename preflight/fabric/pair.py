@@ -47,6 +47,10 @@ class Pair(Struct, frozen=True, kw_only=True):
     events: int = 0
     """Of what comes and goes: how often, in how many operations through the blamed part."""
     operations: int = 0
+    doubt: str = ""
+    """Why it cannot be judged, though it was slow: once, and there was no time to look again."""
+    note: str = ""
+    """What else its readings showed, of a pair that is fine."""
     short: str = ""
     """How far it came, when its time was up before bandwidth could be judged."""
     waited: bool = False

@@ -141,5 +141,7 @@ class Sweep(Struct, frozen=True):
     """Node name → its leaf switch, where a source of topology says so."""
     retested: int = 0
     """Rounds from this number on are retests of suspects; 0 where there were none."""
+    unsettled: tuple[tuple[str, str], ...] = ()
+    """Pairs that should have been measured again, for which there was no time."""
     inside: tuple[InsideSamples, ...] = ()
     """Of nodes with two rails or more."""

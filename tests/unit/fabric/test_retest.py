@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.fabric.events import Ready
+from preflight.fabric.collect import Collected
+from preflight.fabric.events import PairSeen, Ready
 from preflight.fabric.launch import sweep
 from preflight.fabric.observed import observe
+from preflight.fabric.pace import Pace
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import TIMES, fitting, longer, with_more
 from preflight.fabric.roster import budget, roster, turns_of
+from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import Rounds, circle_rounds
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
@@ -67,6 +70,37 @@ def test_a_retest_is_numbered_on_and_measures_more() -> None:
     limits, before = longer(asked, twice), budget(asked, twice)
     assert limits.box_s * len(who.ladder) < limits.pair_s
     assert limits.barrier_s > before.barrier_s
+
+
+def test_time_for_a_retest_goes_by_what_rounds_really_took() -> None:
+    """Healthy rounds leave room in the default budget; slow ones ask for more, up to deadlines."""
+    asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
+    who = roster(asked, dict.fromkeys(NAMES, CPU))
+    limits, pace = longer(asked, who), Pace()
+    quick_s = pace.room_s(limits, len(who.ladder))
+    assert quick_s < limits.barrier_s / 2
+    for number, now_s in ((0, 100.0), (0, 100.9), (1, 101.0), (2, 102.0)):
+        pace.saw(number, now_s)
+    assert pace.room_s(limits, len(who.ladder)) == quick_s
+    pace.saw(3, 107.0)
+    assert pace.longest_s == pytest.approx(5.0)
+    assert pace.room_s(limits, len(who.ladder)) > quick_s
+    pace.saw(4, 1000.0)
+    assert pace.room_s(limits, len(who.ladder)) == 2 * limits.barrier_s
+
+
+def test_a_retest_that_was_cut_leaves_its_pair_in_doubt() -> None:
+    """One whole retest settles a pair; those that were all cut short are told."""
+    asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES), gloo_soak=None)
+    who = roster(asked, dict.fromkeys(NAMES, CPU))
+    collected = Collected(who)
+    collected.ask_more(with_more(who, asked, ((("h1", "h3"),), (("h1", "h2"),), (("h1", "h3"),))))
+    timing = Timing(8, (200.0,), (1.0,))
+    seen = PairSeen(3, 0, "h1", "h3", "gloo", "measured", "", 1.0, 1.0, (timing,))
+    assert all(collected.take(name, seen) for name in ("h1", "h3"))
+    assert collected.unsettled() == ()
+    collected.cut = True
+    assert collected.unsettled() == (("h1", "h2"),)
 
 
 def _again(found: Sweep, number: int) -> list[PairSamples]:
@@ -133,7 +167,7 @@ def test_a_node_that_dies_in_a_retest_costs_its_own_pair() -> None:
 @TORCH
 @LEFT
 def test_a_retest_for_which_there_is_no_time_is_no_shortfall() -> None:
-    """Nothing is unfinished: all that was scheduled has been measured."""
+    """Nothing is unfinished, as all that was scheduled has been measured; the doubt is kept."""
     hosts = fleet(2)
     asked: list[Sweep] = []
 
@@ -141,10 +175,11 @@ def test_a_retest_for_which_there_is_no_time_is_no_shortfall() -> None:
         asked.append(so_far)
         return ((("h1", "h2"),),)
 
-    limits = msgspec.structs.replace(plan(hosts).gloo_budget, pair_s=DEADLINE_S)
+    limits = msgspec.structs.replace(plan(hosts).gloo_budget, pair_s=DEADLINE_S, box_s=DEADLINE_S)
     found = sweep(
         plan(hosts, gloo_budget=limits), hosts, Starter({}),
         nonce="none", deadline_s=DEADLINE_S, suspects=suspects,
     )  # fmt: skip
-    assert (asked, found.unfinished, found.retested) == ([], "", 0)
+    assert (len(asked), found.unfinished, found.retested) == (1, "", 0)
+    assert found.unsettled == (("h1", "h2"),)
     assert len(found.pairs) == 1

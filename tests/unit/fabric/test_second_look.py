@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from checks.test_fabric_allreduce import judge
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import Moved, PairSamples, Timing
 from preflight.fabric.suspects import suspects
+from preflight.fabric.unsettled import unsettled_words
+from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
 if TYPE_CHECKING:
@@ -61,6 +65,30 @@ def test_a_moment_of_a_busy_machine_is_nobodys_fault() -> None:
     """Two longer readings, alone on the fabric, were quick."""
     assert blame(again(once_slow(), 0.8, 0.8), FLEET) == ()
     assert blame(again(once_slow(), 0.8, 0.8, moved="tcp retrans_segs"), FLEET) == ()
+
+
+def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
+    """The pair could not be judged, says why and what to give; its nodes are blamed for nothing."""
+    unsettled = replace(once_slow(), unsettled=(SLOW,))
+    decoded = judge_sweep(unsettled, FLEET)
+    assert decoded.blames == ()
+    verdict = judge(decoded.pairs[SLOW])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence.startswith("slow once in 10 operations, no time to look again: 0.02 ")
+    assert "--preflight-budget SECONDS" in verdict.advice
+    assert (verdict.blame, verdict.culprits) == ("pair h2-h5", ())
+    assert unsettled_words(unsettled) == (
+        "not measured again for lack of time: h2-h5; give --preflight-budget SECONDS"
+    )
+    assert unsettled_words(once_slow()) == ""
+
+
+def test_what_is_proven_needs_no_second_look() -> None:
+    """A hung pair, a node slow with all, and two slow readings are named, time or not."""
+    hung = sweep(FLEET, lambda a, b: "hung" if (a, b) == SLOW else 0.8)
+    slow_node = sweep(FLEET, lambda a, b: 0.02 if "h5" in (a, b) else 0.8)
+    for measured in (hung, slow_node, again(once_slow(), 0.02)):
+        assert blame(replace(measured, unsettled=(SLOW,)), FLEET) == blame(measured, FLEET) != ()
 
 
 def test_a_counter_that_moved_meanwhile_acquits_nobody() -> None:
