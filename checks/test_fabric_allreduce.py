@@ -40,15 +40,7 @@ def judge(pair: Pair) -> Verdict:
     evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
     evidence["size_bytes"] = pair.at_bytes
     if pair.events:
-        return flaky(
-            pair.events,
-            pair.operations,
-            pair.why,
-            advice=pair.advice,
-            blame=pair.blamed,
-            culprits=pair.culprits,
-            **evidence,
-        )
+        return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
     if pair.bad:
         return _slow_or_broken(pair, evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
@@ -71,14 +63,11 @@ def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
         return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
     # The port stage saw the same way shut: one cause, one finding.
     cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
-    return fail(
-        pair.why,
-        advice=pair.advice,
-        cause=cause,
-        blame=pair.blamed,
-        culprits=pair.culprits,
-        **evidence,
-    )
+    return fail(pair.why, cause=cause, **_blame(pair), **evidence)
+
+
+def _blame(pair: Pair) -> dict[str, Any]:
+    return {"advice": pair.advice, "blame": pair.blamed, "culprits": pair.culprits}
 
 
 def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
