@@ -297,7 +297,7 @@ def _pair(pair: PairSamples, seen: Seen, turn: Turn) -> PairRow:
             for size in measured.sizes
         ),
         turn=turn,
-        slow=seen.slow,
+        slow=seen.slow or seen.once,
         peers_gbs=seen.bound.peers_gbs,
         limit_gbs=seen.bound.gbs,
         limit_origin=seen.bound.origin,

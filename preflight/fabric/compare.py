@@ -40,6 +40,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     peers_latency_us: float | None = None
     latency_limit_us: float | None = None
     slow: Slow = ""
+    once: Slow = ""
+    """How it was slow, where that was taken back since retests of the pair were quick."""
     suspect: str = ""
     """The end whose own measuring process hung or died; the other merely lost its partner."""
     top_bytes: int = 0

@@ -11,6 +11,7 @@ from preflight.fabric.blame import Blame, blames
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.fallen import absorbed, fallen
+from preflight.fabric.healed import healed
 from preflight.fabric.inside_judge import judge_inside
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.pair import Pair
@@ -18,6 +19,7 @@ from preflight.fabric.schedule import Pairing
 from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
 from preflight.fabric.unsettled import doubts
+from preflight.fabric.words import gbs
 from preflight.facts.inside import Inside
 from preflight.facts.wiring import natural
 
@@ -61,6 +63,7 @@ def judge_sweep(
     doubted = doubts(plain, seen, sweep)
     gross = absorbed(misled, [one for one in plain if doubted.keys().isdisjoint(one.pairs)])
     found = (*gross, *subtle(findings.found, observed, seen, (*gross, *plain)))
+    found = (*found, *healed(seen, {one.component for one in found}))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
@@ -128,7 +131,8 @@ def _pair(
     doubt: str = "",
 ) -> Pair:
     """The worst rail stands for the pair."""
-    worst = min(rails, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
+    steady = [one for one in rails if not one.once] or rails
+    worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
     bad = found is not None and (worst.bad or hidden)
     return Pair(
         a=worst.a,
@@ -157,6 +161,7 @@ def _pair(
         events=found.events if found and bad and not worst.bad else 0,
         operations=found.operations if found and bad and not worst.bad else 0,
         doubt="" if bad else doubt,
+        note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
         short=worst.how_far if worst.short else "",
     )
 

@@ -51,7 +51,8 @@ def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
         if where not in moved and all(each.good for each in readings)
     }
     return tuple(
-        replace(one, slow="") if one.slow and _where(one) in acquitted else one for one in seen
+        replace(one, slow="", once=one.slow) if one.slow and _where(one) in acquitted else one
+        for one in seen
     )
 
 
