@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def start(pipes: list[int], emit: Emit) -> None:
     """Relay from now on, in threads, what the rails say."""
     rails = Rails(len(pipes), emit)
-    for pipe in pipes:
-        threading.Thread(target=rails.relay, args=(pipe,), daemon=True).start()
+    for rail, pipe in enumerate(pipes):
+        threading.Thread(target=rails.relay, args=(pipe, rail), daemon=True).start()
 
 
 def pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
@@ -37,13 +37,14 @@ class Rails:
         self._through = 0
         self._lock = threading.Lock()
 
-    def relay(self, pipe: int) -> None:
-        """Pass on one rail's words to its end."""
+    def relay(self, pipe: int, rail: int) -> None:
+        """Pass on one rail's words to its end; a silent end is told by its number, `rail`."""
         reader = lines.Reader(pipe)
+        whose = f"its rank of rail {rail}" if self._count > 1 else "its rank"
         while True:
             line = reader.next(None)
             if line is None:
-                self._emit({"event": "trouble", "error": "one of its ranks ended without a word"})
+                self._emit({"event": "trouble", "error": f"{whose} ended without a word"})
             if line is None or line["event"] == "rail_done":
                 self._count_in(pipe, through=True)
                 return

@@ -381,9 +381,9 @@ def test_what_rails_say_becomes_what_their_node_says(
     both = rails.Rails(2, told.append)
     with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
         pipes = [os.pipe() for _ in said]
-        for reading, _ in pipes:
+        for rail, (reading, _) in enumerate(pipes):
             stack.callback(os.close, reading)
-            relays.submit(both.relay, reading)
+            relays.submit(both.relay, reading, rail)
         rests = []
         for (_, writing), words in reversed([*zip(pipes, said, strict=True)]):
             first, _, rest = words.partition(b"\n")
@@ -395,6 +395,8 @@ def test_what_rails_say_becomes_what_their_node_says(
             os.close(writing)
         relays.shutdown()
     assert [one["event"] for one in told] == heard
+    troubles = [one["error"] for one in told if one["event"] == "trouble"]
+    assert all(error.startswith("its rank of rail ") for error in troubles)
 
 
 def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
@@ -404,10 +406,10 @@ def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
     working, at_work = os.pipe()
     with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         stack.callback(os.close, working)
-        ended = relay.submit(both.relay, working)
+        ended = relay.submit(both.relay, working, 0)
         resting, writing = os.pipe()
         os.write(writing, b'{"event":"rail_rest"}\n{"event":"rail_done"}\n')
-        both.relay(resting)
+        both.relay(resting, 1)
         os.close(resting)
         os.close(writing)
         assert told == []
