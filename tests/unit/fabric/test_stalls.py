@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -159,28 +161,30 @@ def test_a_stopped_process_is_seen_by_its_supervisor() -> None:
 def test_a_process_that_is_stopped_while_it_measures_is_its_hosts_fault(
     meanwhile: Callable[[Callable[[], None]], None],
 ) -> None:
-    """Eight times 150 ms of SIGSTOP in a real pair: its own account has them, no other's has."""
+    """Stopped for 150 ms, again and again, in a real pair: its own account has it, no other's."""
     nodes = fleet(2)
-    start = Starter({})
+    start, over = Starter({}), threading.Event()
 
     def stop_and_go() -> None:
-        pids = wait_for(lambda: measuring(start.talks.get("h2"), 2))
-        time.sleep(0.3)  # into the four seconds for which this pair measures
-        for _ in range(8):
-            strike(pids, signal.SIGSTOP)
-            time.sleep(0.15)
-            strike(pids, signal.SIGCONT)
-            time.sleep(0.1)
+        while not over.wait(0.2):
+            pids = wait_for(lambda: measuring(start.talks.get("h2"), 2), 0.5)
+            with suppress(ProcessLookupError):  # the pair was over just then
+                strike(pids, signal.SIGSTOP)
+                time.sleep(0.15)
+                strike(pids, signal.SIGCONT)
 
     meanwhile(stop_and_go)
-    found = measure(plan(nodes, long_s=4.0), nodes, start, nonce="stalled", deadline_s=DEADLINE_S)
+    try:
+        found = measure(
+            plan(nodes, long_s=4.0), nodes, start, nonce="stalled", deadline_s=DEADLINE_S
+        )
+    finally:
+        over.set()
     (pair,) = found.pairs
     assert pair.first is not None
     assert pair.second is not None
     assert not [one for one in pair.first.stalls if one.what == "stopped"]
     stopped = [one for one in pair.second.stalls if one.what == "stopped"]
-    assert 6 <= len(stopped) <= 8
-    assert all(one.ms > 50 for one in stopped)
+    assert len(stopped) >= 3
     held_up = [one for digest in digests(pair) for one in digest.standouts if one.second_stall_us]
-    assert len(held_up) >= 6
-    assert all(one.first_stall_us == 0.0 for one in held_up)
+    assert len(held_up) >= 3
