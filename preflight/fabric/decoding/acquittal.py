@@ -47,7 +47,7 @@ class SecondLook:
         least_us, border = number(observed.backend, "spike_us"), observed.retested
         self.first = watch(met.only(again=False, border=border), least_us)
         """What was seen before anybody was measured again."""
-        self._again = watch(met.only(again=True, border=border), least_us)
+        self.again = watch(met.only(again=True, border=border), least_us)
 
     def kept(self, one: Found) -> Found | None:
         """A finding of events in the first rounds, told with all samples; None: it is acquitted.
@@ -82,7 +82,7 @@ class SecondLook:
 
     def _looks(self, part: Component, one: Found) -> tuple[_Look, _Look]:
         late = one.symptom == "late"
-        return _look(self.first, part, late=late), _look(self._again, part, late=late)
+        return _look(self.first, part, late=late), _look(self.again, part, late=late)
 
     def _confesses(self, part: Component) -> bool:
         again = (one for one in self._observed.tried if one.round >= self._observed.retested)

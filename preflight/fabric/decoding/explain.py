@@ -25,8 +25,11 @@ _SAME = 0.5
 
 _RIVAL = 2 * TIE
 
-_DOUBT, _FEW = 5.0, 8
+DOUBT, FEW = 5.0, 8
 """Nats from which a part is worth a second look, and how many are looked at again."""
+
+_MOST_PATHS = FEW // 2
+"""Of those, paths whose one round is no proof, however much it shows."""
 
 _MOST = 256
 """Parts at fault that one search names; more is no list of faults."""
@@ -37,6 +40,9 @@ class Model(Protocol):
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """The strength of a fault of a part with these observations, and its gain in nats."""
+
+    def hunch(self, through: Sequence[int]) -> float:
+        """The gain of a fault of a part if a single round were proof enough."""
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """From now on these observations are expected to show it."""
@@ -105,6 +111,7 @@ def explain(
                 tried_at = len(found)
                 queue = _queue(parts, {one: through[one] for one in left}, model)
                 continue
+            doubted = list(dict.fromkeys([*_hot_once(left, parts, through, model), *doubted]))
             break
         if not model.enough(strength, through[key]) or not _whole(key, parts, through, model):
             continue
@@ -165,9 +172,29 @@ def _doubted(
     for key in left:
         strength, gain = model.fit(through[key])
         score = gain - parts.penalty(key)
-        if score > _DOUBT and model.enough(strength, through[key]):
+        if score > DOUBT and model.enough(strength, through[key]):
             scored.append((-score, key))
-    return [key for _, key in sorted(scored)[:_FEW]]
+    return [key for _, key in sorted(scored)[:FEW]]
+
+
+def _hot_once(
+    left: Sequence[Key], parts: Parts, through: Mapping[Key, list[int]], model: Model
+) -> list[Key]:
+    """Paths that nothing but the limit of what one round may prove keeps from being suspected.
+
+    The hottest first; of a path and its rails only the hottest.
+    """
+    scored: list[tuple[float, Key]] = []
+    for key in left:
+        if key.kind != "path":
+            continue
+        score = model.hunch(through[key]) - parts.penalty(key)
+        if score > DOUBT and model.enough(model.fit(through[key])[0], through[key]):
+            scored.append((-score, key))
+    pairs: dict[tuple[str, str], Key] = {}
+    for _, key in sorted(scored):
+        pairs.setdefault((key.one, key.other), key)
+    return list(pairs.values())[:_MOST_PATHS]
 
 
 def _whole(key: Key, parts: Parts, through: Mapping[Key, list[int]], model: Model) -> bool:

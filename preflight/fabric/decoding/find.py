@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.acquittal import SecondLook
+from preflight.fabric.decoding.again import hot_again, joined
 from preflight.fabric.decoding.events import watch
 from preflight.fabric.decoding.explain import Explained, explain
 from preflight.fabric.decoding.exposures import Exposures
@@ -115,7 +116,21 @@ def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) ->
             each.symptom == one.symptom and among.intersection(each.among) for each in kept
         ):
             kept.append(left)
-    return kept
+    return kept + [one for one in _seen_again(second, observed) if not _known(one, kept)]
+
+
+def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
+    """Paths whose events came again when they were measured again."""
+    counted = joined(second.first.wire, second.again.wire)
+    rates, parts = _rates("spikes", counted, observed), Parts(counted.places, observed.leaves)
+    accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
+    search = _Search("spikes", Explained(accepted, []), parts, counted)
+    found: list[Found] = []
+    for one in accepted:
+        fresh = _found(search, one)
+        if not _known(fresh, found):
+            found.append(fresh)
+    return found
 
 
 def _seen_first(first: Watched, observed: Observed) -> list[Found]:
@@ -174,21 +189,24 @@ def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
 
 def _events(watched: Watched, observed: Observed) -> Iterator[_Search]:
     """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
-    backend = observed.backend
     events: tuple[tuple[Symptom, Exposures], ...] = (
         ("late", watched.late),
         ("spikes", watched.wire),
     )
     for symptom, counted in events:
-        rates = Rates(
-            counted,
-            most=number(backend, "burst_nats"),
-            effect=number(backend, "event_effect"),
-            usual=number(backend, "usual_events"),
-            scatter=number(backend, "event_scatter"),
-            alone=symptom == "late",
-        )
-        yield _counting(symptom, counted, observed, rates, SHARE)
+        yield _counting(symptom, counted, observed, _rates(symptom, counted, observed), SHARE)
+
+
+def _rates(symptom: Symptom, counted: Exposures, observed: Observed) -> Rates:
+    backend = observed.backend
+    return Rates(
+        counted,
+        most=number(backend, "burst_nats"),
+        effect=number(backend, "event_effect"),
+        usual=number(backend, "usual_events"),
+        scatter=number(backend, "event_scatter"),
+        alone=symptom == "late",
+    )
 
 
 def _shifting(

@@ -112,6 +112,13 @@ class Rates:
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """The added rate, per operation, that fits best, and what assuming it gains."""
+        return self._fit(through, self._most * (_FEW_WEIGH if len(through) <= _FEW else 1.0))
+
+    def hunch(self, through: Sequence[int]) -> float:
+        """What assuming it would gain if events did not come in bursts."""
+        return self._fit(through, math.inf)[1]
+
+    def _fit(self, through: Sequence[int], most: float) -> tuple[float, float]:
         own, rest = self._both(through)
         if own.events <= 0 or (not self._never and rest.rows < self._least_peers):
             return 0.0, 0.0
@@ -130,7 +137,6 @@ class Rates:
                 / own.operations
             )
         scatter = self._scatter(through)
-        most = self._most * (_FEW_WEIGH if len(through) <= _FEW else 1.0)
         gain = sum(
             min(most, (y * math.log1p(rate * n / mean) - rate * n) / scatter)
             for y, mean, n in healthy

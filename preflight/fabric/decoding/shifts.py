@@ -80,6 +80,10 @@ class Shifts:
                 gain -= surprise((away - shift) / base.scatter)
         return shift, gain
 
+    def hunch(self, through: Sequence[int]) -> float:
+        """The same gain: a median does not come in bursts."""
+        return self.fit(through)[1]
+
     def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
         """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
         base = self._base(beside)

@@ -1,0 +1,73 @@
+"""A path is met in one round only: what that shows is measured again before it is believed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.fabric.decoding import find
+from tests.unit.fabric.fabrics import Made
+
+if TYPE_CHECKING:
+    from preflight.fabric.observed import Observed
+
+PATH = ("n2", "n5")
+
+
+def lossy(**kind: object) -> Made:
+    """Six hosts, and loss between two of them only."""
+    made = {"nodes": 6, "spikes": 25, "operations": 150, "spiky": lambda a, b, _: (a, b) == PATH}
+    return Made(**{**made, **kind})  # type: ignore[arg-type]
+
+
+def over_tcp(made: Made) -> Observed:
+    """As gloo measures it, where events come in bursts."""
+    seen = made.observed()
+    spikes = {
+        one: replace(
+            one, standouts=tuple(replace(each, first_us=50_000.0) for each in one.standouts)
+        )
+        for one in seen.digests
+    }
+    return replace(seen, backend="gloo", digests=tuple(spikes.values()))
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_a_lossy_path_is_doubted_after_its_one_round(rails: int) -> None:
+    """25 events in 450 operations are no proof in one round, and no reason to keep silent."""
+    findings = find(over_tcp(lossy(rails=rails)))
+    assert findings.found == ()
+    assert {part.nodes for part in findings.doubted} == {PATH}
+    assert len(findings.doubted) == 1
+
+
+def test_few_events_of_a_healthy_pair_are_not_doubted() -> None:
+    """What peers scatter by costs no second look."""
+    assert find(over_tcp(lossy(spikes=3))).doubted == ()
+
+
+def test_a_path_that_is_lossy_again_is_named() -> None:
+    """Its events came again twice; both ends are fine with everybody else."""
+    findings = find(over_tcp(lossy(again=(PATH, PATH))))
+    (one,) = findings.found
+    assert one.named is not None
+    assert (one.symptom, one.named.kind, one.named.nodes) == ("spikes", "path", PATH)
+    assert (one.events, one.operations) == (75, 1350)
+
+
+def test_a_path_that_is_quiet_when_measured_again_is_not_named() -> None:
+    """It was a bad moment."""
+    seen = over_tcp(lossy(again=(PATH, PATH)))
+    quiet = tuple(
+        replace(one, standouts=()) if one.round >= seen.retested else one for one in seen.digests
+    )
+    assert find(replace(seen, digests=quiet)).found == ()
+
+
+def test_a_path_of_a_lossy_host_is_not_named_beside_it() -> None:
+    """The host loses with all others, too."""
+    made = lossy(again=(PATH, PATH), spiky=lambda a, b, _: "n2" in (a, b))
+    parts = [one.named for one in find(over_tcp(made)).found]
+    assert [part.nodes for part in parts if part is not None] == [("n2",)]
