@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 Slow = Literal["", "bandwidth", "latency", "reach"]
-"""`reach`: its time was up at sizes too small to judge, while peers came further."""
+"""`reach`: its time was up at sizes too small to judge, or where most peers' was not."""
+
+
+_FEW_PEERS, _MOST_PEERS = 3, 0.75
+"""Of so many peers at least such a share came further, where a pair that stopped is slow."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -108,9 +112,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
         slow = "bandwidth"
     elif most_us is not None and least.p50_us > most_us:
         slow = "latency"
-    elif most.size_bytes < min(WIRE_BOUND, yardstick.top_bytes) and yardstick.peers.beyond(
-        pair, most.size_bytes
-    ):
+    elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
     return Seen(
         a=pair.a,
@@ -129,6 +131,16 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
         top_bytes=yardstick.top_bytes,
         spent_s=max(_spent_s(pair.first), _spent_s(pair.second)),
     )
+
+
+def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bool:
+    """Whether its time was up where others' was not: any's below what is judged, most's above."""
+    if at_bytes >= yardstick.top_bytes:
+        return False
+    beyond, peers = yardstick.peers.beyond(pair, at_bytes)
+    if at_bytes < WIRE_BOUND:
+        return beyond > 0
+    return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
 
 
 def _plain(pair: PairSamples, summary: Summary) -> Seen:

@@ -47,14 +47,15 @@ class Peers:
             return None, 0, ""
         return median(rails), len(rails), "other rails"
 
-    def beyond(self, pair: PairSamples, size_bytes: int) -> bool:
-        """Whether any peer came to a larger size."""
+    def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
+        """How many peers came to a larger size, and of how many."""
         ends = {pair.a, pair.b}
-        return any(
-            summary.sizes and summary.sizes[-1].size_bytes > size_bytes
+        came = [
+            bool(summary.sizes and summary.sizes[-1].size_bytes > size_bytes)
             for other, summary in self._measured
             if ends.isdisjoint((other.a, other.b))
-        )
+        ]
+        return sum(came), len(came)
 
     def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""

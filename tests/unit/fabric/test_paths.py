@@ -8,10 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
+from preflight.fabric.samples import End, Timing
 from tests.unit.fabric.fabrics import Made
+from tests.unit.fabric.synthetic import blame, hosts, sweep
 
 if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
+    from preflight.fabric.samples import PairSamples
 
 PATH = ("n2", "n5")
 
@@ -71,3 +74,32 @@ def test_a_path_of_a_lossy_host_is_not_named_beside_it() -> None:
     made = lossy(again=(PATH, PATH), spiky=lambda a, b, _: "n2" in (a, b))
     parts = [one.named for one in find(over_tcp(made)).found]
     assert [part.nodes for part in parts if part is not None] == [("n2",)]
+
+
+def test_a_pair_that_stopped_where_nearly_all_others_went_on_is_slow() -> None:
+    """It came to 64 KiB, at which its speed can be judged and is fine, in the time for 4 MiB."""
+    fleet = hosts(6)
+    measured = sweep(fleet, lambda *_: 0.8)
+    stopped = tuple(
+        _stopped(pair) if (pair.a, pair.b) == ("h2", "h5") else pair for pair in measured.pairs
+    )
+    (found,) = blame(replace(measured, pairs=stopped), fleet)
+    assert (found.kind, found.component) == ("path", "pair h2-h5")
+    assert "only 64 KiB of 4 MiB were reached" in found.sentence
+
+
+@pytest.mark.parametrize(("count", "few"), [(4, 1), (6, 10)])
+def test_a_pair_that_stopped_among_few_or_as_others_did_is_fine(count: int, few: int) -> None:
+    """Where half of the peers ran out of time, or hardly any are there, it says nothing."""
+    fleet = hosts(count)
+    measured = sweep(fleet, lambda *_: 0.8)
+    stopped = tuple(map(_stopped, measured.pairs[:few])) + measured.pairs[few:]
+    assert blame(replace(measured, pairs=stopped), fleet) == ()
+
+
+def _stopped(pair: PairSamples) -> PairSamples:
+    rungs = tuple(
+        Timing(size, (us,) * 10, (1.0,) * 10) for size, us in ((8, 200.0), (65536, 400.0))
+    )
+    first, second = (End(name, "measured", rungs) for name in (pair.a, pair.b))
+    return replace(pair, first=first, second=second)
