@@ -94,16 +94,16 @@ def _sweep(
     """
     count = 1 if seated else go.rails
     told, orders = [os.pipe() for _ in range(count)], [os.pipe() for _ in range(count)]
-    rails.start([out for out, _ in told], emit)
-    rails.pass_on(more, [into for _, into in orders])
     try:
         local = _local_address(go.towards)
         ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
         if seated:
             seat.sit(plan.Rail(go, seated["rail"], local, store, seat.gpu()), ends[0])
-            return
-        for rail in range(count):
-            seat.sit(plan.Rail(go, rail, local, store), ends[rail])
+        else:
+            for rail in range(count):
+                seat.sit(plan.Rail(go, rail, local, store), ends[rail])
+        rails.start([out for out, _ in told], emit)
+        rails.pass_on(more, [into for _, into in orders])
     except OSError as error:  # no way to the others, or no process to be had
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

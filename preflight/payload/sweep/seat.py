@@ -9,12 +9,17 @@ ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
 from __future__ import annotations
 
 import os
+import select
+import signal
 
-from . import lines, plan, supervisor
+from . import lifeline, lines, plan, supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+_UP_S = 5.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+_TRIES = 3
 
 
 def lock_name(request: dict[str, Any]) -> str:
@@ -38,14 +43,37 @@ def gpu() -> int:
 
 
 def sit(rail: plan.Rail, ends: tuple[int, int]) -> None:
-    """Run the rail in a process of its own, which ends with this one."""
+    """Run the rail in a process of its own, which ends with this one; OSError if none comes up.
+
+    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
+    hangs in one of them would be silent, and its node be blamed for it. It is replaced.
+    """
+    for _ in range(_TRIES):
+        up, upping = os.pipe()
+        pid = _fork(rail, ends, upping)
+        os.close(upping)
+        alive = bool(select.select([up], [], [], _UP_S)[0]) and os.read(up, 1) != b""
+        os.close(up)
+        if alive:
+            os.close(ends[0])
+            return
+        os.kill(pid, signal.SIGKILL)
+    raise OSError(f"none of {_TRIES} processes for rail {rail.rail} came up")
+
+
+def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
     agent, (writing, orders) = os.getpid(), ends
-    if os.fork():
-        os.close(writing)
-        return
+    pid = os.fork()
+    if pid:
+        return pid
     try:
+        lifeline.die_with_parent(agent, "preflight-rank")
+        lifeline.default_signals()
+        lifeline.let_go_of_the_wire()
+        os.write(upping, b".")
+        os.close(upping)
         if rail.rail < rail.go.rails:
-            supervisor.supervise(rail, writing, orders, agent)
+            supervisor.supervise(rail, writing, orders)
         else:  # another node has fewer ranks
             lines.write(writing, {"event": "rail_done"})
     finally:

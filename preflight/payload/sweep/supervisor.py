@@ -41,14 +41,11 @@ class _Ended:
         return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
-def supervise(rail: plan.Rail, output: int, orders: int, agent: int) -> None:
+def supervise(rail: plan.Rail, output: int, orders: int) -> None:
     """Run the rail's rounds to their end, and those that are ordered after it.
 
-    `output`: the rail's pipe to the agent (a pid); `orders`: the one from it.
+    `output`: the rail's pipe to its agent; `orders`: the one from it.
     """
-    lifeline.die_with_parent(agent, "preflight-rank")
-    lifeline.default_signals()
-    lifeline.let_go_of_the_wire()
     reader, first = lines.Reader(orders), 0
     while _rounds(rail, first, output) and rail.go.more:
         lines.write(output, {"event": "rail_rest"})

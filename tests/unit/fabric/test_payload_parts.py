@@ -12,11 +12,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.fabric.nodes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 torch: Any = pytest.importorskip("torch")
 
@@ -24,6 +27,7 @@ from sweep import (  # noqa: E402  needs torch's skip first
     groups,
     inside,
     ladder,
+    lifeline,
     lines,
     means,
     meeting,
@@ -32,6 +36,7 @@ from sweep import (  # noqa: E402  needs torch's skip first
     plan,
     rails,
     same,
+    seat,
     starvation,
     verify,
     wall,
@@ -481,3 +486,35 @@ def test_a_starved_process_is_told_from_one_that_hangs() -> None:
         assert wait_for(lambda: [1] if starvation.stopped(sleeping) else [])
         assert starvation.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
     assert starvation.excuse({}, starved, 1.0) == ""
+
+
+def test_a_rail_that_hangs_in_its_fork_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first process says nothing, as one that waits for a lock nobody holds; the next works."""
+    first = tmp_path / "first"
+
+    def begin(_agent: int, _name: str) -> None:
+        if not first.exists():
+            first.write_text(str(os.getpid()))
+            time.sleep(600)
+
+    monkeypatch.setattr(lifeline, "die_with_parent", begin)
+    monkeypatch.setattr(seat, "_UP_S", 2.0)
+    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
+    seat.sit(none_of_its_own, (telling, ordered))
+    assert lines.Reader(told).next(30) == {"event": "rail_done"}
+    assert os.waitpid(int(first.read_text()), 0)[1] == signal.SIGKILL
+    for each in (told, ordered, ordering):
+        os.close(each)
+
+
+def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three silent processes are enough."""
+    monkeypatch.setattr(lifeline, "die_with_parent", lambda *_: os._exit(1))
+    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
+        seat.sit(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))
+    for each in (told, telling, ordered, ordering):
+        os.close(each)
