@@ -25,15 +25,22 @@ _ALSO_HEALTHY = "tcp "
 """Counters that move on healthy machines too."""
 
 
-def slow_paths(sweep: Sweep) -> list[Component]:
-    """Paths that are slower than their peers while both ends are fine with others."""
+def slow_parts(sweep: Sweep) -> list[Component]:
+    """Paths that are slower than their peers while both ends are fine with others.
+
+    And all nodes of a set in which a slow one lies: with others they can be told apart.
+    """
     seen = compare(sweep, ())
     slow = {(one.a, one.b) for one in seen if one.slow}
-    return [
-        Component("path", "-".join(culprit.among), culprit.among)
-        for culprit in decode(seen, sweep.troubles)
-        if culprit.kind == "path" and set(culprit.pairs) <= slow
-    ]
+    parts: list[Component] = []
+    for culprit in decode(seen, sweep.troubles):
+        if not set(culprit.pairs) <= slow:
+            continue
+        if culprit.kind == "path":
+            parts.append(Component("path", "-".join(culprit.among), culprit.among))
+        elif culprit.kind == "unresolved":
+            parts += [Component("node", name, (name,)) for name in culprit.among]
+    return parts
 
 
 def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:

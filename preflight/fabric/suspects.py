@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import observe
-from preflight.fabric.second_look import slow_paths
+from preflight.fabric.second_look import slow_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def suspects(sweep: Sweep) -> Rounds:
     blamed = findings.nodes
     parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
     # A worker that failed once was replaced: its other pairs can be measured as anybody's.
-    slow = [part for part in slow_paths(sweep) if findings.lossy.isdisjoint(part.nodes)]
+    slow = [part for part in slow_parts(sweep) if findings.lossy.isdisjoint(part.nodes)]
     parts = list(dict.fromkeys([*parts, *slow]))[:MOST]
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]

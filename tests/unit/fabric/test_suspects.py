@@ -36,3 +36,21 @@ def test_two_that_met_only_each_other_meet_cleared_ones() -> None:
     assert sum("h4" in pair for pair in again) >= 2
     assert sum(not partner.isdisjoint(pair) for pair in again) >= 2
     assert all(len({*around[0]}) == 2 for around in rounds)
+
+
+def test_two_gloo_nodes_that_met_only_each_other_meet_cleared_ones_in_a_small_fleet() -> None:
+    """Three pairs are too few for the rates, and plainly slow all the same."""
+    fleet = hosts(6)
+    measured = sweep(fleet, lambda a, b: 0.02 if "h2" in (a, b) else 1.1, backend="gloo", limit=1)
+    (partner,) = ({*pair} - {"h2"} for pair in measured.rounds[0] if "h2" in pair)
+    again = [pair for around in suspects(measured) for pair in around]
+    doubted = {"h2", *partner}
+    assert sum("h2" in pair for pair in again) == 2
+    assert len(again) == 4
+    assert all(len(doubted & {*pair}) == 1 for pair in again)
+
+
+def test_two_nodes_alone_are_not_measured_again() -> None:
+    """There is nobody to tell them apart with."""
+    fleet = hosts(2)
+    assert suspects(sweep(fleet, lambda *_: 0.02, backend="gloo")) == ()
