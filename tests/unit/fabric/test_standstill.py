@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -54,13 +55,13 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
             assert "2/6\n" in process.stdout  # one of three pairs is through
             time.sleep(0.5)
             process.send_signal(signal.SIGSTOP)
-            time.sleep(6)
+            time.sleep(9)  # nearly twice the lease: also a slow machine's agents have left
             process.send_signal(signal.SIGCONT)
             said, _ = process.communicate(timeout=60)
         finally:
             process.kill()
     found = json.loads(said.splitlines()[-1])
-    assert "preflight itself stood still for 6 s" in found["unfinished"]
+    assert re.search(r"preflight itself stood still for (9|1\d) s", found["unfinished"])
     assert (found["against"], found["owed"]) == ([], [])
     assert set(found["pairs"].values()) == {"measured", "not_run"}
 
