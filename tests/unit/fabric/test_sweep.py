@@ -160,7 +160,7 @@ def test_a_node_that_falls_silent_is_lost_and_named(
 def test_a_spent_budget_is_no_failure() -> None:
     """The time is up in the middle: what was not measured is not run, and nobody is blamed."""
     hosts = fleet(4)
-    found = sweep(plan(hosts, long_s=4.0), hosts, Starter({}), nonce="short", deadline_s=10.0)
+    found = sweep(plan(hosts, long_s=8.0), hosts, Starter({}), nonce="short", deadline_s=10.0)
     assert "time was up" in found.unfinished
     judged = judge_sweep(found, hosts)
     assert (found.troubles, found.waited, judged.blames) == ({}, {}, ())
