@@ -43,41 +43,34 @@ class Store(Struct, frozen=True, tag_field="event", tag="store"):
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class PairSeen(Struct, frozen=True, tag_field="event", tag="pair"):
+class Account(Struct, frozen=True, kw_only=True):
+    """What one rail of one node says of one turn of measuring."""
+
+    rail: _Small
+    backend: Literal["gloo", "nccl"]
+    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
+    error: _Error
+    started_s: Annotated[float, Meta(ge=0, le=1e12)]
+    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
+    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
+    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
+    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
+    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
+
+
+class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"):
     """One end's account of one pair on one rail in one round."""
 
     round: _Small
-    rail: _Small
     a: _Name
     b: _Name
-    backend: Literal["gloo", "nccl"]
-    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
-    error: _Error
-    started_s: Annotated[float, Meta(ge=0, le=1e12)]
-    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
-    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
-    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
-    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
     plan: Annotated[str, Meta(max_length=64)] = ""
     """Digest of what both ends had to agree upon."""
-    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
-    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
 
 
-class InsideSeen(Struct, frozen=True, tag_field="event", tag="inside"):
+class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="inside"):
     """One rail's account of the all-reduce inside of its node."""
-
-    rail: _Small
-    backend: Literal["gloo", "nccl"]
-    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
-    error: _Error
-    started_s: Annotated[float, Meta(ge=0, le=1e12)]
-    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
-    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
-    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
-    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
-    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
-    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):

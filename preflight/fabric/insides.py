@@ -9,7 +9,7 @@ from preflight.fabric.samples import End, InsideSamples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.fabric.events import InsideSeen, PairSeen
+    from preflight.fabric.events import Account, InsideSeen
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Timing
 
@@ -63,7 +63,7 @@ class Insides:
         return timing.phase == "ladder" and 0 < count <= most and told
 
 
-def end(name: str, seen: PairSeen | InsideSeen) -> End:
+def end(name: str, seen: Account) -> End:
     """One account, as samples keep it."""
     return End(
         node=name,

@@ -118,7 +118,8 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
         later = orders.extended(go, _told(more))
         for turn in filter(None, later.turns):
             seen = PairSeen(
-                turn.round, 0, turn.a, turn.b, "gloo", "measured", "", 1.0, 1.0, (),
+                round=turn.round, rail=0, a=turn.a, b=turn.b, backend="gloo", state="measured",
+                error="", started_s=1.0, setup_ms=1.0, timings=(),
                 plan=agreed.digest(go if turn in go.turns else later, turn),
             )  # fmt: skip
             assert kept.held_to(seen, longer_who) is seen

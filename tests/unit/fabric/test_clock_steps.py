@@ -16,7 +16,10 @@ from preflight.fabric.samples import PairState, Sweep
 from preflight.fabric.schedule import circle_rounds
 
 NAMES = ("h1", "h2")
-HUNG = PairSeen(0, 0, "h1", "h2", "gloo", "hung", "Timed out", 1.0, 2.0, ())
+HUNG = PairSeen(
+    round=0, rail=0, a="h1", b="h2", backend="gloo", state="hung", error="Timed out",
+    started_s=1.0, setup_ms=2.0, timings=(),
+)  # fmt: skip
 
 
 def swept(first: PairSeen, second: PairSeen) -> Sweep:

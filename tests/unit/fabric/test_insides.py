@@ -133,7 +133,10 @@ def test_an_account_that_was_not_asked_for_is_not_believed(lie: dict[str, object
         {h.name: Ready("2.13", cuda=False, gpus=0, rails=2) for h in hosts},
     )
     insides = Insides(who)
-    seen = InsideSeen(0, "gloo", "measured", "", 1.0, 1.0, (Timing(8, (1.0,), (1.0,)),))
+    seen = InsideSeen(
+        rail=0, backend="gloo", state="measured", error="", started_s=1.0, setup_ms=1.0,
+        timings=(Timing(8, (1.0,), (1.0,)),),
+    )  # fmt: skip
     assert not insides.take("h1", msgspec.structs.replace(seen, **lie))
     assert not insides.take("h9", seen)
     assert insides.take("h1", seen)

@@ -96,7 +96,10 @@ def test_a_retest_that_was_cut_leaves_its_pair_in_doubt() -> None:
     collected = Collected(who)
     collected.ask_more(with_more(who, asked, ((("h1", "h3"),), (("h1", "h2"),), (("h1", "h3"),))))
     timing = Timing(8, (200.0,), (1.0,))
-    seen = PairSeen(3, 0, "h1", "h3", "gloo", "measured", "", 1.0, 1.0, (timing,))
+    seen = PairSeen(
+        round=3, rail=0, a="h1", b="h3", backend="gloo", state="measured", error="",
+        started_s=1.0, setup_ms=1.0, timings=(timing,),
+    )  # fmt: skip
     assert all(collected.take(name, seen) for name in ("h1", "h3"))
     assert collected.unsettled() == ()
     collected.cut = True

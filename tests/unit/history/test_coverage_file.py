@@ -88,4 +88,5 @@ def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     """Never a traceback for a file that a full disk cut off."""
     whole = Coverage(schema=1).having(["a"], {}, PAST).encode()
     with tempfile.TemporaryDirectory() as folder, suppress(UsageError):
-        read_coverage(_kept(Path(folder), whole[: len(content)] + content))
+        read = read_coverage(_kept(Path(folder), whole[: len(content)] + content))
+        assert isinstance(read, Coverage)

@@ -234,7 +234,10 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
     assert heard(seats) == Store(4711)
     assert second.told == [{"go": {"store": ["h1", 4711], "address": "h1"}}]
     second.says.put(Alive())
-    seen = PairSeen(0, 1, "a", "b", "gloo", "measured", "", 0.0, 0.0, ())
+    seen = PairSeen(
+        round=0, rail=1, a="a", b="b", backend="gloo", state="measured", error="",
+        started_s=0.0, setup_ms=0.0, timings=(),
+    )  # fmt: skip
     second.says.put(seen)
     assert heard(seats) == seen
     first.says.put(Rest())
