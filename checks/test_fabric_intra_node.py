@@ -22,7 +22,7 @@ CHECK = Check(
 def judge(name: str, inside: Inside | None) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or inside.state == "one_rail":
-        return not_run("it has one rail: there is nothing to all-reduce inside of it", moot=True)
+        return not_run("it has one rail, nothing to all-reduce inside of it")
     if inside.state == "not_run":
         return not_run(inside.reason, stopped=inside.stopped)
     if inside.state == "trouble":

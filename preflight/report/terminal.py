@@ -164,14 +164,9 @@ def _nodes(report: Report, width: int) -> list[str]:
 
 
 def _not_run(report: Report, width: int) -> list[str]:
-    """Say why verdicts were not reached: what was not judged must not look like a pass.
-
-    Where there is nothing that could be judged (`moot`), the count says enough.
-    """
+    """Say why verdicts were not reached: what was not judged must not look like a pass."""
     reasons = Counter(
-        verdict.sentence
-        for verdict in report.verdicts
-        if verdict.outcome is Outcome.NOT_RUN and not verdict.evidence.get("moot")
+        verdict.sentence for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN
     )
     lines: list[str] = []
     for reason, number in reasons.most_common(_REASONS):
