@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 DEADLINE_S = 90.0
+IN_A_PAIR = 2
+"""A measuring process with more sockets than these is connected to its partner."""
 _ONE = 1
 NAMES = ("h1", "h2", "h3", "h4")
 
@@ -111,7 +113,7 @@ def agent(talk: Talk | None) -> list[int]:
 def measuring(talk: Talk | None, beyond: int = _ONE) -> list[int]:
     """The measuring process of a node, while it has sockets to the store and to a partner.
 
-    `beyond`: it has more sockets than so many; with three it is connected for sure.
+    `beyond`: it has more sockets than so many; past `IN_A_PAIR` it is connected for sure.
     """
     return [
         pid

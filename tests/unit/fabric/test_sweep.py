@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +16,7 @@ from preflight.transport import leased
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,
+    IN_A_PAIR,
     QUICK,
     SOAK,
     Starter,
@@ -105,9 +105,7 @@ def test_a_measuring_process_that_stands_still_is_replaced(meanwhile: Meanwhile)
     start = Starter({})
 
     def stop_one() -> None:
-        wait_for(lambda: measuring(start.talks.get("h2")))
-        time.sleep(0.5)  # into the two seconds for which this pair measures
-        strike(measuring(start.talks.get("h2")), signal.SIGSTOP)
+        strike(wait_for(lambda: measuring(start.talks.get("h2"), IN_A_PAIR)), signal.SIGSTOP)
 
     meanwhile(stop_one)
     found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="stopped", deadline_s=DEADLINE_S)
