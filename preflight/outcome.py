@@ -29,9 +29,9 @@ from preflight.report.document import (
 from preflight.report.fabric_page import PICTURE, picture_of
 from preflight.report.files import open_folder, remove, write_atomically
 from preflight.report.findings import Finding, counts, findings, suspicions
-from preflight.report.header import next_command
 from preflight.report.kept import Kept, full
 from preflight.report.missed import missed_rows
+from preflight.report.next_step import next_command
 from preflight.report.ready import Readiness, exit_code, readiness
 from preflight.report.shapes import shape_rows
 from preflight.report.terminal import summary
@@ -210,7 +210,7 @@ def conclude(
                 measured, decoded.blames, observed, shaped=shaped, missed=report.missed
             )
             outputs.write(PICTURE, page.encode())
-    hint = next_command(run.fleet, report.fleet.not_ready, report.fleet.unjudged)
+    hint = next_command(run.fleet, ready, by_pairs=bool(decoded.blames))
     found = findings(entries, decoded.blames, suspected)
     return Conclusion(report, found, outputs, hint, unsaved=well and report.exit != 0)
 

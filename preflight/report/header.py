@@ -8,8 +8,6 @@ from preflight.fleet.nodeset import fold
 from preflight.report.slurm import too_many_logins
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
 
@@ -51,7 +49,7 @@ def header(
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
-        *(_rounds(fleet, planned) if planned and rounds else ()),
+        *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         f"report   {where}",
     ]
@@ -70,26 +68,13 @@ def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
     return [f"rounds   {of_all}, seed {planned.seed}; {switches}"]
 
 
+def _no_rounds(nodes: int) -> list[str]:
+    return ["rounds   none: one node has no pairs"] if nodes == 1 else []
+
+
 def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
     if not fleet.ranks:
         return f"{at_most} at a time"
     ranks = "1 rank" if fleet.ranks == 1 else f"{fleet.ranks} ranks"
     again = "; a failed rank would start preflight anew: use --max-restarts=0"
     return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
-
-
-def next_command(fleet: Fleet, failing: Sequence[str], unjudged: Sequence[str]) -> str:
-    """Say what to type next, where that is plain."""
-    if fleet.origin == "this machine":
-        return "to judge a fleet: pytest --preflight --preflight-nodes 'gpu[001-064]'"
-    if failing and fleet.ranks:
-        names = fold(failing)
-        return f"to look at these alone: torchrun on them, or --preflight-nodes '{names}' over SSH"
-    if failing and unjudged:
-        return (
-            f"to judge the others: add --preflight-exclude '{fold(failing)}', "
-            "or --preflight-fail-fast=never"
-        )
-    if failing:
-        return f"to look again at these alone: add --preflight-nodes '{fold(failing)}'"
-    return ""

@@ -1,0 +1,55 @@
+"""What the last line tells to type."""
+
+from __future__ import annotations
+
+import pytest
+
+from preflight.fleet.model import Fleet, Host
+from preflight.report.next_step import next_command
+from preflight.report.ready import Readiness
+
+NAMES = tuple(f"h{number}" for number in range(1, 9))
+
+
+def fleet(names: tuple[str, ...] = NAMES, origin: str = "--preflight-nodes") -> Fleet:
+    """Nodes of these names."""
+    return Fleet(hosts=tuple(Host(name=name, address=name) for name in names), origin=origin)
+
+
+def nodes(*failing: str, unjudged: tuple[str, ...] = ()) -> Readiness:
+    """Who is ready where these are not."""
+    ready = tuple(name for name in NAMES if name not in (*failing, *unjudged))
+    return Readiness(ready=ready, not_ready=failing, unjudged=unjudged)
+
+
+@pytest.mark.parametrize(
+    ("found", "by_pairs", "words"),
+    [
+        (nodes(), False, ""),
+        (nodes(), True, ""),
+        (nodes("h3"), False, "to look again at these alone: add --preflight-nodes 'h3'"),
+        (
+            nodes("h3", "h5"),
+            True,
+            "to look again at these beside h[1-2], ready: add --preflight-nodes 'h[1-3,5]'",
+        ),
+        (nodes(*NAMES[1:]), True, "to look again: the same command"),
+        (nodes(*NAMES), False, "to look again: the same command"),
+        (
+            nodes("h3", unjudged=("h4",)),
+            True,
+            "to judge the others: add --preflight-exclude 'h3', or --preflight-fail-fast=never",
+        ),
+    ],
+)
+def test_pairs_need_partners_that_are_ready(
+    found: Readiness, *, by_pairs: bool, words: str
+) -> None:
+    """Two suspects of the sweep alone could not be told apart: they would be one pair."""
+    assert next_command(fleet(), found, by_pairs=by_pairs) == words
+
+
+def test_this_machine_is_told_how_to_judge_a_fleet() -> None:
+    """Fit or not, the next step from one machine is the fleet."""
+    alone = fleet(("h1",), "this machine")
+    assert "--preflight-nodes 'gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
