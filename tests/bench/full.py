@@ -1,6 +1,6 @@
 """`make bench-full`: thousands of simulated fabrics, decoded one by one; goes on where it stopped.
 
-    python -m tests.bench.full [--minutes M] [--seed FIRST] [--show]
+    python -m tests.bench.full [--minutes M] [--seed FIRST] [--jobs N] [--show]
 
 Each fabric is a line of bench-results/fabric.jsonl, with the code that decoded it: lines of other
 code are kept in the file and counted no more. Ctrl-C costs nothing but the fabric under way.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -26,8 +27,10 @@ from tests.bench.report import row_document, table
 from tests.bench.resumed import append, lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tests.bench.fabric import Quota
-    from tests.bench.fabrics import Name
+    from tests.bench.fabrics import Case, Name
 
 FAULTY: dict[Name, Quota] = {
     "rdma": {2: 200, 3: 200, 4: 300, 8: 300, 16: 200, 17: 200, 64: 100, 256: 50, 1024: 12, 4096: 4},
@@ -57,14 +60,11 @@ def main() -> int:
     done = {one.outcome.case: one.outcome for one in lines(options.results, code, Line)}
     cases = plan(FAULTY, HEALTHY, options.seed)
     try:
-        for one in cases if not options.show else ():
-            if one.id in done:
-                continue
-            if time.monotonic() >= ends:
-                break
-            done[one.id] = decode(one)
-            append(options.results, Line(code, done[one.id]))
-            _progress(done[one.id], len(done), len(cases))
+        left = [one for one in cases if one.id not in done and not options.show]
+        for outcome in _outcomes(left, options.jobs, ends):
+            done[outcome.case] = outcome
+            append(options.results, Line(code, outcome))
+            _progress(outcome, len(done), len(cases))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; run it again to go on\n")
     outcomes = list(done.values())
@@ -75,6 +75,14 @@ def main() -> int:
     target.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     sys.stdout.write(f"\n{len(done)} of {len(cases)} fabrics; written to {target}\n")
     return 0
+
+
+def _outcomes(todo: Sequence[Case], jobs: int, ends: float) -> Iterator[Outcome]:
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for outcome in pool.imap_unordered(decode, todo):
+            yield outcome
+            if time.monotonic() >= ends:
+                return
 
 
 def fingerprint() -> str:
@@ -102,6 +110,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.full", description=__doc__)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--seed", type=int, default=0, help="first seed: others are other fabrics")
+    parser.add_argument("--jobs", type=int, default=1, help="decode so many at once")
     parser.add_argument("--show", action="store_true", help="decode nothing, show what is there")
     parser.add_argument("--results", type=Path, default=Path("bench-results/fabric.jsonl"))
     return parser.parse_args()
