@@ -18,6 +18,9 @@ _BATCH_BYTES = 256 << 20
 _BATCH = 64
 _STRAYED_S = 0.001
 
+SPIKE_MEDIANS = 20.0
+"""An operation that took more than so many medians is a spike."""
+
 
 class Clock(ABC):
     """What is common to both kinds: the lists, and what they come to."""
@@ -48,6 +51,12 @@ class Clock(ABC):
     def one_s(self) -> float:
         """What one operation with its check usually takes, seconds."""
         return (_median(self.times_us) + _median(self.checks_us)) / 1e6
+
+    def usual_s(self) -> float:
+        """What one takes on average, spikes apart: they must not cost the pair its samples."""
+        cut_us = SPIKE_MEDIANS * _median(self.times_us)
+        usual = [time_us for time_us in self.times_us if time_us <= cut_us]
+        return (sum(usual) / max(1, len(usual)) + _median(self.checks_us)) / 1e6
 
     def timing(self, base: float) -> dict[str, Any]:
         """Return every time and gap; `base`: what `began_s` counts from, by the steady clock."""

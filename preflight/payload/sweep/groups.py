@@ -42,15 +42,20 @@ class Group:
     def __init__(self, torch: Any, raw: Any, device: Any, op_s: float) -> None:
         self.device = device
         self._raw = raw
-        self._dist = torch.distributed
-        self._op_s = op_s
+        dist = torch.distributed
+        self._sum = _options(dist, dist.ReduceOp.SUM, op_s)
+        self._smallest = _options(dist, dist.ReduceOp.MIN, op_s)
 
     def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
         """Sum (or take the smallest of) all ends' tensors into all, in place."""
-        options = self._dist.AllreduceOptions()
-        options.reduceOp = self._dist.ReduceOp.MIN if smallest else self._dist.ReduceOp.SUM
-        options.timeout = timedelta(seconds=self._op_s)
-        self._raw.allreduce([tensor], options).wait()
+        self._raw.allreduce([tensor], self._smallest if smallest else self._sum).wait()
+
+
+def _options(dist: Any, operator: Any, op_s: float) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operator
+    options.timeout = timedelta(seconds=op_s)
+    return options
 
 
 def connect(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Group:

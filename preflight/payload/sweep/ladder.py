@@ -118,38 +118,50 @@ class Ladder:
         clock.run(operation, data.check, min(LEAST, rung.iterations))
         stopped = ""
         if rung.iterations > LEAST:
-            affordable = int(box_s / max(clock.one_s(), 1e-6))
-            more = self._agree(max(LEAST, min(rung.iterations, affordable))) - LEAST
+            wanted = self._agree(_affordable(rung, box_s, clock.one_s()))
             most_s = stopping.within_s(self._go, phase, box_s)
-            stopped = self._run_on(clock, operation, min(more, rung.iterations - LEAST), most_s)
+            stopped = self._run_on(clock, operation, rung, wanted, (box_s, most_s))
         data.settle(self._group)
         timing = {"size_bytes": rung.size_bytes, "phase": phase, **clock.timing(base)}
         self.timings.append(dict(timing, stopped=stopped))
 
     def _run_on(
-        self, clock: clocks.Clock, operation: Callable[[], None], more: int, most_s: float
+        self,
+        clock: clocks.Clock,
+        operation: Callable[[], None],
+        rung: plan.Rung,
+        wanted: int,
+        limits_s: tuple[float, float],
     ) -> str:
-        """Do so many more, or as many as both ends want; say why they stopped, if they did."""
+        """Go on up to so many, or as many as both ends want; say why they stopped, if they did.
+
+        `limits_s`: the box for all of them, and the most. Where CPUs are shared the first three
+        tell too little of how many fit into the box: after each part both ends count again.
+        """
         assert self.data is not None
         every, begun = stopping.every(self.data.size_bytes), time.monotonic()
-        while more > 0:
-            part = min(more, every)
+        box_s, most_s = limits_s
+        while (left := wanted - len(clock.times_us)) > 0:
             clock.restart()
-            clock.run(operation, self.data.check, part)
-            more -= part
-            if more > 0:
+            clock.run(operation, self.data.check, min(left, every))
+            if left > every:
                 spent_s = time.monotonic() - begun
                 mine = stopping.wanted(clock.times_us, spent_s, most_s, self._go.condemn)
-                word = self._agree(mine)
+                word, fitting = self._agreed(mine, _affordable(rung, box_s, clock.usual_s()))
                 if word != stopping.GO_ON:
                     return stopping.WORDS.get(word, "")
+                wanted = min(wanted, fitting)
         return ""
 
     def _agree(self, mine: int) -> int:
         """The smaller of both ends' numbers."""
-        both = self._torch.tensor([mine], dtype=self._torch.int32, device=self._group.device)
+        return self._agreed(mine)[0]
+
+    def _agreed(self, *mine: int) -> list[int]:
+        """Of each number the smaller one of both ends."""
+        both = self._torch.tensor(mine, dtype=self._torch.int32, device=self._group.device)
         self._group.reduce(both, smallest=True)
-        return int(both.item())
+        return [int(number) for number in both.tolist()]
 
     def _beat(self) -> None:
         """Tell the supervisor now and then that we live; cheap enough for between operations."""
@@ -157,3 +169,7 @@ class Ladder:
         if now - self._beaten > BEAT_S:
             self._beaten = now
             self._alive("pair", self._go.op_s + BEAT_S + MARGIN_S)
+
+
+def _affordable(rung: plan.Rung, box_s: float, one_s: float) -> int:
+    return max(LEAST, min(rung.iterations, int(box_s / max(one_s, 1e-6))))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from . import clocks
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import plan
@@ -19,7 +21,6 @@ WORDS = {TIME: "time", SPIKES: "spikes"}
 
 _SHARE = 0.5
 _LARGE = 1 << 20
-_SPIKE_MEDIANS = 20.0
 
 
 def every(size_bytes: int) -> int:
@@ -43,7 +44,7 @@ def wanted(
 
 def evidence(times_us: list[float], condemn: plan.Condemn) -> float:
     """Nats for "as often as is unusual" against "as usual": Wald's sequential test."""
-    cut_us = max(condemn.spike_us, _SPIKE_MEDIANS * sorted(times_us)[len(times_us) // 2])
+    cut_us = max(condemn.spike_us, clocks.SPIKE_MEDIANS * sorted(times_us)[len(times_us) // 2])
     spikes = sum(1 for time_us in times_us if time_us > cut_us)
     usual, unusual = condemn.usual, condemn.unusual
     clean = len(times_us) - spikes

@@ -141,6 +141,30 @@ def test_a_size_is_left_when_it_is_condemned_or_takes_too_long(
     assert not climbed.spoilt
 
 
+class Tardy(Partner):
+    """Takes 5 ms for each operation, but for the first few."""
+
+    def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
+        """Quick only while the size is begun; what both ends agree on is always quick."""
+        super().reduce(tensor, smallest=smallest)
+        if not smallest and self.operations > 6:
+            time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("partner", "times"), [(Tardy, 67), (Spiky, 300)])
+def test_a_box_holds_what_fits_though_the_first_few_were_quick_and_spikes_cost_no_samples(
+    partner: type[Partner], times: int
+) -> None:
+    """Both ends count again every 64 operations: it is the usual one that must fit."""
+    go = plan.read({**GO, "ladder": [[64, 2, 300]], "box_s": 0.3, "pair_s": 60.0})
+    keys = [pattern.key(go.seed, 0, rank) for rank in (0, 1)]
+    other: Any = partner(None)
+    climbed = ladder.Ladder(torch, other, go, pattern.Ends(keys, 0), lambda *_: None)
+    climbed.climb(1e18, time.monotonic())
+    (timing,) = climbed.timings
+    assert (timing["stopped"], len(timing["times_us"])) == ("", times)
+
+
 @pytest.mark.parametrize(("flip_at", "seen"), [(1, 12), (12, 12), (40, 41), (41, 41)])
 def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
     """After many doublings in place bits are lost, so one more operation is made for it."""
