@@ -1,0 +1,135 @@
+"""Ends of a pair for tests of what runs on a node: stand-ins, and two threads over real gloo."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from sweep import (  # noqa: E402  needs torch's skip first
+    groups,
+    inside,
+    ladder,
+    means,
+    meeting,
+    pair,
+    pattern,
+    plan,
+    wall,
+    watch,
+)
+
+GO: dict[str, Any] = {
+    "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
+    "towards": "b", "interface": None, "store": ["a", 1], "seed": 7,
+    "ladder": [[64, 2, 10], [4096, 1, 50]], "meet_s": 1, "op_s": 1, "box_s": 1, "pair_s": 5,
+    "barrier_s": 1,
+    "turns": [{"round": 0, "a": "h1", "b": "h2", "rank": 0, "partner": 1}, None],
+}  # fmt: skip
+
+
+class Partner:
+    """Stands for a two-ended group whose other end does its part, but for one flipped bit."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, flip_at: int | None = None) -> None:
+        self.operations = 0
+        self._flip_at = flip_at
+        self._other: Any = None
+
+    def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
+        """Add what the other end has: its pattern at first, then the same sum as we."""
+        if smallest:
+            return
+        mine = torch.empty_like(tensor)
+        pattern.fill(torch, mine, pattern.key(7, 0, 0))
+        if torch.equal(mine, tensor):
+            self._other = torch.empty_like(tensor)
+            pattern.fill(torch, self._other, pattern.key(7, 0, 1))
+        tensor.add_(self._other)
+        self.operations += 1
+        if self.operations == self._flip_at:
+            tensor[5] ^= 1 << 30
+        self._other = tensor.clone()
+
+
+def climb(partner: Any, **changes: Any) -> ladder.Ladder:
+    """A whole ladder with such a partner; it has all the time there is."""
+    go = plan.read({**GO, **changes})
+    keys = [pattern.key(go.seed, 0, rank) for rank in (0, 1)]
+    climbed = ladder.Ladder(torch, partner, go, pattern.Ends(keys, 0), lambda *_: None)
+    climbed.climb(1e18, time.monotonic())
+    return climbed
+
+
+class Still(watch.Watch):
+    """Reads no counters."""
+
+    def __init__(self) -> None:
+        pass
+
+    def read(self, what: dict[str, Any]) -> None:
+        """Nothing came in time."""
+        del what
+
+
+class Both:
+    """Both ends of one real pair over gloo, as two threads of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self._go = {**GO, "meet_s": 10, "op_s": 10, "pair_s": 60, **changes}
+        self._patch = monkeypatch
+
+    def spoil(self, node: str, *, when_rank: int | None = None) -> None:
+        """One node's results come out wrong, whatever its role, or in one role only."""
+        connect = groups.connect
+
+        def connected(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Any:
+            group = connect(torch, store, rank, rail, size)
+            reduce = group.reduce
+
+            def spoiled(tensor: Any, *, smallest: bool = False) -> None:
+                reduce(tensor, smallest=smallest)
+                ours = rail.go.index == int(node == "h2") and when_rank in (None, rank)
+                if ours and not smallest and tensor.numel() > 2:
+                    tensor[3] ^= 4
+
+            group.reduce = spoiled  # type: ignore[method-assign]
+            return group
+
+        self._patch.setattr(groups, "connect", connected)
+
+    def measure_inside(self, *rails: int, of: int = 3) -> list[dict[str, Any]]:
+        """What these rails of one node have to say of each other."""
+        store = torch.distributed.HashStore()
+        go = plan.read({**self._go, "nodes": 1, "rails": of, "inside": True, "turns": []})
+
+        def rail(number: int) -> dict[str, Any]:
+            own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
+            met = meeting.Meeting(store, number, of)
+            seat = pair.Seat(torch, store, met, own, means.Means(torch, own), Still(), wall.Steps())
+            return inside.measure(seat, lambda *_: None)
+
+        with ThreadPoolExecutor(of) as all_of_them:
+            return list(all_of_them.map(rail, rails))
+
+    def measure(self) -> list[dict[str, Any]]:
+        """What each end has to say."""
+        store = torch.distributed.HashStore()
+        with ThreadPoolExecutor(2) as both:
+            return list(both.map(lambda rank: self._end(store, rank), (0, 1)))
+
+    def _end(self, store: Any, rank: int) -> dict[str, Any]:
+        turn = {"round": 0, "a": "h1", "b": "h2", "rank": rank, "partner": 1 - rank}
+        rail = plan.Rail(
+            plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1)
+        )
+        assert rail.go.turns[0] is not None
+        met = meeting.Meeting(store, rank, 2)
+        seat = pair.Seat(torch, store, met, rail, means.Means(torch, rail), Still(), wall.Steps())
+        return pair.measure(seat, rail.go.turns[0], lambda *_: None)

@@ -1,0 +1,220 @@
+"""A node's rails: forked, relayed line by line, met before each round, replaced where they hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.fabric.nodes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+torch: Any = pytest.importorskip("torch")
+
+from sweep import (  # noqa: E402  needs torch's skip first
+    lifeline,
+    lines,
+    meeting,
+    plan,
+    rails,
+    seat,
+    starvation,
+)
+
+from tests.unit.fabric.ends import GO, Both  # noqa: E402
+
+
+def test_a_rail_that_does_not_come_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait as long as for a round, and say who was missing."""
+    ends = Both(monkeypatch, barrier_s=0.3).measure_inside(0, 2)
+    said = [(end["state"], end["error"]) for end in ends]
+    assert said == [("absent", "rail 1 of this node did not come")] * 2
+
+
+def test_long_lines_stay_whole_and_half_a_line_is_dropped() -> None:
+    """A pipe takes 64 KiB at once; a killed writer leaves a line without its end."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        lines.write(writing, {"long": "x" * 200_000})
+        os.write(writing, b'{"half":')
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reader = lines.Reader(reading)
+    assert reader.next(10.0) == {"long": "x" * 200_000}
+    assert reader.next(10.0) is None
+    writer.join()
+    os.close(reading)
+
+
+def test_a_late_line_is_a_timeout() -> None:
+    """Silence is noticed after the time that the writer itself had announced."""
+    reading, writing = os.pipe()
+    with pytest.raises(TimeoutError):
+        lines.Reader(reading).next(0.01)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ((b"", b""), ["trouble", "trouble", "done"]),
+        ((b"", b'{"event":"rail_done"}\n'), ["trouble", "done"]),
+        ((b'{"event":"rail_done"}\n', b'{"event":"rail_done"}\n'), ["done"]),
+        ((b'{"event":"rail_rest"}\n{"event":"rail_done"}\n',) * 2, ["rest", "done"]),
+    ],
+)
+def test_what_rails_say_becomes_what_their_node_says(
+    said: tuple[bytes, bytes], heard: list[str]
+) -> None:
+    """It rests when all that are not through do; a rank that dies without a word is a trouble."""
+    told: list[dict[str, Any]] = []
+    both = rails.Rails(2, told.append)
+    with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
+        pipes = [os.pipe() for _ in said]
+        for rail, (reading, _) in enumerate(pipes):
+            stack.callback(os.close, reading)
+            relays.submit(both.relay, reading, rail)
+        rests = []
+        for (_, writing), words in reversed([*zip(pipes, said, strict=True)]):
+            first, _, rest = words.partition(b"\n")
+            os.write(writing, first + b"\n" * bool(first))
+            rests.append((writing, rest))
+        wait_for(lambda: [1] if "rest" in [one["event"] for one in told] else [], 0.3)
+        for writing, rest in rests:
+            os.write(writing, rest)
+            os.close(writing)
+        relays.shutdown()
+    assert [one["event"] for one in told] == heard
+    troubles = [one["error"] for one in told if one["event"] == "trouble"]
+    assert all(error.startswith("its rank of rail ") for error in troubles)
+
+
+def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
+    """The other is still at work: nothing is said of the node until it ends, here by its death."""
+    told: list[str] = []
+    both = rails.Rails(2, lambda event: told.append(event["event"]))
+    working, at_work = os.pipe()
+    with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
+        stack.callback(os.close, working)
+        ended = relay.submit(both.relay, working, 0)
+        resting, writing = os.pipe()
+        os.write(writing, b'{"event":"rail_rest"}\n{"event":"rail_done"}\n')
+        both.relay(resting, 1)
+        os.close(resting)
+        os.close(writing)
+        assert told == []
+        os.close(at_work)
+        ended.result(10)
+    assert told == ["trouble", "done"]
+
+
+def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
+    """Held up by a bad partner once: the others go on, and wait for it again in the next round."""
+    store = torch.distributed.HashStore()
+    late, other = meeting.Meeting(store, 0, 2), meeting.Meeting(store, 1, 2)
+    with ThreadPoolExecutor(2) as both:
+        first = [both.submit(one.arrive, 0, 10.0) for one in (late, other)]
+    assert all(one.result() for one in first)
+    assert other.arrive(1, 0.05)
+    assert other.missed(1, 0)
+    assert not late.arrive(1, 0.05)
+    with ThreadPoolExecutor(2) as both:
+        again = [both.submit(one.arrive, 2, 10.0) for one in (late, other)]
+    assert all(one.result() for one in again)
+    assert other.arrive(3, 0.05)
+    assert late.struck(0)
+    assert not late.arrive(4, 0.05)
+
+
+def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
+    """Struck while others stand at the barrier, they go on, and so do all later rounds."""
+    store = torch.distributed.HashStore()
+    lost, *others = (meeting.Meeting(store, number, 3) for number in range(3))
+    with ThreadPoolExecutor(3) as all_three:
+        first = [all_three.submit(one.arrive, 0, 10.0) for one in (lost, *others)]
+        assert all(one.result() for one in first)
+        waiting = all_three.submit(others[0].arrive, 1, 60.0)
+        lost._count_in(1)
+        meeting.Meeting(store, -1, 3).strike(0, 3)
+        assert not store.check(["begin/1"])
+        assert others[1].arrive(1, 60.0)
+        assert waiting.result()
+    with ThreadPoolExecutor(2) as both:
+        assert all(both.map(lambda one: one.arrive(2, 60.0), others))
+    assert not any(store.check([f"striker/{number}"]) for number in range(3))
+    assert not lost.arrive(2, 60.0)
+
+
+def test_a_starved_process_is_told_from_one_that_hangs() -> None:
+    """One only sleeps; the other shares a CPU with a loop and comes last; a third is stopped."""
+    cpu = min(os.sched_getaffinity(0))
+    loop = f"import os; os.sched_setaffinity(0, {{{cpu}}});"
+    last = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0));"
+    spin = "\nwhile True: pass"
+    with ExitStack() as stack:
+
+        def start(code: str) -> int:
+            process = subprocess.Popen([sys.executable, "-c", code])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process.pid
+
+        sleeping = start("import time; time.sleep(600)")
+        start(loop + spin)
+        starved = start(loop + last + spin)
+        before = starvation.waited_s(starved)
+        assert before
+        wait_for(lambda: [1] if "for a CPU" in starvation.excuse(before, starved, 1.0) else [])
+        assert re.search(r"it waited \d\.\d s for a CPU", starvation.excuse(before, starved, 1.0))
+        assert starvation.excuse(starvation.waited_s(sleeping), sleeping, 1.0) == ""
+        os.kill(sleeping, signal.SIGSTOP)
+        assert wait_for(lambda: [1] if starvation.stopped(sleeping) else [])
+        assert starvation.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
+    assert starvation.excuse({}, starved, 1.0) == ""
+
+
+def test_a_rail_that_hangs_in_its_fork_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first process says nothing, as one that waits for a lock nobody holds; the next works."""
+    first = tmp_path / "first"
+
+    def begin(_agent: int, _name: str) -> None:
+        if not first.exists():
+            first.write_text(str(os.getpid()))
+            time.sleep(600)
+
+    monkeypatch.setattr(lifeline, "die_with_parent", begin)
+    monkeypatch.setattr(seat, "_UP_S", 2.0)
+    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
+    seat.sit(none_of_its_own, (telling, ordered))
+    assert lines.Reader(told).next(30) == {"event": "rail_done"}
+    assert os.waitpid(int(first.read_text()), 0)[1] == signal.SIGKILL
+    for each in (told, ordered, ordering):
+        os.close(each)
+
+
+def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three silent processes are enough."""
+    monkeypatch.setattr(lifeline, "die_with_parent", lambda *_: os._exit(1))
+    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
+        seat.sit(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))
+    for each in (told, telling, ordered, ordering):
+        os.close(each)
