@@ -149,7 +149,8 @@ def _several(
     aside: set[int] = set()
     for key in doubted:
         own = through[key]
-        if len(aside.intersection(own)) * 2 < len(own):
+        known = any(parts.alike(key, other) for other in chosen)
+        if not known and len(aside.intersection(own)) * 2 < len(own):
             chosen.append(key)
             aside.update(own)
             if len(chosen) > 1:
@@ -237,7 +238,7 @@ def _near(
     own = set(through[key])
     near: dict[Key, float] = {}
     for other, theirs in through.items():
-        if other == key or own.isdisjoint(theirs):
+        if other == key or own.isdisjoint(theirs) or parts.alike(key, other):
             continue
         gains = model.fit(theirs)[1]
         rival = gains > gain - _RIVAL

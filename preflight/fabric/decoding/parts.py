@@ -33,6 +33,12 @@ class Key(NamedTuple):
 ALL_RAILS = -1
 """The rail of an observation that was made on most rails at once."""
 
+AS_ONE = -2
+"""The rail of a node's key where it is judged by what hit most of its rails at once, alone.
+
+A host that is late is late on all of them: that its rails one by one show nothing says nothing.
+"""
+
 
 class Place(NamedTuple):
     """Where an observation was made. Of one node alone (a late host): `b` is empty."""
@@ -69,7 +75,7 @@ class Parts:
         if b:
             keys.append(Key("path", a, b))
         if rail == ALL_RAILS:
-            return keys
+            return keys + [Key("node", name, rail=AS_ONE) for name in ends]
         if self._many_rails:
             keys += [Key("endpoint", name, rail=rail) for name in ends]
             if b:
@@ -101,6 +107,8 @@ class Parts:
 
     def _within(self, key: Key, through: list[int]) -> list[int]:
         """Of all observations through one node those that go through a part of it, or its path."""
+        if key.rail == AS_ONE:
+            return [number for number in through if self.whole(number)]
         if key.kind == "node":
             return through
         if key.rail >= 0:
@@ -130,7 +138,7 @@ class Parts:
             return [
                 Key(kind, name, rail=key.rail) for name in self._under[key.one] if name in self._met
             ]
-        if key.kind == "node" and self._many_rails:
+        if key.kind == "node" and self._many_rails and key.rail != AS_ONE:
             return [Key("endpoint", key.one, rail=rail) for rail in self._met[key.one]]
         return []
 
@@ -152,6 +160,10 @@ class Parts:
         """The pairs of nodes that these observations were made of."""
         places = (self._places[number] for number in through)
         return tuple(dict.fromkeys((place.a, place.b) for place in places if place.b))
+
+    def alike(self, key: Key, other: Key) -> bool:
+        """Whether they are one node, judged in two ways."""
+        return key.kind == "node" and key[:3] == other[:3]
 
     def penalty(self, key: Key) -> float:
         """What a part costs as an explanation; with one rail the node is its own endpoint."""
