@@ -22,6 +22,8 @@ def coverage_words(seen: CoverageRow) -> str:
 
 
 def _others(seen: CoverageRow) -> str:
+    if seen.pairs_known is None and seen.rounds >= seen.rounds_total > 0:
+        return " (all were planned: the others are not run, with the reason)"
     if seen.pairs_known is None:
         return " (all: --preflight-sweep=exhaustive, or night by night: --preflight-history DIR)"
     more = seen.pairs_known > seen.pairs_run
