@@ -33,8 +33,10 @@ def seen(
         (seen(28, 7), "all 28 pairs this run"),
         (
             seen(12, 3),
-            "12 of 28 pairs this run (all: --preflight-sweep=exhaustive, or night by night: "
-            "--preflight-history DIR)",
+            (
+                "12 of 28 pairs this run (all: --preflight-sweep=exhaustive, or night by night: "
+                "--preflight-history DIR)"
+            ),
         ),
         (
             seen(25, 7),
