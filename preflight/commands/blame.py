@@ -14,7 +14,7 @@ from preflight.commands.verdicts import EMPTY, judge_stored, tell
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
 from preflight.report.fabric_page import fabric_page
-from preflight.report.files import write_atomically
+from preflight.report.files import write_typed
 from preflight.report.offline import encode, lines
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ def _draw(path: Path, stored: Stored, judged: Judged) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     try:
-        write_atomically(path, page.encode())
+        write_typed(path, page.encode())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"cannot write {path}: there is no folder {path.parent}; make it, or give another file"
+        ) from error
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another file") from error

@@ -22,34 +22,75 @@ if TYPE_CHECKING:
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a sibling file and rename it, so that a reader sees the old or the new, never half.
 
-    Makes the folder where it is missing. Raises OSError (disk full, no permission, a folder that
-    is not safe) and leaves no temporary file behind.
+    Makes the folder where it is missing; a link in the file's place is replaced, not followed.
+    Raises OSError (disk full, no permission, a folder that is not safe, a device, pipe, socket or
+    folder in the file's place) and leaves no temporary file behind.
     """
     with open_folder(path.parent, make=True) as folder:
-        temporary = f".{path.name}.{secrets.token_hex(8)}"
-        handle = os.open(temporary, _NEW, FILE_MODE, dir_fd=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, FILE_MODE)
-                file.write(content)
-                file.flush()
-                os.fsync(handle)
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
+        _refuse_irregular(folder, path.name, links=True)
+        _write(folder, path.name, content)
+
+
+def write_typed(path: Path, content: bytes) -> None:
+    """The same for a path that somebody typed: no folder is made, and no link is replaced.
+
+    FileNotFoundError where the folder is missing.
+    """
+    with open_folder(path.parent, make=False) as folder:
+        _refuse_irregular(folder, path.name, links=False)
+        _write(folder, path.name, content)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, by the same safe way; OSError if it is not there or cannot be removed."""
+    """Remove a file or link, by the same safe way; OSError if it is not there or is no file."""
     with open_folder(path.parent, make=False) as folder:
+        _refuse_irregular(folder, path.name, links=True)
         os.unlink(path.name, dir_fd=folder)
+
+
+def _write(folder: int, name: str, content: bytes) -> None:
+    temporary = f".{name}.{secrets.token_hex(8)}"
+    handle = os.open(temporary, _NEW, FILE_MODE, dir_fd=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, FILE_MODE)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _refuse_irregular(folder: int, name: str, *, links: bool) -> None:
+    """Whatever else bears that name is somebody's: renaming over it would take it from the machine.
+
+    `links`: whether a link may be replaced.
+    """
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(mode) or (links and stat.S_ISLNK(mode)):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    what = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    raise OSError(errno.EINVAL, f"it is {what}, which is not replaced")
 
 
 @contextmanager

@@ -136,12 +136,24 @@ def test_a_topology_that_is_no_use_is_one_line(tmp_path: Path) -> None:
 def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     """The page of a run, from stored samples; a place that cannot be written to is one line."""
     samples = stored(tmp_path, encode_sweep(SLOW))
-    assert blame(samples, "--picture", str(tmp_path / "new" / "fabric.html")).exit == 1
-    page = (tmp_path / "new" / "fabric.html").read_text()
+    drawn = tmp_path / "fabric.html"
+    assert blame(samples, "--picture", str(drawn)).exit == 1
+    page = drawn.read_text()
     assert "Blamed: h3<" in page
     assert "night.json" in page
-    refusal = refused(blame(samples, "--picture", str(samples / "fabric.html")))
-    assert "cannot write" in refusal
+    assert "cannot write" in refused(blame(samples, "--picture", str(samples / "fabric.html")))
+    missing = tmp_path / "new" / "fabric.html"
+    refusal = refused(blame(samples, "--picture", str(missing)))
+    assert f"there is no folder {missing.parent}; make it, or give another file" in refusal
+    os.mkfifo(tmp_path / "pipe")
+    refusal = refused(blame(samples, "--picture", str(tmp_path / "pipe")))
+    assert "pipe: it is a pipe, which is not replaced; give another file" in refusal
+    (tmp_path / "link").symlink_to(drawn)
+    refusal = refused(blame(samples, "--picture", str(tmp_path / "link")))
+    assert "link: it is a symbolic link, which is not replaced" in refusal
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "fabric.html", "link", samples.name, "pipe",
+    ]  # fmt: skip
 
 
 def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     """A reader sees the old report or the new one, and no temporary file is left."""
     target = tmp_path / "report.json"
     target.mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="it is a folder"):
         write_atomically(target, b"new")
     assert list(tmp_path.iterdir()) == [target]
 

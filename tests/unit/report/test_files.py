@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
 from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.report.files import open_folder, write_atomically
+from preflight.report.files import open_folder, remove, write_atomically, write_typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +42,52 @@ def test_a_link_in_a_files_place_is_replaced_not_followed(tmp_path: Path) -> Non
         write_atomically(folder / name, b"new")
         assert (folder / name).read_bytes() == b"new"
     assert victim.read_bytes() == b"precious"
+
+
+def irregular(folder: Path) -> dict[str, str]:
+    """What may bear a file's name and is none, and what is said of it."""
+    os.mkfifo(folder / "pipe")
+    (folder / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "socket"))
+    said = {"pipe": "it is a pipe", "folder": "it is a folder", "socket": "it is a socket"}
+    if os.geteuid() == 0:
+        try:
+            os.mknod(folder / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:  # root of a container
+            return said
+        said["device"] = "it is a device"
+    return said
+
+
+def test_what_is_no_file_is_neither_replaced_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe, device, socket or folder in a file's place is refused, and nothing is left beside."""
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    expected = irregular(tmp_path)
+    before = {one.name: one.lstat().st_mode for one in tmp_path.iterdir()}
+    for name, said in expected.items():
+        for write in (write_atomically, write_typed):
+            with pytest.raises(OSError, match=said):
+                write(tmp_path / name, b"x")
+        with pytest.raises(OSError, match=said):
+            remove(tmp_path / name)
+    assert {one.name: one.lstat().st_mode for one in tmp_path.iterdir()} == before
+
+
+def test_a_typed_path_makes_no_folder_and_replaces_no_link(tmp_path: Path) -> None:
+    """Such as /dev/stdout, which is a link: what an operator mistypes costs nothing."""
+    with pytest.raises(FileNotFoundError):
+        write_typed(tmp_path / "new" / "page.html", b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="it is a symbolic link, which is not replaced"):
+        write_typed(tmp_path / "link", b"x")
+    assert [one.name for one in tmp_path.iterdir()] == ["link"]
+    assert (tmp_path / "link").is_symlink()
+    write_typed(tmp_path / "page.html", b"old")
+    write_typed(tmp_path / "page.html", b"new")
+    assert (tmp_path / "page.html").read_bytes() == b"new"
 
 
 @root_only
