@@ -306,7 +306,11 @@ class Run:
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(so_far, selected),
         )
-        self._keep(sweep)
+        try:
+            self._keep(sweep)
+        except KeyboardInterrupt:
+            self._judge_so_far(sweep, selected)
+            raise
 
     def _select(self, selected: Sequence[Key]) -> None:
         wanted = {check_id for check_id, _ in selected}

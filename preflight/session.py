@@ -191,10 +191,19 @@ class Session:
                 self.run.measure(keys, self._found)
             finally:
                 self._tally.expect_repairs()
-                self._chosen.outputs.write("measured.json", self.run.judgement.measured.encode())
+                self._write_measured()
                 history = self._chosen.history
                 if history is not None and (trouble := history.remember(self.run)):
                     self.run.progress.line(f"history {trouble}")
+
+    def _write_measured(self) -> None:
+        """Write what a replay needs; it cost minutes of a whole fleet, so Ctrl-C waits for it."""
+        measured, outputs = self.run.judgement.measured, self._chosen.outputs
+        try:
+            outputs.write("measured.json", measured.encode())
+        except KeyboardInterrupt:
+            outputs.write("measured.json", measured.encode())
+            raise
 
     def _found(self, key: Key, verdict: Verdict) -> None:
         """Show a finding when it is known; one line for all verdicts that share its cause."""

@@ -57,20 +57,27 @@ def sweep(
 
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
     `deadline_s`. Returns by the deadline at the latest, whatever the nodes do. On Ctrl-C
-    `interrupted` gets what was measured so far, before anything is closed.
+    `interrupted` gets what was measured so far, before anything is closed; all of it, if the signal
+    comes while the nodes are sent home.
 
     `suspects(sweep so far)` names the pairs to be measured again, round by round, and is asked anew
     after them, until it names none, time is short, or there were `retest.MOST_ROUNDS` of them.
     """
     stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent, suspects=suspects)
     try:
-        return stage.run(start)
-    except KeyboardInterrupt:
-        if interrupted is not None:
-            interrupted(stage.so_far())
-        raise
-    finally:
+        whole = stage.run(start)
         stage.agents.close()
+    except KeyboardInterrupt:
+        try:
+            if interrupted is not None:
+                interrupted(stage.so_far())
+        finally:
+            stage.agents.close()
+        raise
+    except BaseException:
+        stage.agents.close()
+        raise
+    return whole
 
 
 def _silent(done: int, total: int, waiting: list[str]) -> None:
@@ -109,6 +116,7 @@ class _Stage:
         self._who = roster(plan, {})
         self._pace = Pace()
         self._unsettled: tuple[Pairing, ...] = ()
+        self._whole: Sweep | None = None
 
     def run(self, start: Start) -> Sweep:
         request = {"nonce": self._nonce, "deadline_s": self._deadline_s, "lease_s": LEASE_S}
@@ -124,10 +132,13 @@ class _Stage:
                 self._order(self._who, name, store)
             self._collect(self._who, self._cut.collected, budget(self._plan, self._who))
             self._retest(self._cut.collected)
-        return self._result(self._who, self._cut.collected)
+        self._whole = self._result(self._who, self._cut.collected)
+        return self._whole
 
     def so_far(self) -> Sweep:
         """What was measured until an interrupt; nobody is blamed for what is missing."""
+        if self._whole is not None:
+            return self._whole
         self._cut.interrupt()
         if self._cut.collected is None:
             self._who = roster(self._plan, self._muster.ready)
