@@ -41,7 +41,7 @@ def judge(pair: Pair) -> Verdict:
     evidence["size_bytes"] = pair.at_bytes
     if pair.events:
         return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
-    if pair.bad:
+    if pair.bad or pair.doubt:
         return _slow_or_broken(pair, evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
         return unknown(

@@ -18,7 +18,7 @@ from preflight.fabric.pair import Pair
 from preflight.fabric.schedule import Pairing
 from preflight.fabric.second_look import borne_out
 from preflight.fabric.subtle import subtle
-from preflight.fabric.unsettled import doubts
+from preflight.fabric.unsettled import certain, doubts
 from preflight.fabric.words import gbs
 from preflight.facts.inside import Inside
 from preflight.facts.wiring import natural
@@ -61,8 +61,11 @@ def judge_sweep(
     misled = fallen(sweep, hosts)
     plain = blames(seen, sweep, names, findings.lossy)
     doubted = doubts(plain, seen, sweep)
-    gross = absorbed(misled, [one for one in plain if doubted.keys().isdisjoint(one.pairs)])
-    found = (*gross, *subtle(findings.found, observed, seen, (*gross, *plain)))
+    gross = absorbed(misled, certain(plain, doubted))
+    hidden = subtle(findings.found, observed, seen, (*gross, *plain))
+    unsure = doubts(hidden, seen, sweep)
+    doubted |= unsure
+    found = (*gross, *certain(hidden, unsure))
     found = (*found, *healed(seen, {one.component for one in found}))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from preflight.fabric.culprit import Component
+    from preflight.fabric.decoding import Findings
+    from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
 
@@ -24,13 +26,17 @@ PARTNERS = 2
 """With so many cleared nodes each suspect is measured again; a path so many times."""
 
 MOST = 8
+"""Parts that are looked at again; paths beyond that only where they cost no further round."""
+
+_STEADY = ("slow", "latency")
 _SUBTLE = ("slow", "latency", "spikes", "late")
 
 
 def suspects(sweep: Sweep) -> Rounds:
     """The pairs to measure again, round by round; none after a retest, or where all is plain.
 
-    What is named for sure is not looked at again: a clean retest would not acquit it.
+    What is named for sure is not looked at again: a clean retest would not acquit it. A path that
+    was slow in its only round is not for sure.
     """
     if sweep.retested:
         return ()
@@ -49,15 +55,54 @@ def suspects(sweep: Sweep) -> Rounds:
     parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
     # A worker that failed once was replaced: its other pairs can be measured as anybody's.
     slow = [part for part in slow_parts(sweep) if findings.lossy.isdisjoint(part.nodes)]
-    parts = list(dict.fromkeys([*parts, *slow]))[:MOST]
+    parts = _once_each([*parts, *slow, *_named_once(findings, observed)])
+    parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]
-    return _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
+    rounds = _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
+    return _with_room(rounds, [_path(part, observed.nodes) for part in beside])
+
+
+def _named_once(findings: Findings, observed: Observed) -> list[Component]:
+    """Paths that are named for being slow in the only round in which they were measured."""
+    paths = [
+        part
+        for one in findings.found
+        if (part := one.named) is not None and part.kind == "path" and one.symptom in _STEADY
+    ]
+    rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
+    for each in observed.tried:
+        rounds.get(frozenset((each.a, each.b)), set()).add(each.round)
+    blamed = findings.nodes
+    return [
+        part
+        for part in paths
+        if len(rounds[frozenset(part.nodes)]) == 1 and blamed.isdisjoint(part.nodes)
+    ]
+
+
+def _once_each(parts: Sequence[Component]) -> list[Component]:
+    """A path counts once, whatever its rails: a round measures all of them."""
+    found: dict[tuple[object, ...], Component] = {}
+    for part in parts:
+        key = ("path", frozenset(part.nodes)) if part.kind == "path" else (part,)
+        found.setdefault(key, part)
+    return list(found.values())
+
+
+def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
+    """Add paths, each so often as one is measured again, where their nodes would be idle."""
+    full = [list(around) for around in rounds]
+    for pair in dict.fromkeys(paths):
+        free = [around for around in full if _is_free(around, pair)]
+        for around in free[:PARTNERS] if len(free) >= PARTNERS else ():
+            around.append(pair)
+    return tuple(tuple(around) for around in full)
 
 
 def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
     if part.kind == "path":
-        yield from [_ordered(part.nodes[0], part.nodes[1], nodes)] * PARTNERS
+        yield from [_path(part, nodes)] * PARTNERS
     elif part.kind in ("node", "endpoint"):
         # Spread over the fleet, so that not all suspects want the same partners.
         at = nodes.index(part.nodes[0])
@@ -82,6 +127,10 @@ def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
 
 def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
     return all(set(pair).isdisjoint(other) for other in around)
+
+
+def _path(part: Component, nodes: Sequence[str]) -> Pairing:
+    return _ordered(part.nodes[0], part.nodes[1], nodes)
 
 
 def _ordered(one: str, other: str, nodes: Sequence[str]) -> Pairing:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
     from preflight.fabric.samples import Sweep
 
-MORE_TIME = "give more time, so that it is measured again: --preflight-budget SECONDS"
+MORE_TIME = (
+    "run again with time for a second look (--preflight-budget SECONDS); until then keep them in "
+    "different jobs"
+)
 _MOST = 8
 
 
@@ -26,16 +29,31 @@ def unsettled_words(sweep: Sweep) -> str:
 
 
 def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[str, str]:
-    """By pair: why a path that was slow in a single reading cannot be judged."""
+    """By pair: why a path that was slow in its only round cannot be judged."""
+    slow = [one for one in blames if one.kind == "path" and not one.events]
+    readings: dict[str, list[Seen]] = {name: [] for one in slow for name in one.pairs}
+    for each in seen:
+        if each.name in readings and each.state != "not_run":
+            readings[each.name].append(each)
     waiting = {f"{a}-{b}" for a, b in sweep.unsettled}
-    found = {}
-    for one in blames:
-        if one.kind != "path" or not waiting.issuperset(one.pairs):
-            continue
-        bad = [each for each in seen if each.bad and each.name in one.pairs]
-        if len(bad) == 1 and bad[0].slow:
-            operations = bad[0].summary.sizes[-1].iterations
-            found[bad[0].name] = (
-                f"slow once in {operations} operations, no time to look again: {one.sentence}"
-            )
+    found: dict[str, str] = {}
+    for one in slow:
+        own = [each for name in one.pairs for each in readings[name]]
+        own = [each for each in own if one.rail in (None, each.rail) and each.summary.sizes]
+        if own and _only_slow(own):
+            why = "no time to look again" if waiting.issuperset(one.pairs) else "not measured again"
+            often = f"slow once in {own[0].summary.sizes[-1].iterations} operations"
+            found |= dict.fromkeys(one.pairs, f"{often}, {why}: {one.sentence}")
     return found
+
+
+def certain(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
+    """Those that are no mere doubt about a path."""
+    out = frozenset(doubted)
+    return [one for one in blames if one.kind != "path" or out.isdisjoint(one.pairs)]
+
+
+def _only_slow(readings: Sequence[Seen]) -> bool:
+    """Whether nothing else is wrong with a path, and all that is known of it is of one round."""
+    once = len({each.round for each in readings}) == 1
+    return once and all(each.state == "measured" for each in readings)

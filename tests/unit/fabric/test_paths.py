@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End, Timing
+from preflight.fabric.suspects import suspects
 from tests.unit.fabric.fabrics import Made
 from tests.unit.fabric.synthetic import blame, hosts, sweep
 
@@ -83,9 +85,11 @@ def test_a_pair_that_stopped_where_nearly_all_others_went_on_is_slow() -> None:
     stopped = tuple(
         _stopped(pair) if (pair.a, pair.b) == ("h2", "h5") else pair for pair in measured.pairs
     )
-    (found,) = blame(replace(measured, pairs=stopped), fleet)
-    assert (found.kind, found.component) == ("path", "pair h2-h5")
-    assert "only 64 KiB of 4 MiB were reached" in found.sentence
+    decoded = judge_sweep(replace(measured, pairs=stopped), fleet)
+    pair = decoded.pairs["h2", "h5"]
+    assert (decoded.blames, pair.slow) == ((), "reach")
+    assert "only 64 KiB of 4 MiB were reached" in pair.doubt
+    assert suspects(replace(measured, pairs=stopped)) == ((("h2", "h5"),),) * 2
 
 
 @pytest.mark.parametrize(("count", "few"), [(4, 1), (6, 10)])

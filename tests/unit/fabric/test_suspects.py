@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.suspects import suspects
@@ -22,6 +23,31 @@ def test_a_path_that_was_slow_once_is_measured_twice_more() -> None:
     measured = sweep(fleet, lambda a, b: 40.5 if (a, b) == ("h2", "h5") else 46.0, backend="nccl")
     assert suspects(measured) == ((("h2", "h5"),), (("h2", "h5"),))
     assert suspects(replace(measured, retested=len(measured.rounds))) == ()
+
+
+@pytest.mark.parametrize("speed", [30.0, 20.0])
+@pytest.mark.parametrize("nodes", [8, 40])
+def test_paths_that_are_named_on_one_reading_are_measured_twice_more(
+    speed: float, nodes: int
+) -> None:
+    """Be it above or below the limit: a short congestion slows all pairs of one round."""
+    fleet = hosts(nodes)
+    healthy = sweep(fleet, lambda *_: 46.0, backend="nccl", limit=8)
+    slow = {frozenset(pair) for pair in healthy.rounds[2]}
+    measured = sweep(fleet, lambda *ab: speed if {*ab} in slow else 46.0, backend="nccl", limit=8)
+    rounds = [{frozenset(pair) for pair in around} for around in suspects(measured)]
+    assert rounds == [slow, slow]
+
+
+def test_more_than_eight_paths_are_not_looked_at_where_they_cost_further_rounds() -> None:
+    """Of three slow paths of each of four nodes, two each: four rounds in place of six."""
+    fleet = hosts(40)
+    slow = [{f"h{hub}", f"h{3 * hub + at}"} for hub in (1, 2, 3, 4) for at in (10, 11, 12)]
+    measured = sweep(fleet, lambda *ab: 20.0 if {*ab} in slow else 46.0, backend="nccl", limit=39)
+    rounds = suspects(measured)
+    again = [{*pair} for around in rounds for pair in around]
+    assert len(rounds) == 4
+    assert sorted(again.count(pair) for pair in slow) == [0] * 4 + [2] * 8
 
 
 def test_two_that_met_only_each_other_meet_cleared_ones() -> None:
