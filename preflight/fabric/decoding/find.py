@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
+from preflight.fabric.decoding.accounts import EVENTS, due_to, known, within
 from preflight.fabric.decoding.acquittal import SecondLook
 from preflight.fabric.decoding.again import hot_again, joined
 from preflight.fabric.decoding.events import watch
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
 
 
-_EVENTS = ("spikes", "late")
-_BY_EVENTS = ("slow", "latency", "hung", "broken")
-"""What so many events can make of a pair; it takes more to keep it from connecting."""
-
-
 class Findings(Struct, frozen=True, kw_only=True):
     """What is wrong with a fabric, worst first within each kind of symptom."""
 
@@ -64,7 +60,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     @property
     def lossy(self) -> frozenset[str]:
         """Those that are named for what they lose or hold up: any of their pairs may suffer."""
-        return _nodes([one for one in self.found if one.symptom in _EVENTS])
+        return _nodes([one for one in self.found if one.symptom in EVENTS])
 
 
 def _nodes(found: Sequence[Found]) -> frozenset[str]:
@@ -86,8 +82,8 @@ def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) ->
         doubted += [search.parts.component(key) for key in search.explained.doubted]
         for one in search.explained.accepted:
             fresh = _found(search, one)
-            found = [one for one in found if not _effect(one, fresh)]
-            if not _known(fresh, found):
+            found = [one for one in found if not due_to(fresh, one)]
+            if not known(fresh, found):
                 found.append(fresh)
     if observed.retested:
         found = _not_acquitted(found, observed, met)
@@ -112,11 +108,18 @@ def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) ->
                 for each in kept
                 if each.named or each.symptom != one.symptom or not among.issuperset(each.among)
             ]
-        elif not _known(left, kept) and not any(
-            each.symptom == one.symptom and among.intersection(each.among) for each in kept
-        ):
+        elif not known(left, kept) and not any(_same_events(one, each) for each in kept):
+            kept = [each for each in kept if not due_to(left, each)]
             kept.append(left)
-    return kept + [one for one in _seen_again(second, observed) if not _known(one, kept)]
+    return kept + [one for one in _seen_again(second, observed) if not known(one, kept)]
+
+
+def _same_events(one: Found, other: Found) -> bool:
+    """Whether all rounds together already suspect what the first alone do, or a part of it."""
+    if one.symptom != other.symptom:
+        return False
+    inner = other.named
+    return any(part in other.among or (inner and within(inner, part)) for part in one.among)
 
 
 def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
@@ -128,7 +131,7 @@ def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
     found: list[Found] = []
     for one in accepted:
         fresh = _found(search, one)
-        if not _known(fresh, found):
+        if not known(fresh, found):
             found.append(fresh)
     return found
 
@@ -138,7 +141,7 @@ def _seen_first(first: Watched, observed: Observed) -> list[Found]:
     found: list[Found] = []
     for search in _events(first, observed):
         fresh = (_found(search, one) for one in search.explained.accepted)
-        found += [one for one in fresh if not _known(one, found)]
+        found += [one for one in fresh if not known(one, found)]
     return found
 
 
@@ -265,32 +268,6 @@ def _found(search: _Search, one: Accepted) -> Found:
         worst_us=max(counted.worst_us[row] for row in one.through),
         elsewhere=(sum(counted.events) - events) / max(1, others),
     )
-
-
-def _known(fresh: Found, found: Sequence[Found]) -> bool:
-    """Whether a part that is named already accounts for it: one fault has several symptoms."""
-    named = [one.named for one in found if one.named is not None]
-    return all(
-        any(_within(part, other) or _within(other, part) for other in named) for part in fresh.among
-    )
-
-
-def _effect(one: Found, fresh: Found) -> bool:
-    """Whether a path was slow, or hung, for a node of it that loses or holds up what it sends."""
-    path, node = one.named, fresh.named
-    if path is None or path.kind != "path" or node is None or node.kind == "path":
-        return False
-    return one.symptom in _BY_EVENTS and fresh.symptom in _EVENTS and _within(path, node)
-
-
-def _within(part: Component, other: Component) -> bool:
-    """Whether all that goes through `part` goes through `other`."""
-    rails = other.rail is None or part.rail == other.rail
-    if other.kind == "path":
-        return rails and part.kind == "path" and set(part.nodes) == set(other.nodes)
-    if part.kind == "path":
-        return rails and bool(set(part.nodes) & set(other.nodes))
-    return rails and set(part.nodes) <= set(other.nodes)
 
 
 def _systemic(found: Sequence[Found], observed: Observed) -> str:
