@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from preflight.check import subject
 from preflight.commands.judged import Judged
+from preflight.commands.untold import untold_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.shapes import shapes
 from preflight.fabric.unsettled import unsettled_words
@@ -47,6 +48,7 @@ def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judge
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
             *filter(None, [shape_words(shape_rows(shapes(sweep, observed)))]),
+            *untold_words(observed),
             *_missing(sweep),
         ),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from preflight.check import subject
 from preflight.commands.judged import Judged
+from preflight.commands.untold import untold, untold_words
 from preflight.fabric.blame import Blame
 from preflight.fabric.compare import Seen
 from preflight.fabric.decoding import find
@@ -54,6 +55,7 @@ def judge_short(observed: Observed) -> Judged:
         entries=(*_entries(observed, blames), *_fallen(observed, blames)),
         blames=blames,
         accused=accused(blames, observed),
+        notes=tuple(untold_words(observed)),
         systemic={CHECK: shared} if findings.systemic else {},
     )
 
@@ -102,6 +104,7 @@ def _entries(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
     rest |= {(one.a, one.b): UNTIMED for one in observed.tried if one.state == "measured"}
     rest |= {(one.a, one.b): FINE for one in observed.tried if one.state not in _TIMELESS}
     rest |= {(one.a, one.b): FINE for one in observed.digests}
+    rest |= {(one.a, one.b): _not_run(one.error) for one in observed.tried if untold(one)}
     known = {f"{a}-{b}": (a, b) for a, b in rest}
     for blame in blames:
         verdict = _verdict(blame)
@@ -112,6 +115,10 @@ def _entries(observed: Observed, blames: Sequence[Blame]) -> Iterator[Entry]:
             rest.pop(ends, None)
             yield Entry(CHECK, subject(ends), ends, verdict)
     yield from (Entry(CHECK, subject(ends), ends, verdict) for ends, verdict in rest.items())
+
+
+def _not_run(error: str) -> Verdict:
+    return not_run(error, stopped=True)
 
 
 def _verdict(one: Blame) -> Verdict:

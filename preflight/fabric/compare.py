@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from preflight.fabric.measure import WIRE_BOUND, Summary, summarise
+from preflight.fabric.measure import WIRE_BOUND, Summary, lost_accounts, lost_words, summarise
 from preflight.fabric.observed import failed_by_itself
 from preflight.fabric.peers import Peers
 from preflight.fabric.samples import PairState
@@ -48,6 +49,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """How it was slow, where that was taken back since retests of the pair were quick."""
     suspect: str = ""
     """The end whose own measuring process hung or died; the other merely lost its partner."""
+    lost: tuple[str, ...] = ()
+    """Whose account of it was lost: it says nothing."""
     top_bytes: int = 0
     """The ladder's largest size."""
     spent_s: float = 0.0
@@ -56,7 +59,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     @property
     def bad(self) -> bool:
         """Whether somebody must be blamed for it."""
-        return bool(self.slow) or self.state not in ("measured", "not_run")
+        return bool(self.slow) or not (self.lost or self.state in ("measured", "not_run"))
 
     @property
     def good(self) -> bool:
@@ -96,12 +99,15 @@ def compare(
         floors(measured),
         earlier or {},
     )
-    return tuple(_seen(pair, summary, yardstick) for pair, summary in summaries)
+    return tuple(
+        _seen(pair, summary, yardstick)
+        if summary.state == "measured" and summary.sizes
+        else _plain(pair, summary, lost_accounts(pair, sweep.troubles))
+        for pair, summary in summaries
+    )
 
 
 def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
-    if summary.state != "measured" or not summary.sizes:
-        return _plain(pair, summary)
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
@@ -143,7 +149,9 @@ def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bo
     return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
 
 
-def _plain(pair: PairSamples, summary: Summary) -> Seen:
+def _plain(pair: PairSamples, summary: Summary, lost: tuple[str, ...]) -> Seen:
+    if lost:
+        summary = replace(summary, error=lost_words(lost))
     return Seen(
         a=pair.a,
         b=pair.b,
@@ -152,6 +160,7 @@ def _plain(pair: PairSamples, summary: Summary) -> Seen:
         state=summary.state,
         summary=summary,
         suspect=failed_by_itself(pair),
+        lost=lost,
     )
 
 

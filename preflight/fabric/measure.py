@@ -10,7 +10,7 @@ from preflight.fabric.samples import PairState
 from preflight.stats.quantiles import median, nearest_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from preflight.fabric.samples import End, PairSamples, Timing
 
@@ -79,6 +79,23 @@ def joint_state(pair: PairSamples) -> PairState:
     states: list[PairState] = [end.state for end in ends]
     missing: list[PairState] = ["absent"] * (2 - len(ends))
     return min(states + missing, key=WORST_FIRST.index)
+
+
+def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]:
+    """Whose account of a pair got lost, though nobody saw it fail: such a pair was not judged.
+
+    Not of nodes that fell silent, nor where the other end says that something went wrong.
+    """
+    ends = {pair.a: pair.first, pair.b: pair.second}
+    lost = tuple(name for name, end in ends.items() if end is None)
+    fine = all(end.state == "measured" for end in ends.values() if end is not None)
+    return lost if fine and set(lost).isdisjoint(silent) else ()
+
+
+def lost_words(lost: Sequence[str]) -> str:
+    """What is to be said of them."""
+    own = f"{lost[0]}'s account of it was" if len(lost) == 1 else "both ends' accounts of it were"
+    return f"{own} lost, which is no reason against anybody: run again"
 
 
 def _said(ends: Sequence[End]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.fabric.digest import Digest, digests
-from preflight.fabric.measure import joint_state
+from preflight.fabric.measure import joint_state, lost_accounts, lost_words
 from preflight.fabric.samples import Moved, PairState, StallKind
 from preflight.fabric.uncollected import uncollected
 
@@ -76,31 +76,42 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 @uncollected()
 def observe(sweep: Sweep) -> Observed:
-    """Condense a sweep; pairs that had no turn stay out."""
+    """Condense a sweep; pairs that had no turn stay out.
+
+    Where an end's account was lost, the other's times alone prove nothing: none are kept.
+    """
     taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]
+    lost = [lost_accounts(pair, sweep.troubles) for pair in taken]
     known = {name: None for around in sweep.rounds for pair in around for name in pair}
     known |= {one.node: None for one in sweep.inside}
     return Observed(
         nodes=tuple(name for name in known if name not in sweep.left_out),
         backend=taken[0].backend if taken else "",
-        tried=tuple(_tried(pair) for pair in taken),
-        digests=tuple(digest for pair in taken for digest in digests(pair)),
+        tried=tuple(_tried(pair, whose) for pair, whose in zip(taken, lost, strict=True)),
+        digests=tuple(
+            digest
+            for pair, whose in zip(taken, lost, strict=True)
+            if not whose
+            for digest in digests(pair)
+        ),
         leaves=dict(sweep.leaves),
         silent=dict(sweep.troubles),
         retested=sweep.retested,
     )
 
 
-def _tried(pair: PairSamples) -> Tried:
+def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
     ends = [end for end in (pair.first, pair.second) if end is not None]
     return Tried(
         a=pair.a,
         b=pair.b,
         rail=pair.rail,
         round=pair.round,
-        state=joint_state(pair),
+        state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
-        error="; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
+        error=lost_words(lost)
+        if lost
+        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
         net=" / ".join(dict.fromkeys(end.net for end in ends if end.net)),

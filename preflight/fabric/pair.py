@@ -61,7 +61,14 @@ class Pair(Struct, frozen=True, kw_only=True):
     @property
     def bad(self) -> bool:
         """Whether it was measured, or tried, and is not fine."""
+        if self.lost:
+            return False
         return bool(self.slow or self.blamed) or self.state not in ("measured", "not_run")
+
+    @property
+    def lost(self) -> bool:
+        """Whether an end's account was lost: who did not come for a reason is blamed for it."""
+        return self.state == "absent" and not self.blamed
 
     @property
     def unheld(self) -> str:

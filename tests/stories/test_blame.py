@@ -156,6 +156,24 @@ def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_lost_account_is_no_reason_against_anybody(tmp_path: Path) -> None:
+    """One end measured all of it: the pair is not judged, the others are; both forms say so."""
+    first, *rest = HEALTHY.pairs
+    lost = replace(HEALTHY, pairs=(replace(first, second=None), *rest))
+    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it was lost"
+    for content in (encode_sweep(lost), encode_observed(observe(lost))):
+        told = blame(stored(tmp_path, content))
+        assert (told.exit, told.found) == (3, []), told.out
+        assert (told.document["not_ready"], told.document["apart"]) == ([], [])
+        assert [note for note in told.document["notes"] if note.startswith(said)]
+    slow = replace(SLOW, pairs=tuple(replace(one, second=None) for one in SLOW.pairs))
+    in_vain = replace(
+        HEALTHY, pairs=(replace(first, first=End(first.a, "hung"), second=None), *rest)
+    )
+    assert blame(stored(tmp_path, encode_sweep(slow))).found == []
+    assert blame(stored(tmp_path, encode_sweep(in_vain))).found == [f"pair {first.a}-{first.b}"]
+
+
 def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
     """Exit 0, from a run's folder whose measurements are gzipped."""
     measured = Measured(nonce="ab" * 16, sweep=HEALTHY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.measure import busbw_gbs, summarise
+from preflight.fabric.measure import busbw_gbs, lost_accounts, summarise
 from preflight.fabric.samples import End, PairSamples, Timing
 
 
@@ -29,3 +29,15 @@ def test_a_pair_is_as_bad_as_its_worse_end() -> None:
     assert summarise(PairSamples("a", "b", 0, 0, "gloo", fine, wrong)).state == "corrupt"
     assert summarise(PairSamples("a", "b", 0, 0, "gloo", fine, None)).state == "absent"
     assert summarise(PairSamples("a", "b", 0, 0, "gloo", None, None)).sizes == ()
+
+
+def test_an_account_is_lost_only_where_nobody_saw_the_pair_fail() -> None:
+    """Not where the other end waited in vain, nor of a node that fell silent."""
+    fine, vain = End("a", "measured"), End("a", "no_connect")
+    half = PairSamples("a", "b", 0, 0, "gloo", fine, None)
+    assert lost_accounts(half, ()) == ("b",)
+    assert lost_accounts(half, ("b",)) == ()
+    assert lost_accounts(half, ("a",)) == ("b",)
+    assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", vain, None), ()) == ()
+    assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", fine, End("b", "hung")), ()) == ()
+    assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", None, None), ()) == ("a", "b")
