@@ -54,7 +54,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     top_bytes: int = 0
     """The ladder's largest size."""
     spent_s: float = 0.0
-    """What its timed operations took, at the end that took longer."""
+    """What its timed operations took, at the end that took longer; 0 where it is not known."""
 
     @property
     def bad(self) -> bool:
@@ -75,7 +75,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     def how_far(self) -> str:
         """How far a short pair came, in words."""
         reached, top = size(self.at_bytes), size(self.top_bytes)
-        return f"only {reached} of {top} were reached, in {self.spent_s:.2g} s of the pair's time"
+        spent = f", in {self.spent_s:.2g} s of the pair's time" if self.spent_s else ""
+        return f"only {reached} of {top} were reached{spent}"
 
     @property
     def name(self) -> str:
@@ -84,13 +85,17 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    sweep: Sweep, hosts: Sequence[Host], earlier: Mapping[str, Sequence[float]] | None = None
+    sweep: Sweep,
+    hosts: Sequence[Host],
+    earlier: Mapping[str, Sequence[float]] | None = None,
+    known: Sequence[Summary] = (),
 ) -> tuple[Seen, ...]:
     """Judge every pair of the sweep by itself, in the sweep's order.
 
-    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`.
+    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: what each pair's
+    times come to, where the sweep does not hold them.
     """
-    summaries = [(pair, summarise(pair)) for pair in sweep.pairs]
+    summaries = list(zip(sweep.pairs, known or map(summarise, sweep.pairs), strict=True))
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
     yardstick = Yardstick(
         Peers(measured),

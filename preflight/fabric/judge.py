@@ -26,6 +26,7 @@ from preflight.facts.wiring import natural
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from preflight.fabric.measure import Summary
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 
@@ -48,15 +49,21 @@ class Decoded(Struct, frozen=True):
 
 
 def judge_sweep(
-    sweep: Sweep, hosts: Sequence[Host], earlier: Mapping[str, Sequence[float]] | None = None
+    sweep: Sweep,
+    hosts: Sequence[Host],
+    earlier: Mapping[str, Sequence[float]] | None = None,
+    *,
+    observed: Observed | None = None,
+    known: Sequence[Summary] = (),
 ) -> Decoded:
     """Compare, blame, and name every pair that was measured or should have been.
 
     `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
+    `observed`, and what is `known` of each pair's times, where the sweep does not hold them.
     """
-    seen = borne_out(compare(sweep, hosts, earlier), sweep)
+    seen = borne_out(compare(sweep, hosts, earlier, known), sweep)
     names = [host.name for host in hosts]
-    observed = observe(sweep)
+    observed = observed or observe(sweep)
     findings = find(observed)
     misled = fallen(sweep, hosts)
     plain = blames(seen, sweep, names, findings.lossy)

@@ -128,7 +128,7 @@ def _size(size_bytes: int, first: Timing | None, second: Timing | None) -> SizeS
         iterations=len(network_us),
         busbw_gbs=round(busbw_gbs(size_bytes, typical_us / 1e6), 6),
         best_gbs=round(busbw_gbs(size_bytes, min(network_us) / 1e6), 6),
-        p50_us=nearest_rank(network_us, 0.5),
+        p50_us=typical_us,
         p99_us=nearest_rank(network_us, 0.99),
         max_us=max(network_us),
         ends_p99_us=(_p99(first), _p99(second)),

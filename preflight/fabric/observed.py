@@ -28,6 +28,9 @@ _BY_ITSELF = (
     "its measuring process ended by itself",
 )
 
+BETWEEN_WAYS = " / "
+"""Stands between what carried either end, where they differ."""
+
 
 class Stood(Struct, frozen=True, array_like=True):
     """How often and for how long at most one end stood still in a pair."""
@@ -114,7 +117,7 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
         else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
-        net=" / ".join(dict.fromkeys(end.net for end in ends if end.net)),
+        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in ends if end.net)),
         stood_a=_stood(pair.first),
         stood_b=_stood(pair.second),
     )

@@ -43,6 +43,8 @@ class Told(Struct, frozen=True, kw_only=True):
     """Pairs whose path is bad though both nodes are fine."""
     findings: tuple[Finding, ...]
     blames: tuple[BlameRow, ...]
+    missed: str
+    """What the samples were too few to show, as a run says it."""
     notes: tuple[str, ...]
     """What was not judged and why, and what is not a finding but should be known."""
 
@@ -66,13 +68,15 @@ def lines(told: Told, width: int) -> list[str]:
     said = wrapped(what, first="samples    ", indent=_INDENT, width=width)
     for finding in told.findings:
         said += finding_lines(finding, told.nodes, width)
+    if told.missed:
+        said += wrapped(told.missed, first="missed     ", indent=_INDENT, width=width)
     for note in told.notes:
         said += wrapped(note, first="note       ", indent=_INDENT, width=width)
     if told.exclude:
         words = f"{told.exclude}  --exclude={told.exclude}"
         said += wrapped(words, first="not ready  ", indent=_INDENT, width=width)
     said += [f"apart      {a} and {b} must not be in one job" for a, b in told.apart]
-    blamed = len({subject for finding in told.findings for subject in finding.subjects})
+    blamed = len({name for one in told.findings if one.condemns for name in one.subjects})
     count = f"{blamed} blamed" if blamed else "nobody is blamed"
     return [*said, f"{count}    exit {told.exit}"]
 

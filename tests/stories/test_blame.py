@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -16,9 +17,6 @@ from preflight.stages.measured import Measured
 from tests.stories.blaming import Blamed, blame
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.report.fabrics import fabric
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLOW = sweep(hosts(5), lambda a, b: 0.05 if "h3" in (a, b) else 1.0)
 HEALTHY = sweep(hosts(5), lambda _a, _b: 1.0)
@@ -92,7 +90,7 @@ def test_a_healthy_short_form_blames_nobody_unless_somebody_fell_silent(tmp_path
     assert blame(stored(tmp_path, encode_observed(observed))).exit == 0
     told = blame(stored(tmp_path, encode_observed(replace(observed, silent={"n0002": "killed"}))))
     assert (told.exit, told.found) == (1, ["n0002"])
-    assert "it fell out of the sweep: killed" in told.out
+    assert "n0002 fell out of the sweep: killed" in told.out
 
 
 def test_a_topology_tells_a_leaf_from_its_nodes(tmp_path: Path) -> None:
@@ -182,6 +180,33 @@ def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
     assert (told.exit, told.found) == (0, [])
     assert told.document["run"] == "ab" * 16
     assert "nobody is blamed    exit 0" in blame(tmp_path, as_json=False).out
+
+
+def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_path: Path) -> None:
+    """Nobody is blamed and nothing judged: exit 3, whichever form it is; and what was missed."""
+    alone = sweep(hosts(2), lambda *_: 46.0, backend="nccl")
+    for samples in (encode_sweep(alone), encode_observed(observe(alone))):
+        path = stored(tmp_path, samples)
+        told = blame(path)
+        assert (told.exit, told.found) == (3, ["h1-h2"])
+        assert (told.document["not_ready"], told.document["exclude"]) == ([], "")
+        assert told.document["missed"].startswith("too few healthy pairs to compare with")
+        said = blame(path, as_json=False).out
+        assert "UNKN   h1-h2  fabric.allreduce\n" in said
+        assert "missed     too few healthy pairs to compare with" in said
+        assert said.endswith("nobody is blamed    exit 3\n")
+
+
+def test_the_examples_of_the_page_say_what_the_page_says(tmp_path: Path) -> None:
+    """docs/samples.md: either form, in a terminal of 100 columns, word for word."""
+    page = (Path(__file__).parents[2] / "docs" / "samples.md").read_text()
+    examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (told,) = re.findall(r"```\n(UNKN .*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        out = blame(stored(tmp_path, example.encode()), as_json=False)
+        assert out.exit == 3
+        assert " ".join(out.out.split()).endswith(" ".join(told.split()))
 
 
 def test_a_sweep_that_was_interrupted_clears_nobody(tmp_path: Path) -> None:

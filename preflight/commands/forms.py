@@ -1,4 +1,4 @@
-"""A sweep with every iteration, judged as a run judges its own: by the shipped checks."""
+"""Samples of either form, judged as a run judges its own: by the shipped checks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from preflight.commands.judged import Judged
 from preflight.commands.untold import untold_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.shapes import shapes
+from preflight.fabric.stored.rebuilt import UNTIMED, rebuilt
 from preflight.fabric.unsettled import unsettled_words
 from preflight.ledger import Entry
 from preflight.registry import load_folder, shipped_folder
@@ -18,7 +19,7 @@ from preflight.report.picture.accused import accused
 from preflight.report.shapes import shape_rows, shape_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.judge import Decoded
     from preflight.fabric.observed import Observed
@@ -37,7 +38,23 @@ class _Node:
 
 def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
     """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
-    decoded = judge_sweep(sweep, hosts)
+    decoded = judge_sweep(sweep, hosts, observed=observed)
+    shaped = shape_words(shape_rows(shapes(sweep, observed)))
+    return _judged(decoded, sweep, observed, (*filter(None, [shaped]), *_missing(sweep)))
+
+
+def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:
+    """The same, as far as it can be done without single times."""
+    sweep, known = rebuilt(observed)
+    decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
+    untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
+    note = f"{untimed} pair{'s' * (untimed != 1)} not judged: {UNTIMED}"
+    return _judged(decoded, sweep, observed, (note,) * bool(untimed))
+
+
+def _judged(
+    decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
+) -> Judged:
     shared = (one for one in decoded.blames if one.kind == "systemic")
     entries = (*_entries(decoded), *_inside(decoded, [one.node for one in sweep.inside]))
     return Judged(
@@ -47,9 +64,8 @@ def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judge
         accused=accused(decoded.blames, observed),
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
-            *filter(None, [shape_words(shape_rows(shapes(sweep, observed)))]),
             *untold_words(observed),
-            *_missing(sweep),
+            *notes,
         ),
     )
 
