@@ -30,7 +30,7 @@ from preflight.stages.probe import Reached, probe_fleet
 from preflight.stages.sweep import may_have_rails, sweep_fleet
 from preflight.transport.fanout import SETUP_AT_MOST
 from preflight.transport.ways import Ways
-from preflight.verdict import Outcome, Verdict, not_run, unknown
+from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -49,6 +49,8 @@ BUDGET_S: dict[Tier, float] = {"prolog": 8, "quick": 60, "standard": 300, "deep"
 
 PORTS_S = 30.0
 """For the port stage; a blocked port costs each node one connect deadline of 3 s."""
+
+_LEAST_S = 1.0  # no stage is begun with less
 
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
 
@@ -211,8 +213,8 @@ class Run:
         if stage in ("facts", "local"):
             return  # `facts` came with `reach`; `local` has no checks until burn-in is there
         left_s = self._ends - time.monotonic()
-        if left_s < 1:
-            self._skip(stage, _out_of_time(stage, self.settings.wall_s))
+        if left_s < _LEAST_S:
+            self._skip_from(stage, _out_of_time(stage, self.settings.wall_s))
         elif stage == "reach":
             self._probe(left_s, selected)
         elif stage == "net":
@@ -400,27 +402,26 @@ class Run:
             self.judgement.skip(*key, STOPPED_AT_FIRST)
 
     def _skip_after(self, stage: Stage) -> None:
-        skipped = dict(self.judgement.measured.skipped)
-        for later in STAGES[STAGES.index(stage) + 1 :]:
-            skipped.setdefault(
-                later,
-                not_run(
-                    f"stopped after the {stage} stage (fail-fast); to go on: "
-                    "--preflight-fail-fast=never",
-                    stopped=True,
-                ),
-            )
-        self._set(skipped=skipped)
+        on = "to go on: --preflight-fail-fast=never"
+        stopped = not_run(f"stopped after the {stage} stage (fail-fast); {on}", stopped=True)
+        if later := STAGES[STAGES.index(stage) + 1 :]:
+            self._skip_from(later[0], stopped)
 
-    def _skip(self, stage: Stage, verdict: Verdict) -> None:
-        self._set(skipped={**self.judgement.measured.skipped, stage: verdict})
+    def _skip_from(self, stage: Stage, verdict: Verdict) -> None:
+        """Measure neither it nor what comes after it; a reason that is known already stands."""
+        skipped = dict(self.judgement.measured.skipped)
+        for later in STAGES[STAGES.index(stage) :]:
+            skipped.setdefault(later, verdict)
+        self._set(skipped=skipped)
 
     def _set(self, **parts: object) -> None:
         self.judgement.advance(msgspec.structs.replace(self.judgement.measured, **parts))
 
 
 def _out_of_time(stage: Stage, wall_s: float) -> Verdict:
-    return unknown(
-        f"the budget of {wall_s:g} s was spent before the {stage} stage",
-        advice="give more time: --preflight-budget SECONDS",
+    """No node's fault, so nobody is condemned for it."""
+    return not_run(
+        f"of the budget of {wall_s:g} s less than {_LEAST_S:g} s was left for the {stage} stage; "
+        "give more: --preflight-budget SECONDS",
+        stopped=True,
     )

@@ -40,7 +40,8 @@ _COUNTED = (
     (Outcome.LOST, "lost"),
 )
 _REASONS = 4
-"""So many reasons for verdicts that were not run are shown, the most frequent first."""
+"""So many reasons for verdicts that were not run are shown: where one is still owed, first; then
+the most frequent."""
 
 _ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.LOST)
 """Printed even at 0: `lost` above all, as it is the line that makes the others trustworthy."""
@@ -165,14 +166,15 @@ def _nodes(report: Report, width: int) -> list[str]:
 
 def _not_run(report: Report, width: int) -> list[str]:
     """Say why verdicts were not reached: what was not judged must not look like a pass."""
-    reasons = Counter(
-        verdict.sentence for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN
-    )
+    missing = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
+    reasons = Counter(verdict.sentence for verdict in missing)
+    owed = {verdict.sentence for verdict in missing if verdict.evidence.get("stopped") is True}
+    ranked = sorted(reasons.most_common(), key=lambda one: one[0] not in owed)
     lines: list[str] = []
-    for reason, number in reasons.most_common(_REASONS):
+    for reason, number in ranked[:_REASONS]:
         lines += wrapped(f"{number} x {reason}", first="not run    ", indent=" " * 15, width=width)
     if len(reasons) > _REASONS:
-        rest = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_REASONS))
+        rest = sum(number for _, number in ranked[_REASONS:])
         lines.append(f"not run    {rest} x for other reasons, all in report.json")
     return lines
 

@@ -66,6 +66,19 @@ def test_selecting_nothing_is_not_a_pass(preflight: Callable[..., Told]) -> None
     assert preflight("-k", "nosuchnode").exit == 5
 
 
+def test_a_budget_that_is_too_short_condemns_nobody(preflight: Callable[..., Told]) -> None:
+    """Exit 3, nobody to exclude, and one sentence with the option, before all other reasons."""
+    told = preflight("--preflight-budget", "1")
+    assert told.exit == 3
+    said = " ".join(told.out.split())
+    assert (
+        "less than 1 s was left for the reach stage; give more: --preflight-budget SECONDS" in said
+    )
+    assert said.count("of the budget of 1 s") == 1
+    assert "--exclude" not in said
+    assert "this looks like the inventory" not in said
+
+
 def test_the_environment_names_nodes(preflight: Callable[..., Told]) -> None:
     """PREFLIGHT_NODES is used when no option says otherwise, and the header says so."""
     told = preflight("--co", env={"PREFLIGHT_NODES": "env[1-2].invalid"})

@@ -12,7 +12,9 @@ from preflight.facts.model import Driver
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host, Promise
 from preflight.judgement import stages_needed
+from preflight.ledger import Entry
 from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.report.ready import exit_code, readiness
 from preflight.run import Run, Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
@@ -231,14 +233,19 @@ def test_fail_fast_never_goes_on() -> None:
     assert _outcome(run, "net.ports", "h3")[0] is Outcome.OK
 
 
-def test_a_spent_budget_is_unknown_and_says_what_to_give() -> None:
-    """What there was no time for is no pass; the sentence names the budget and the option."""
-    run, found = _told("never", budget_s=0.5)
-    verdict = run.judgement.verdict("reach.answer", ("h1",))
-    assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.sentence == "the budget of 0.5 s was spent before the reach stage"
-    assert verdict.advice == "give more time: --preflight-budget SECONDS"
-    assert found
+def test_a_spent_budget_condemns_nobody_and_says_once_what_to_give() -> None:
+    """What there was no time for is no pass, and no fault of any node: one sentence for all."""
+    run, found = _told("stage", budget_s=0.5)
+    verdicts = run.judgement.known()
+    entries = [Entry(check, names[0], names, each) for (check, names), each in verdicts.items()]
+    (said,) = {entry.verdict.sentence for entry in entries}
+    assert said == (
+        "of the budget of 0.5 s less than 1 s was left for the reach stage; "
+        "give more: --preflight-budget SECONDS"
+    )
+    ready = readiness(NAMES, entries, strict=False)
+    assert (ready.not_ready, ready.unjudged, found) == ((), NAMES, {})
+    assert exit_code(entries, ready, strict=False, need=None) == 3
 
 
 def test_measurements_travel_unchanged() -> None:
