@@ -8,12 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.blame import Blame
+from preflight.fabric.decoding.numbers import number
+from preflight.fabric.second_look import ALSO_HEALTHY
 from preflight.fabric.words import gbs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from preflight.fabric.compare import Seen
+    from preflight.fabric.observed import Observed
 
 FAR = 0.25
 """Of the limit: below it even the fastest operation was no busy moment (healthy pairs of shared
@@ -27,11 +30,17 @@ _ADVICE = (
 )
 
 
-def healed(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
+def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
     """Blame each path whose slow reading was taken back by quick ones, if it was slow by far.
 
-    `blamed`: components that are named anyway, with what went through them.
+    Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
+    components and pairs that are named anyway, with what went through them.
     """
+    yield from _far_off(seen, blamed)
+    yield from _confessing(seen, observed, blamed)
+
+
+def _far_off(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
     pairs = dict.fromkeys((one.a, one.b, one.rail) for one in seen if one.once)
     for a, b, rail in pairs:
         readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
@@ -52,6 +61,47 @@ def healed(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
             events=len(far),
             operations=len(readings),
         )
+
+
+def _confessing(
+    seen: Sequence[Seen], observed: Observed, blamed: Collection[str]
+) -> Iterator[Blame]:
+    border = observed.retested
+    again = {(one.a, one.b, one.rail) for one in observed.tried if 0 < border <= one.round}
+    moved: dict[tuple[str, str, int], dict[str, None]] = {}
+    for one in observed.tried:
+        for each in (*one.moved_a, *one.moved_b):
+            where = (one.a, one.b, one.rail)
+            if where in again and not each.name.startswith(ALSO_HEALTHY):
+                moved.setdefault(where, {})[each.name] = None
+    effect = number(observed.backend, "slow_effect") if moved else 0.0
+    for (a, b, rail), counters in moved.items():
+        readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
+        slow = [one for one in readings if one.round < border and _less(one, effect)]
+        quick = [one for one in readings if one.round >= border]
+        clean = quick and all(one.good and not _less(one, effect) for one in quick)
+        if not slow or not clean or not {a, b, f"{a}-{b}", f"pair {a}-{b}"}.isdisjoint(blamed):
+            continue
+        then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in quick)
+        peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
+        yield Blame(
+            kind="path",
+            component=f"pair {a}-{b}",
+            sentence=f"slow when first measured, {gbs(slow[0].busbw_gbs or 0.0)}, then {then} "
+            f"({peers}), but {', '.join(counters)} moved",
+            confidence=_CONFIDENCE,
+            advice=_ADVICE.format(a, b),
+            pairs=(f"{a}-{b}",),
+            rail=rail if len({one.rail for one in seen}) > 1 else None,
+            events=len(slow),
+            operations=len(readings),
+        )
+
+
+def _less(one: Seen, effect: float) -> bool:
+    """Whether it is slower than its peers by as much as matters."""
+    peers = one.bound.peers_gbs
+    return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
 
 
 def _far(one: Seen) -> bool:

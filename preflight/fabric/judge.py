@@ -73,7 +73,8 @@ def judge_sweep(
     unsure = doubts(hidden, seen, sweep)
     doubted |= unsure
     found = (*gross, *certain(hidden, unsure))
-    found = (*found, *healed(seen, {one.component for one in found}))
+    named = {name for one in found for name in (one.component, *one.pairs)}
+    found = (*found, *healed(seen, observed, named))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)

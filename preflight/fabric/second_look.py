@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Where = tuple[str, str, int]
 
-_ALSO_HEALTHY = "tcp "
+ALSO_HEALTHY = "tcp "
 """Counters that move on healthy machines too."""
 
 
@@ -69,4 +69,4 @@ def _where(one: Seen | PairSamples) -> Where:
 
 def _confesses(pair: PairSamples) -> bool:
     ends = (end for end in (pair.first, pair.second) if end is not None)
-    return any(not each.name.startswith(_ALSO_HEALTHY) for end in ends for each in end.moved)
+    return any(not each.name.startswith(ALSO_HEALTHY) for end in ends for each in end.moved)

@@ -119,6 +119,20 @@ def test_a_path_that_is_slow_in_one_round_only_is_unknown(speed: float, rails: i
         assert blame(again(once, 46.0, 46.0), FLEET) == ()
 
 
+def test_a_path_that_was_quick_again_while_a_counter_moved_is_flaky() -> None:
+    """15 or 35 per cent slower at first: its port confesses, so quick readings do not clear it."""
+    for speed in (39.0, 30.0):
+        once = sweep(FLEET, lambda a, b: speed if (a, b) == SLOW else 46.0, backend="nccl")  # noqa: B023
+        quick = again(once, 46.0, 46.0, moved="mlx5_0/1 symbol_error")
+        decoded = judge_sweep(quick, FLEET)
+        verdict = judge(decoded.pairs[SLOW])
+        assert [one.component for one in decoded.blames] == ["pair h2-h5"]
+        assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
+        assert "then 46 GB/s and 46 GB/s" in verdict.sentence
+        assert "mlx5_0/1 symbol_error moved" in verdict.sentence
+        assert blame(again(once, 46.0, 46.0, moved="tcp retrans_segs"), FLEET) == ()
+
+
 def test_what_is_proven_needs_no_second_look() -> None:
     """A hung pair, a node slow with all, and two slow readings are named, time or not."""
     hung = sweep(FLEET, lambda a, b: "hung" if (a, b) == SLOW else 0.8)
