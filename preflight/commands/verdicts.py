@@ -46,8 +46,9 @@ def tell(stored: Stored, judged: Judged) -> Told:
     unheld = [one for one in judged.entries if _names_nobody(one)]
     entries = [one for one in judged.entries if not _names_nobody(one)]
     names = tuple(sorted(observed.nodes, key=natural))
-    cut_off = stored.sweep.cut_off if stored.sweep else {}  # an end of a path that is blamed
-    ready = readiness(sorted({*names, *cut_off}, key=natural), entries, strict=False)
+    cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
+    known = sorted({*names, *cut, *cut.values()}, key=natural)
+    ready = readiness(known, entries, strict=False)
     blamed = [one.component for one in judged.blames if one.kind in ("node", "endpoint")]
     return Told(
         preflight=__version__,

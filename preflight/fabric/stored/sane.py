@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.fabric.stored.account import refuse_digest, refuse_end
+from preflight.fabric.stored.account import refuse_digest, refuse_end, refuse_ladder
+from preflight.fabric.stored.partakers import refuse_backend, refuse_partakers
 from preflight.fabric.stored.refusal import absurd, within
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
@@ -57,8 +58,10 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
     if len(backends) > 1:
         said = f"backends are mixed ({', '.join(sorted(backends))!a})"
         raise absurd("pairs", said, "store one sweep per file")
+    refuse_ladder(sweep.ladder)
     for number, pair in enumerate(sweep.pairs):
         where = _where("pairs", number, pair)
+        refuse_backend(where, pair.backend)
         turns.take(where, pair.a, pair.b, pair.rail, pair.round)
         if pair.round >= len(scheduled) or frozenset((pair.a, pair.b)) not in scheduled[pair.round]:
             said = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
@@ -67,6 +70,7 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
             if end is not None:
                 refuse_end(f"{where}.{side}", end, name, pair.b if end is pair.first else pair.a)
     _refuse_insides(sweep, backends)
+    refuse_partakers(sweep)
     within("sweep", "retested", sweep.retested, len(sweep.rounds))
     _refuse_names("leaves", sweep.leaves)
 
@@ -78,6 +82,7 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
         where = f"inside[{number}] ({one.node[:60]!a})"
         if one.node in names[:number]:
             raise absurd(where, "it stands twice there", "leave one of them out")
+        refuse_backend(where, one.backend)
         if backends and one.backend not in backends:
             said = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
             raise absurd(where, said, "store one sweep per file")
@@ -118,6 +123,8 @@ def refuse_absurd(observed: Observed) -> None:
     if len(set(observed.nodes)) < len(observed.nodes):
         raise absurd("nodes", "a node stands twice", "name each once")
     within("fabric", "retested", observed.retested, _ROUNDS)
+    if observed.tried or observed.backend:
+        refuse_backend("fabric", observed.backend)
     for what in ("nodes", "leaves", "silent"):
         _refuse_names(what, getattr(observed, what))
     turns = _Turns(frozenset(observed.nodes))

@@ -228,6 +228,41 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["left_out"].update({"<b>\x1b[31m": "x"}),
         "left_out: '<b>\\x1b[31m' is no host name",
     ),
+    "a backend that is none": (
+        lambda d: [pair.update(backend="mpi") for pair in d["pairs"]],
+        "pairs[0] ('h1-h4'): its backend is 'mpi'; it is gloo or nccl",
+    ),
+    "a node that is cut off and was not left out": (
+        lambda d: d.update(cut_off={"h4": "h1"}),
+        "cut_off ('h4'): it does not stand in left_out; add it there",
+    ),
+    "a node that is cut off from a stranger": (
+        lambda d: d.update(cut_off={"h5": "h9"}, left_out={"h5": "cut off"}),
+        "cut_off ('h5'): from 'h9', which took no part; name the host",
+    ),
+    "a node that is cut off from itself": (
+        lambda d: d.update(cut_off={"h5": "h5"}, left_out={"h5": "cut off"}),
+        "cut_off ('h5'): from 'h5', which took no part",
+    ),
+    "a node that was left out and measured": (
+        lambda d: d.update(left_out={"h4": "no torch"}),
+        "pairs[0] ('h1-h4'): h4 has an account of it and stands in left_out",
+    ),
+    "the inside of a node that was left out": (
+        lambda d: d.update(
+            left_out={"h5": "x"}, inside=[{"node": "h5", "backend": "gloo", "rails": [None]}]
+        ),
+        "inside[0] ('h5'): it stands in left_out too",
+    ),
+    "a size of nothing": (
+        lambda d: d["ladder"][0].update(size_bytes=0),
+        "ladder[0]: a size of 0 bytes; correct size_bytes",
+    ),
+    "no iterations": (lambda d: d["ladder"][1].update(iterations=0), "and 0 iterations"),
+    "a time that no clock tells": (
+        lambda d: d["pairs"][0]["first"]["timings"][0]["times_us"].__setitem__(3, 1e-300),
+        "first.timings[0]: a time is under 0.1 ns",
+    ),
     "a later version": (
         lambda d: d.update(version=2),
         "its samples are of version 2, this preflight reads 1",
@@ -269,6 +304,29 @@ SHORT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["digests"][0].update(standouts=[[0, 10, 1, 1, 1, 1]]),
         "standouts[0]: operation 10 of 10",
     ),
+    "more standouts than are kept": (
+        lambda d: d["digests"][0].update(
+            operations=1000, standouts=[[0, at, 1, 1, 1, 1] for at in range(300)]
+        ),
+        "300 standouts; keep the longest 256",
+    ),
+    "an operation that stands out twice": (
+        lambda d: d["digests"][0].update(standouts=[[0, 3, 1, 1, 1, 1]] * 2),
+        "standouts[1]: operation 3 stands twice",
+    ),
+    "a standout beyond the longest": (
+        lambda d: d["digests"][0].update(standouts=[[0, 3, 1e9, 1e9, 1, 1]]),
+        "standouts[0]: 1e+09 us at both ends, and most_us is 200; correct either",
+    ),
+    "a best time that no clock tells": (
+        lambda d: d["digests"][0].update(best_us=1e-300),
+        "a time is under 0.1 ns; store times as they were measured",
+    ),
+    "a backend that is none": (
+        lambda d: d.update(backend="mpi"),
+        "fabric: its backend is 'mpi'; it is gloo or nccl",
+    ),
+    "no backend": (lambda d: d.update(backend=""), "fabric: its backend is ''"),
     "a standout before all clocks": (
         lambda d: d["digests"][0].update(standouts=[[-5, 1, 1, 1, 1, 1]]),
         "standouts[0]: at -5 s; correct at_s",
