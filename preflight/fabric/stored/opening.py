@@ -57,7 +57,7 @@ def _unpacked(path: Path, content: bytes) -> bytes:
     size = 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            while piece := file.read(_CHUNK):
+            while piece := file.read1(_CHUNK):  # what is sound, though the rest is not
                 pieces.append(piece)
                 size += len(piece)
                 if size > LARGEST:

@@ -378,6 +378,7 @@ def test_a_file_that_was_cut_off_says_how_far_it_was_whole(tmp_path: Path) -> No
     packed = gzip.compress(content)
     assert "damaged gzip (it ends early" in refused(tmp_path, packed[: len(packed) // 2])
     assert "damaged gzip" in refused(tmp_path, packed[:20] + b"\xff\xff" + packed[22:])
+    assert f"about {len(content):,} bytes could be" in refused(tmp_path, packed + b"garbage")
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["tight", "spaced"])
