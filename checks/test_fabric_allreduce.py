@@ -68,7 +68,8 @@ def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
 
 
 def _blame(pair: Pair) -> dict[str, Any]:
-    return {"advice": pair.advice, "blame": pair.blamed, "culprits": pair.culprits}
+    nodes = {"culprits": pair.culprits, "suspects": pair.suspects}
+    return {"advice": pair.advice, "blame": pair.blamed, **nodes}
 
 
 def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:

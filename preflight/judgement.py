@@ -123,7 +123,9 @@ class Judgement:
 
     def _known_only(self, registered: Registered, verdict: Verdict) -> Verdict:
         """Refuse a verdict that condemns who is no node of this fleet: nobody would be left out."""
-        strangers = [name for name in verdict.culprits if name not in self._hosts]
+        strangers = [
+            name for name in (*verdict.culprits, *verdict.suspects) if name not in self._hosts
+        ]
         if not strangers:
             return verdict
         return broken(f"{registered.check.id} condemns {strangers[0]!a}, no node of this fleet")

@@ -267,6 +267,7 @@ def _verdict(entry: Entry) -> VerdictRow:
         evidence=verdict.evidence,
         blame=verdict.blame,
         culprits=verdict.culprits,
+        suspects=verdict.suspects,
     )
 
 

@@ -54,7 +54,8 @@ class Registered:
 def _writable(verdict: Verdict) -> Verdict:
     """Return it fit for report.json: what cannot be written goes, the outcome stays."""
     try:
-        msgspec.convert(msgspec.to_builtins(verdict.culprits), tuple[str, ...])
+        for names in (verdict.culprits, verdict.suspects):
+            msgspec.convert(msgspec.to_builtins(names), tuple[str, ...])
     except (TypeError, ValueError, RecursionError):
         return broken(f"culprits of {verdict.sentence!a:.80} are no names of nodes")
     try:

@@ -31,7 +31,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     `grant` is set on an `unknown` whose only cause is missing privilege and says what to grant;
     such a verdict counts as failure only under `--preflight-strict`. `blame` names the subject
     (node, or `pair a-b`) to condemn where that is not the one the check was judged on; `culprits`
-    names the nodes where they are several, as when a whole fleet was judged.
+    names the nodes where they are several, as when a whole fleet was judged; `suspects` those among
+    which one is, where no more is known: they are left out too, and none is said to be the one.
     """
 
     outcome: Outcome
@@ -42,6 +43,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     grant: str = ""
     blame: str = ""
     culprits: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
     blocks: bool = True
     """Whether a condemned subject must be left out by the checks that require this one."""
 
@@ -88,6 +90,7 @@ def fail(
     cause: str = "",
     blame: str = "",
     culprits: Iterable[str] = (),
+    suspects: Iterable[str] = (),
     blocks: bool = True,
     **evidence: Any,
 ) -> Verdict:
@@ -100,6 +103,7 @@ def fail(
         cause=cause,
         blame=blame,
         culprits=_names(culprits),
+        suspects=_names(suspects),
         blocks=blocks,
     )
 
@@ -112,6 +116,7 @@ def flaky(
     advice: str,
     blame: str = "",
     culprits: Iterable[str] = (),
+    suspects: Iterable[str] = (),
     **evidence: Any,
 ) -> Verdict:
     """Bad in k of n tries: kept apart from `fail`, and never averaged away.
@@ -126,6 +131,7 @@ def flaky(
         evidence={"bad": k, "tries": n, **evidence},
         blame=blame,
         culprits=_names(culprits),
+        suspects=_names(suspects),
     )
 
 

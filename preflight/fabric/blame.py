@@ -8,14 +8,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fabric.decode import decode
+from preflight.fabric.explained import ends_words, explained
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.words import either, gbs, size, time_us
 from preflight.stats.shared_cause import LEAST, shared_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
+    from preflight.fabric.culprit import Found
     from preflight.fabric.decode import Culprit
     from preflight.fabric.samples import PairState, Sweep
 
@@ -23,7 +25,6 @@ _CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
 _TWO = 2
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
-_BY_LOSS: tuple[PairState, ...] = ("hung", "error")
 _STATE_WORDS: dict[PairState, str] = {
     "corrupt": "sums came out wrong",
     "hung": "all-reduces hung",
@@ -60,22 +61,34 @@ class Blame(Struct, frozen=True, kw_only=True):
     """The one rail that is meant; None: all of them."""
     culprits: tuple[str, ...] = ()
     """The nodes that must be left out for it, where the component is no single node."""
+    suspects: tuple[str, ...] = ()
+    """The nodes among which the culprit lies, where no more is known: none is proven fit."""
     events: int = 0
     """Of what comes and goes: how often, in how many operations."""
     operations: int = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node that is at fault for sure; none for a path, whose two nodes are fine."""
+        return self.culprits or ((self.component,) if self.kind in ("node", "endpoint") else ())
+
+
+def components(found: Iterable[Blame]) -> str:
+    """Say whom several blames of one pair mean: "h1 and pair h1-h2"."""
+    return " and ".join(dict.fromkeys(one.component for one in found))
 
 
 def blames(
     seen: Sequence[Seen],
     sweep: Sweep,
     names: Sequence[str],
-    lossy: Collection[str] = (),
+    found: Sequence[Found] = (),
 ) -> tuple[Blame, ...]:
     """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
 
     Wrong sums are left to `subtle`: a good pair does not clear a GPU that corrupts now and then.
-    `lossy`: nodes that are named for what they lose; some of their pairs are slow or hang for
-    that, and that is no second fault.
+    `found`: what all samples together prove; some pairs of a node that is slow, or loses what it
+    sends, are bad for that, and that is no second fault.
     """
     bad = [one for one in seen if one.bad and one.state != "corrupt"]
     steady = [one for one in seen if one.state != "corrupt"]
@@ -83,21 +96,13 @@ def blames(
     culprits = [
         _in_order(culprit, place)
         for culprit in decode(steady, sweep.troubles)
-        if not _explained(culprit, bad, lossy)
+        if not explained(culprit, seen, found)
     ]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
-    found = [_worded(culprit, bad, sweep, all_bad=all_bad) for culprit in culprits]
+    worded = [_worded(culprit, bad, sweep, found, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}
     causes = [_cause(culprit, bad) for culprit in culprits]
-    return (*_systemic(found, causes, bad, len(nodes)), *found)
-
-
-def _explained(culprit: Culprit, bad: Sequence[Seen], lossy: Collection[str]) -> bool:
-    """Whether a node that is named anyway accounts for it; a pair kept apart takes more."""
-    if culprit.kind == "node" or any(set(lossy).isdisjoint(pair) for pair in culprit.pairs):
-        return False
-    own = [one for one in bad if (one.a, one.b) in culprit.pairs]
-    return all(one.slow or one.state in _BY_LOSS for one in own)
+    return (*_systemic(worded, causes, bad, len(nodes)), *worded)
 
 
 def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
@@ -105,7 +110,9 @@ def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
     return replace(culprit, among=tuple(among))
 
 
-def _worded(culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, *, all_bad: bool) -> Blame:
+def _worded(
+    culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, found: Sequence[Found], *, all_bad: bool
+) -> Blame:
     troubles = sweep.troubles
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
     mine = [one for one in mine if not _others(one, culprit, troubles)] or mine
@@ -123,7 +130,8 @@ def _worded(culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, *, all_bad: boo
     elif culprit.kind == "path":
         a, b = culprit.among
         component, confidence = f"pair {a}-{b}", _PATH
-        sentence = f"{_what(worst, '', troubles)}; {a} and {b} are both fine with others"
+        ends = ends_words(a, b, {one.rail for one in mine}, found)
+        sentence = f"{_what(worst, '', troubles)}; {ends}"
     else:
         component, confidence = either(culprit.among), _UNRESOLVED
         why = "no good pair" if all_bad else "too few pairs"
@@ -135,6 +143,7 @@ def _worded(culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, *, all_bad: boo
         confidence=confidence,
         advice=sweep.advice.get(component) or _advice(culprit, worst),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
+        suspects=culprit.among if culprit.kind == "unresolved" else (),
     )
 
 

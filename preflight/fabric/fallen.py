@@ -105,6 +105,7 @@ def _blame(kind: Kind, among: tuple[str, ...], rails: list[int], seen: _Seen) ->
         advice=advice,
         pairs=tuple(dict.fromkeys(one.name for one in mine)),
         rail=rails[0] if endpoint and len(rails) == 1 else None,
+        suspects=among if kind == "unresolved" else (),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.blame import Blame, blames
+from preflight.fabric.blame import Blame, blames, components
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.fallen import absorbed, fallen
@@ -24,7 +24,7 @@ from preflight.facts.inside import Inside
 from preflight.facts.wiring import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.measure import Summary
     from preflight.fabric.samples import Sweep
@@ -66,7 +66,7 @@ def judge_sweep(
     observed = observed or observe(sweep)
     findings = find(observed)
     misled = fallen(sweep, hosts)
-    plain = blames(seen, sweep, names, findings.lossy)
+    plain = blames(seen, sweep, names, findings.found)
     doubted = doubts(plain, seen, sweep)
     gross = absorbed(misled, certain(plain, doubted))
     hidden = subtle(findings.found, observed, seen, (*gross, *plain))
@@ -79,17 +79,14 @@ def judge_sweep(
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
     backends = {(pair.a, pair.b): pair.backend for pair in sweep.pairs}
-    blamed: dict[str, list[Blame]] = {}
-    for one_blame in found:
-        for name in one_blame.pairs:
-            blamed.setdefault(name, []).append(one_blame)
+    blamed = _by_pair(found, by_pair, doubted)
     subtly = {name for one in (*misled, *found[len(gross) :]) for name in one.pairs}
     pairs = {
         ends: _undetermined(
             _pair(
                 rails,
                 backends[ends],
-                _joined(blamed.get("-".join(ends), [])),
+                _joined(blamed["-".join(ends)]),
                 hidden="-".join(ends) in subtly,
                 doubt=doubted.get("-".join(ends), ""),
             ),
@@ -103,6 +100,21 @@ def judge_sweep(
     return Decoded(seen, found, pairs | _owed(sweep, names, pairs), observed, inside)
 
 
+def _by_pair(
+    found: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[str]
+) -> dict[str, list[Blame]]:
+    """Who is blamed for each pair. One that only showed what its node has anyway is that node's."""
+    blamed: dict[str, list[Blame]] = {"-".join(ends): [] for ends in tried}
+    for one in found:
+        for name in one.pairs:
+            blamed.setdefault(name, []).append(one)
+    for ends in tried:
+        own = blamed["-".join(ends)]
+        if "-".join(ends) not in doubted and all(one.kind == "systemic" for one in own):
+            own += [one for one in found if not set(ends).isdisjoint(one.nodes)]
+    return blamed
+
+
 def _joined(found: Sequence[Blame]) -> Blame | None:
     """Both culprits of a pair, and a shared cause in place of advice to drain so many."""
     own = [one for one in found if one.kind != "systemic"]
@@ -112,10 +124,16 @@ def _joined(found: Sequence[Blame]) -> Blame | None:
     sentences = [one.sentence for one in own] + ([shared.sentence] if shared else [])
     return replace(
         own[0],
-        component=" and ".join(dict.fromkeys(one.component for one in own)),
+        component=components(own),
         sentence="; ".join(dict.fromkeys(sentences)),
         advice=shared.advice if shared else "; ".join(dict.fromkeys(one.advice for one in own)),
+        culprits=_together(one.nodes for one in own) if len(own) > 1 else own[0].culprits,
+        suspects=_together(one.suspects for one in own),
     )
+
+
+def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in several for name in names))
 
 
 def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
@@ -169,6 +187,7 @@ def _pair(
         why=found.sentence if found and bad else "",
         advice=found.advice if found and bad else "",
         culprits=found.culprits if found and bad else (),
+        suspects=found.suspects if found and bad else (),
         events=found.events if found and bad and not worst.bad else 0,
         operations=found.operations if found and bad and not worst.bad else 0,
         doubt="" if bad else doubt,
@@ -216,7 +235,7 @@ def _owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> 
         for one in pairs.values()
         if one.bad or one.trouble
         for name in (one.a, one.b)
-        if one.blamed == name or " and " in one.blamed
+        if one.blamed == name or name in one.culprits
     }
     owed: dict[Pairing, Pair] = {}
     for name in (each for each in sweep.troubles if each in names and each not in condemned):
@@ -237,6 +256,7 @@ def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
         state="not_run",
         error=_reasons(culprits, sweep),
         blamed=" and ".join(culprits),
+        culprits=tuple(culprits) if len(culprits) > 1 else (),
         advice="; ".join(dict.fromkeys(advice)),
         trouble=True,
     )

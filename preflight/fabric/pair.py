@@ -44,6 +44,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     advice: str = ""
     culprits: tuple[str, ...] = ()
     """The nodes that must be left out for it, where the blamed part is no single node."""
+    suspects: tuple[str, ...] = ()
+    """The nodes among which the culprit lies, where no more is known."""
     events: int = 0
     """Of what comes and goes: how often, in how many operations through the blamed part."""
     operations: int = 0

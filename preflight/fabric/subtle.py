@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from preflight.fabric.blame import Blame
+from preflight.fabric.explained import ends_words
 from preflight.fabric.stood import late_advice, late_words
 from preflight.fabric.words import either, gbs, size, time_us
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Component, Found, SecondLookSaid
     from preflight.fabric.observed import Observed
+    from preflight.fabric.schedule import Pairing
 
 _EVENTS = ("spikes", "late")
 _MOST_NAMES = 3
@@ -33,11 +35,12 @@ def subtle(
     found: Iterable[Found], observed: Observed, seen: Sequence[Seen], known: Sequence[Blame]
 ) -> list[Blame]:
     """Word every fault that is not blamed already; one blame per node, whatever its rails."""
+    found = tuple(found)
     blames: list[Blame] = []
     for one in found:
         if one.symptom in ("hung", "no_connect", "broken") or _accounted(one, known):
             continue
-        fresh = _blame(one, observed, seen)
+        fresh = _blame(one, observed, seen, found)
         same = next((old for old in blames if old.component == fresh.component), None)
         if same is None:
             blames.append(fresh)
@@ -66,12 +69,13 @@ def _joined(one: Blame, other: Blame) -> Blame:
         pairs=tuple(dict.fromkeys((*one.pairs, *other.pairs))),
         rail=one.rail if one.rail == other.rail else None,
         culprits=one.culprits,
+        suspects=one.suspects,
         events=one.events,
         operations=one.operations,
     )
 
 
-def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
+def _blame(one: Found, observed: Observed, seen: Sequence[Seen], found: Sequence[Found]) -> Blame:
     part = one.named
     kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
     where = _where(one.among[0])
@@ -81,7 +85,7 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
         sentence += "; the samples do not tell these apart"
     elif part.kind == "path":
         component, kind = f"pair {'-'.join(part.nodes)}", "path"
-        sentence += f"; {part.nodes[0]} and {part.nodes[1]} are both fine with others"
+        sentence += f"; {ends_words(part.nodes[0], part.nodes[1], {part.rail}, found)}"
     elif part.kind == "leaf_rail":
         component, kind = part.name, "leaf_rail"
         sentence += f"; all {len(part.nodes)} nodes under it have it, so it is not theirs"
@@ -94,12 +98,32 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen]) -> Blame:
         sentence=sentence,
         confidence=one.confidence,
         advice=_advice(one, observed, where),
-        pairs=tuple(f"{a}-{b}" for a, b in one.pairs),
+        pairs=tuple(f"{a}-{b}" for a, b in _condemned(one, observed)),
         rail=part.rail if part is not None else None,
         culprits=nodes,
+        suspects=_suspects(one),
         events=one.events if one.symptom in _EVENTS else 0,
         operations=one.operations if one.symptom in _EVENTS else 0,
     )
+
+
+def _condemned(one: Found, observed: Observed) -> Sequence[Pairing]:
+    """The pairs that show it: a clean one between a suspect and a third node condemns neither."""
+    if one.symptom == "corrupt":
+        wrong = {(each.a, each.b) for each in observed.tried if each.state == "corrupt"}
+        return [pair for pair in one.pairs if pair in wrong] or one.pairs
+    if one.named is not None:
+        return one.pairs
+    each_of = [set(part.nodes) for part in one.among]
+    return [pair for pair in one.pairs if all(nodes & {*pair} for nodes in each_of)] or one.pairs
+
+
+def _suspects(one: Found) -> tuple[str, ...]:
+    """The nodes that are left out where the culprit is one of several; a leaf's only if alone."""
+    if one.named is not None:
+        return ()
+    own = [part for part in one.among if part.kind != "leaf_rail"] or one.among
+    return tuple(dict.fromkeys(name for part in own for name in part.nodes))
 
 
 def _where(part: Component) -> str:
@@ -112,7 +136,9 @@ def _where(part: Component) -> str:
 def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     where = _where(one.among[0])
     partners = len(one.pairs)
-    whom = f"each of its {partners} partners" if partners > 1 else "its only partner"
+    whom = f" with each of its {partners} partners" if partners > 1 else " with its only partner"
+    if one.among[0].kind == "path":
+        whom = ""
     if one.symptom == "corrupt":
         said = next((each.summary.error for each in _through(one, seen) if each.summary.error), "")
         often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
@@ -128,10 +154,10 @@ def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     if one.symptom == "latency":
         worst = max(_through(one, seen), key=lambda each: each.latency_us or 0.0, default=None)
         if worst is None or worst.latency_us is None or worst.peers_latency_us is None:
-            return f"small messages through {where} are slow with {whom}"
+            return f"small messages through {where} are slow{whom}"
         return (
             f"{time_us(worst.latency_us)} at 8 B between {worst.a} and {worst.b}, peers' median "
-            f"{time_us(worst.peers_latency_us)}; {where} is slow with {whom}"
+            f"{time_us(worst.peers_latency_us)}; {where} is slow{whom}"
         )
     return _slow(one, seen, where, whom)
 
@@ -139,13 +165,13 @@ def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
 def _slow(one: Found, seen: Sequence[Seen], where: str, whom: str) -> str:
     rows = [each for each in _through(one, seen) if each.busbw_gbs and each.bound.peers_gbs]
     if not rows:
-        return f"{where} is slow with {whom}"
+        return f"{where} is slow{whom}"
     worst = min(rows, key=lambda each: (each.busbw_gbs or 0.0) / (each.bound.peers_gbs or 1.0))
     speed, peers = worst.busbw_gbs or 0.0, worst.bound.peers_gbs or 1.0
     with_whom = {worst.a: worst.b, worst.b: worst.a}.get(one.among[0].nodes[0], worst.b)
     return (
         f"{gbs(speed)} at {size(worst.at_bytes)} with {with_whom}, {1 - speed / peers:.0%} less "
-        f"than its peers' median {gbs(peers)}; {where} is slow with {whom}"
+        f"than its peers' median {gbs(peers)}; {where} is slow{whom}"
     )
 
 

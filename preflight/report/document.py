@@ -46,6 +46,8 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     blame: str = ""
     culprits: tuple[str, ...] = ()
     """The nodes it condemns in place of its subject, where it names several."""
+    suspects: tuple[str, ...] = ()
+    """The nodes among which the culprit lies, where no more is known: all are not ready."""
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):

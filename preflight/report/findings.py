@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.fabric.blame import components
 from preflight.stats.shared_cause import shared_cause
 from preflight.verdict import Outcome
 
@@ -49,10 +50,14 @@ def findings(
 
     `suspected`: checks that condemn so many nodes that no node should be taken out for it.
     """
+    by_pair: dict[str, list[Blame]] = {}
+    for blame in blames:
+        for name in blame.pairs if blame.kind != "systemic" else ():
+            by_pair.setdefault(name, []).append(blame)
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.verdict.outcome in _RANK:
-            for cause in _causes(entry):
+            for cause in _causes(entry, by_pair.get(entry.subject, ())):
                 groups.setdefault(cause, []).append(entry)
     _tell_apart(groups)
     by_component = {blame.component: blame for blame in blames}
@@ -66,9 +71,13 @@ def findings(
     return tuple(sorted(found, key=lambda finding: _RANK[finding.outcome]))
 
 
-def _causes(entry: Entry) -> list[tuple[str, str]]:
+def _causes(entry: Entry, own: Sequence[Blame]) -> list[tuple[str, str]]:
     """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
-    subjects = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
+    subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
+    if len(own) > 1 and entry.verdict.blame == components(own):
+        # A path with a fault of its own, beside that of its end, is a second finding.
+        told = (name for one in own for name in one.culprits or (one.component,))
+        subjects = tuple(dict.fromkeys(told))
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from preflight.ledger import Entry
 
 
+_TWO = 2
+
+
 class Readiness(Struct, frozen=True, kw_only=True):
     """Nodes in fleet order. `apart`: pairs whose path is bad though both nodes are fine."""
 
@@ -36,8 +39,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
 def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -> Readiness:
     """Sort the nodes by whether any verdict condemns them.
 
-    A verdict condemns the nodes it names, else its subject; a pair with both ends cleared keeps
-    them apart; a pair that blames neither makes both not ready, as either may be the culprit. A
+    A verdict condemns the nodes it names, and those among which the culprit lies, else its
+    subject; a pair with both ends cleared keeps them apart; a pair that blames neither makes both
+    not ready, as either may be the culprit. A
     fleet that is unfit as a whole condemns no node; one that was not judged clears none.
     """
     bad: set[str] = set()
@@ -52,9 +56,10 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
             left.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
             continue
-        pair = _cleared_pair(entry.verdict.blame, known)
-        if entry.verdict.culprits:
-            bad |= known.intersection(entry.verdict.culprits)
+        pair = _cleared_pair(entry, known)
+        named = (*entry.verdict.culprits, *entry.verdict.suspects)
+        if named:
+            bad |= known.intersection(named)
         elif entry.verdict.blame in known:
             bad.add(entry.verdict.blame)
         elif pair is not None:
@@ -70,8 +75,11 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
     )
 
 
-def _cleared_pair(blame: str, nodes: frozenset[str]) -> tuple[str, str] | None:
-    """Read "pair a-b"; names may hold dashes themselves, so both halves must be nodes."""
+def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
+    """Read "pair a-b"; names may hold dashes themselves: its own pair, else two nodes."""
+    blame = entry.verdict.blame
+    if len(entry.nodes) == _TWO and blame == f"pair {'-'.join(entry.nodes)}":
+        return entry.nodes[0], entry.nodes[1]
     if not blame.startswith("pair "):
         return None
     words = blame.removeprefix("pair ").split("-")
