@@ -184,7 +184,7 @@ def _pair(
         slow=worst.slow,
         error=worst.summary.error,
         blamed=found.component if found and bad else "",
-        why=found.sentence if found and bad else "",
+        why="; ".join(filter(None, (found.sentence, doubt))) if found and bad else "",
         advice=found.advice if found and bad else "",
         culprits=found.culprits if found and bad else (),
         suspects=found.suspects if found and bad else (),

@@ -164,6 +164,9 @@ def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
         pairs.append(replace(one, first=end(one.a, speed), second=end(one.b, speed)))
     once = replace(measured, pairs=tuple(pairs))
     assert _told(once, 8)[0].not_ready == ("h1",)
+    doubted = judge(judge_sweep(once, fleet).pairs["h1", "h2"])
+    assert doubted.blame == "h1"
+    assert "not measured again" in doubted.sentence
     ready, found = _told(_twice(once, "h1", "h2"), 8)
     assert ready.not_ready == ("h1",)
     assert {one.subjects for one in found} == {("h1",), ("pair h1-h2",)}
