@@ -52,6 +52,8 @@ def subtle(
 def _accounted(one: Found, known: Sequence[Blame]) -> bool:
     """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
     names = {name for blame in known for name in (blame.component, *blame.culprits)}
+    if one.named is None and one.symptom != "corrupt":
+        names.update(name for blame in known for name in blame.suspects)
     pairs = {pair for blame in known for pair in blame.pairs}
     return all(
         (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)

@@ -189,6 +189,20 @@ def test_a_slow_path_keeps_two_apart_and_a_healthy_fabric_nobody(seed: int) -> N
     assert (ready.not_ready, ready.apart, found) == ((), (), ())
 
 
+def test_what_may_be_either_of_two_is_said_once() -> None:
+    """Two nodes, one rail at half of the others: not told apart, and no second finding says so."""
+    measured = sweep(hosts(2), lambda *_: FAST_GBS, backend="nccl", rails=8)
+    pairs = [
+        replace(one, first=end(one.a, FAST_GBS / 2), second=end(one.b, FAST_GBS / 2))
+        if one.rail == 5
+        else one
+        for one in measured.pairs
+    ]
+    ready, found = _told(replace(measured, pairs=tuple(pairs)), 2)
+    assert ready.not_ready == ("h1", "h2")
+    assert [one.subjects for one in found] == [("h1 or h2",)]
+
+
 def test_where_one_of_two_is_meant_a_third_that_was_with_them_stays() -> None:
     """h1 and h2 have no good pair: one of them is bad, and h3, which is fine with h4, is not."""
 
