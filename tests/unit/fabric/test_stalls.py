@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -139,12 +139,14 @@ def test_what_one_host_alone_does_not_explain_is_the_wires(
 def test_a_stopped_process_is_seen_by_its_supervisor() -> None:
     """How long it was stopped, also if it still is when the pair is over; and nothing twice."""
     silent, _ = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    waits = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as process, ExitStack() as undo:
+        undo.callback(process.kill)  # stopped, it would never read that its input has ended
         stalls = Stalls(process.pid)
         for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
             began = time.monotonic()
             os.kill(process.pid, number)
-            assert not stalls.wait(silent, 0.1)
+            assert not stalls.wait(silent, 0.3)
             took_ms = (time.monotonic() - began) * 1000
         seen = [one for one in stalls.taken() if one[2] == "stopped"]
         assert len(seen) == 2
