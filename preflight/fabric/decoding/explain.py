@@ -25,6 +25,9 @@ _SAME = 0.5
 
 _RIVAL = 2 * TIE
 
+_LEAF = 3
+"""So many of a leaf's nodes must show a fault before it is the leaf's: two may both be bad."""
+
 DOUBT, FEW = 5.0, 8
 """Nats from which a part is worth a second look, and how many are looked at again."""
 
@@ -210,20 +213,32 @@ def _whole(key: Key, parts: Parts, through: Mapping[Key, list[int]], model: Mode
         shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
         if max((model.fit(sorted(common))[1] for common in shared), default=0.0) >= _SAME * gain:
             return False
-    seen = [sorted(own.intersection(through[one])) for one in members if one in through]
-    seen.sort(key=lambda theirs: -model.fit(theirs)[1] if theirs else 0.0)
+    sharing = [*members, *_outside(members, through)] if key.kind == "leaf_rail" else members
+    seen = [(one, sorted(own.intersection(through[one]))) for one in sharing if one in through]
+    seen.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
     hot = 0
     left = own
-    for theirs in seen:
+    for one, theirs in seen:
         # What two of them share counts for the likelier.
         mine = [number for number in theirs if number in left]
         if mine and model.shows(mine, strength, through[key]):
-            hot += 1
+            hot += one in members
             left = left.difference(mine)
     together = [number for number in own if parts.whole(number)]
     if together and model.shows(together, strength, through[key]):
         return True
-    return hot * 2 > len(members)
+    return hot * 2 > len(members) and (key.kind != "leaf_rail" or hot >= _LEAF)
+
+
+def _outside(members: Sequence[Key], through: Mapping[Key, list[int]]) -> list[Key]:
+    """What else of their kind is suspected: a bad node elsewhere is met by all of a leaf."""
+    like = members[0]
+    known = set(members)
+    return [
+        key
+        for key in through
+        if key.kind == like.kind and key.rail == like.rail and key not in known
+    ]
 
 
 def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:

@@ -1,4 +1,4 @@
-"""A late host among many rails is judged by what hit them at once: its rails alone are calm."""
+"""Simulated fabrics that were once read wrongly: late hosts of many rails, two bad of one leaf."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def test_late_hosts_are_named_though_each_round_shows_them_once(name: str) -> No
     outcome = decode(case(name))
     assert not outcome.wrong
     assert {fault.fate for fault in outcome.faults} <= {"named"}
+
+
+def test_two_bad_gpus_under_one_leaf_are_no_bad_leaf() -> None:
+    """The third of its four nodes is dead: two of three is no majority that means anything."""
+    outcome = decode(case("recorded:16:faulty:70057"))
+    assert not outcome.wrong
+    assert [fault.fate for fault in outcome.faults if "dead" not in fault.what].count("missed") == 0
