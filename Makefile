@@ -11,11 +11,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Most tests wait for something; those that load hosts of the lab, or sweep, run one by one.
+# Most tests wait for something; of those that load hosts of the lab, or sweep, two files at a time.
 WORKERS ?= 4
-# What fails among these is run once more, alone: they drive real processes on real clocks, and other
-# work on the machine can upset that. Both results stay on the screen; what fails twice, fails.
-ONCE_MORE = $(BIN)/python -m pytest -m "lab or busy" --lf --last-failed-no-failures=none $(PYTEST_ARGS)
+LABS ?= 2
+LIGHT = -m "not (lab or busy)"
+HEAVY = -m "lab or busy"
+# What fails is run once more, alone: most drive real processes on real clocks, and other work on the
+# machine can upset that. Both results stay on the screen; what fails twice, fails.
+ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST_ARGS)
 
 .PHONY: help demo test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
 
@@ -26,8 +29,9 @@ demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culpr
 	$(BIN)/python -m tests.lab.demo
 
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not (lab or busy)" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "lab or busy" --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE)
+	$(BIN)/python -m pytest -n $(WORKERS) $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
+	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY) --cache-clear $(PYTEST_ARGS) \
+		|| $(ONCE_MORE) $(HEAVY)
 
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)
@@ -47,8 +51,10 @@ lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/bench.json
 	$(BIN)/python -m tests.bench
 
-bench-full: $(STAMP) ## each fault 20 times in the lab, thousands of simulated fabrics (hours); resumes
+bench-full: $(STAMP) ## each fault 20 times in the lab, each hang 10 times, simulated fabrics (hours); resumes
 	$(BIN)/python -m tests.bench.full_lab
+	$(BIN)/python -m tests.bench.full_prolog
+	$(BIN)/python -m tests.bench.full_diagnose
 	$(BIN)/python -m tests.bench.full
 
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json

@@ -28,6 +28,7 @@ CHECK = Check(
     stage="facts",
     tier="prolog",
     requires=("reach.answer", "host.driver_hung", "gpu.count"),
+    user=True,
 )
 UNKNOWN_JOB = (
     "no job environment known; give --preflight-env-file, --preflight-launch, "

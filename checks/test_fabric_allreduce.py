@@ -36,7 +36,9 @@ def judge(pair: Pair) -> Verdict:
             cause=f"ports of {pair.blamed}" if pair.blamed.startswith("pair ") else "sweep",
         )
     if pair.state == "not_run" or pair.lost:
-        return not_run(pair.error or "not measured", stopped=pair.waited or pair.lost)
+        return not_run(
+            pair.error or "not measured", stopped=pair.waited or pair.lost, busy=pair.busy
+        )
     evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
     evidence["size_bytes"] = pair.at_bytes
     if pair.events:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from preflight.check import Check
 from preflight.facts import Facts, Gpu, Majority, Node
+from preflight.facts.gpu_errors import lost_of
+from preflight.facts.gpu_twins import twins
 from preflight.facts.words import count
+from preflight.facts.xid_verdict import missing_slots
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECK = Check(
@@ -19,7 +22,13 @@ Usual = Majority[tuple[str, ...]]
 
 
 def judge(
-    promised: int | None, gpus: tuple[Gpu, ...] | None, usual: Usual | None = None
+    promised: int | None,
+    gpus: tuple[Gpu, ...] | None,
+    usual: Usual | None = None,
+    counted: int | None = None,
+    lost: tuple[str, ...] = (),
+    *,
+    said: tuple[str, ...] = (),
 ) -> Verdict:
     """Compare the GPUs that answered with the promise, or else with what the group has."""
     by_peers = usual if usual is not None and usual.decides else None
@@ -27,14 +36,19 @@ def judge(
     if wanted is None and by_peers is not None:
         wanted = len(by_peers.value)
         origin = f"; {by_peers.votes} of {by_peers.of} nodes of its group have {wanted}"
+    if wanted is None and counted is not None:
+        wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
         return not_run("no GPUs promised, none here")
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
+    if twice := twins(gpus):
+        return unknown(twice, advice="reload the driver, look at nvidia-smi -L, then recheck")
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
-        gone = sorted(set(by_peers.value) - set(bus_ids)) if by_peers is not None else []
+        gone = sorted(set(by_peers.value) - set(bus_ids)) if by_peers is not None else list(lost)
         which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - len(gpus) else ""
+        which = which or "".join(f"; {line}" for line in said[: wanted - len(gpus)])
         # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
         return fail(
             f"{len(gpus)} of {wanted} GPUs answer{origin}{which}",
@@ -58,4 +72,7 @@ def bus_ids_of(facts: Facts) -> tuple[str, ...] | None:
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.promised.gpus, node.facts.gpus, node.group.majority(bus_ids_of)))
+    usual = node.group.majority(bus_ids_of)
+    facts, lost = node.facts, missing_slots(node.facts)
+    counted, said = facts.driver.counted, lost_of(facts)
+    conclude(judge(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))

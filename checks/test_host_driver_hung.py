@@ -11,6 +11,7 @@ CHECK = Check(
     "host.driver_hung", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
 )
 NOT_LOADED = ("driver not loaded", "no devices", "could not find")
+NOT_ITS_FAULT = ("preflight's own reader broke", "cannot allocate memory", "too many open files")
 GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"
 
 
@@ -33,6 +34,9 @@ def _refused(wanted: str, error: str) -> Verdict:
     said = f"NVML refuses: {error}"
     if "permission" in error.lower():
         return unknown(said, advice=f"{GRANT}, then recheck", grant=GRANT)
+    if any(words in error.lower() for words in NOT_ITS_FAULT):
+        advice = "give the reader memory and files; install preflight again if it stays"
+        return unknown(f"NVML was not asked: {error}", advice=advice)
     if wanted:
         advice = "look for NVRM in dmesg; reload the driver or reboot"
         return fail(f"{said}; {wanted}", advice=advice)

@@ -8,7 +8,9 @@ from preflight.facts.stale import GRANT, Stale, find_stale
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
-CHECK = Check("host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",))
+CHECK = Check(
+    "host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+)
 
 
 def judge(facts: Facts) -> Verdict:

@@ -35,7 +35,7 @@ def judge(name: str, net: Net) -> Verdict:
     if dead := untold(net):
         said = f"cannot reach {dead}, whose port stage gave no report"
         return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
-    bad = unfit(net.own.master, net.own, net.master_port_origin) if net.own.master else None
+    bad = unfit(net.own.master, net.master_port_origin) if net.own.master else None
     return held or bad or _sound(net, net.own)
 
 

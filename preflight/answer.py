@@ -22,7 +22,8 @@ from preflight import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ENTRIES: Final = ("probe", "ports", "sweep")
+ENTRIES: Final = ("probe", "ports", "burn", "stacks", "sweep")
+WITH_TORCH: Final = ("burn", "sweep")
 REFUSED: Final = 98
 """Exit status by which the controller knows that it was turned away here."""
 
@@ -98,8 +99,8 @@ def _serve(call: Call, sweep_python: str) -> None:
     _throw_away(call.size)
     signal.alarm(0)
     os.write(1, BOOTED)
-    # The sweep runs as the job does: `-I` would hide what its Python needs.
-    python = [sweep_python] if call.entry == "sweep" else [sys.executable, "-I"]
+    # What loads torch runs as the job does: `-I` would hide what its Python needs.
+    python = [sweep_python] if call.entry in WITH_TORCH else [sys.executable, "-I"]
     limit = ["timeout", "-k", "2", str(call.timeout_s)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     words = [*limit, *python, "-c", _STARTER, str(PAYLOAD), call.entry]

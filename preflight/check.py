@@ -30,6 +30,8 @@ class _Declared:
     requires: tuple[str, ...] = ()
     disturbs: bool = False
     drains: bool = False
+    user: bool = False
+    heals: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Check(_Declared):
 
     `requires` names checks whose failure on a subject makes this one `not_run` there.
     `disturbs` says that measuring it loads the node; `drains` that a scheduler may take a node
-    out of service for it.
+    out of service for it; `user` that what it finds was left or set by a user, which never drains;
+    `heals` that its cause can go away by itself, so that a drain for it may be undone.
     """
 
     id: str

@@ -6,6 +6,7 @@ Imports the standard library only, and the rest on use: `run` must not load what
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from preflight.registered import Registered
 
 USAGE = 4
-VERBS = ("blame", "checks", "run")
+COMMANDS = ("blame", "diagnose", "explain", "history", "learn", "lint", "read", "report")
+"""Verbs with a module of their own."""
+
+ISOLATED = {"run": "preflight.isolated", "sweep": "preflight.commands.sweep"}
+"""Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
+
+VERBS = (*COMMANDS, *ISOLATED, "checks", "healthcheck", "prolog", "watch")
 WIDTH = 80
 """Columns of the narrowest terminal people work in."""
 
@@ -29,21 +36,24 @@ WIDTH = 80
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; wrong usage is one line and exit 4."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["run"]:
+    _open_streams()
+    if words[:1] and words[0] in ISOLATED:
         from preflight.isolated import start
 
-        start(words[1:])
-    parser = _parser()
-    arguments = parser.parse_args(words)
+        start(words[1:], ISOLATED[words[0]])
+    if words[:1] in (["prolog"], ["healthcheck"]):
+        _judge_here(words)
+    arguments = _parser().parse_args(words) if words[:1] != ["watch"] else None
     from preflight.errors import UsageError
 
     try:
+        if arguments is None:
+            return _watch(words[1:])
         if arguments.verb == "checks":
             return _checks(arguments.id)
-        if arguments.verb == "blame":
-            from preflight.commands import blame
-
-            return blame.run(arguments)
+        if arguments.verb in COMMANDS:
+            command = importlib.import_module(f"preflight.commands.{arguments.verb}")
+            return int(command.run(arguments))
     except BrokenPipeError:
         # The reader (head, less) has seen enough; Python's own flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,8 +64,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = printable(str(error))  # it may name a file whose name is an escape sequence
         print(f"preflight: {said}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         return USAGE
-    parser.print_help()
+    _parser().print_help()
     return USAGE
+
+
+def _open_streams() -> None:
+    """Nothing behind a stream that the caller closed: else our next file takes its number.
+
+    A watched launch would then write its output into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number, which is the stream's own; a launch inherits it.
+            handle = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(handle, True)  # noqa: FBT003  its only argument
+            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
+
+
+def _watch(words: Sequence[str]) -> int:
+    """Apart from the other verbs: it stays for as long as a job runs, and loads nothing of them."""
+    from preflight.commands.watch import run
+
+    return run(words)
+
+
+def _judge_here(words: Sequence[str]) -> None:
+    """Hand over to the scheduler's hook; where that is broken, exit as for a node not judged."""
+    try:
+        importlib.import_module(f"preflight.commands.{words[0]}").run(words)
+    except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
+        told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
+        print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
+        sys.exit(2 if "--plain" in words else 0)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -90,7 +130,34 @@ def _parser() -> argparse.ArgumentParser:
         help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
     )  # fmt: skip
     blame.add_argument("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
+    lint = verbs.add_parser("lint", help="say what a training script will hang on; runs nothing")
+    lint.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
+    lint.add_argument("--json", action="store_true", help="print one JSON document instead")
+    read = verbs.add_parser("read", help="judge outputs captured on a machine out of reach")
+    read.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+",
+        help="what a tool printed, as docs/read.md lists them; - is standard input",
+    )  # fmt: skip
+    read.add_argument("--json", action="store_true", help="print one JSON document instead")
+    from preflight.commands.diagnose_options import add_diagnose_options
+    from preflight.commands.explain_options import add_explain_options
+    from preflight.commands.history_options import add_history_options
+    from preflight.commands.learn_options import add_learn_options
+
+    add_diagnose_options(
+        verbs.add_parser("diagnose", help="say which rank a job that hangs now waits for")
+    )
+    add_explain_options(verbs.add_parser("explain", help="say from a dead job's log what ended it"))
+    add_history_options(verbs.add_parser("history", help="tell what earlier runs measured"))
+    add_learn_options(verbs.add_parser("learn", help="write an inventory of what the nodes have"))
+    verbs.add_parser("prolog", help="judge this node before a job starts: for schedulers, as root")
+    verbs.add_parser("healthcheck", help="judge this node from time to time: for Slurm or cron")
+    from preflight.commands.report_options import add_report_options
+
+    add_report_options(verbs.add_parser("report", help="write any report of a past run again"))
     verbs.add_parser("run", help="judge a fleet, isolated: for root, cron and schedulers")
+    verbs.add_parser("sweep", help="judge a whole fleet by night, in waves of idle nodes")
+    verbs.add_parser("watch", help="start a launch, and keep evidence where it hangs or dies")
     return parser
 
 

@@ -34,7 +34,7 @@ class TerminalProgress:
         now = time.monotonic()
         with self._lock:
             began = self._began.setdefault(phase, now)
-            text = f"{phase:<9}{done}/{total}  {now - began:.1f} s"
+            text = f"{phase:<8} {done}/{total}  {now - began:.1f} s"
             if done == total:
                 waiting = ()
             if waiting and len(waiting) <= _NAMED:

@@ -47,7 +47,8 @@ def _whom(add: Add) -> None:
         "--preflight-inventory",
         metavar="FILE",
         help="TOML or YAML file: nodes, how to reach them, what they were promised to have; or an "
-        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list)",
+        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list); write "
+        "paths with '=', or pytest takes them for tests: --preflight-inventory=FILE",
     )
     add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
     add(
@@ -86,6 +87,11 @@ def _what(add: Add) -> None:
         "standard, deep",
     )
     add(
+        "--preflight-kernel-log-since",
+        metavar="TIME",
+        help="How far back the kernel log counts: boot (default), 90m, 2h, 3d, 2026-11-21T08:00",
+    )
+    add(
         "--preflight-fail-fast",
         choices=("stage", "first", "never"),
         default=None,
@@ -113,7 +119,25 @@ def _what(add: Add) -> None:
     add(
         "--preflight-report",
         metavar="DIR",
-        help="Where report.json and ready.hosts go (default: preflight-runs/TIME)",
+        help="Where report.json, report.html and ready.hosts go (default: preflight-runs/TIME)",
+    )
+    add(
+        "--preflight-keep",
+        metavar="N",
+        type=int,
+        help="Runs that stay in preflight-runs; older ones are removed (default: 30; 0: all stay)",
+    )
+    add(
+        "--preflight-prometheus",
+        metavar="FILE",
+        help="Write the run's numbers there as well, for node_exporter: a .prom file in its "
+        "textfile folder",
+    )
+    add(
+        "--preflight-exclude-file",
+        metavar="FILE",
+        help="Write the nodes that are not ready there, folded in one line, for "
+        "sbatch --exclude=$(cat FILE) after exit 0 or 1; -qq prints the same and nothing else",
     )
     add(
         "--preflight-budget",
@@ -141,6 +165,12 @@ def _job(add: Add) -> None:
         help="The job's launch line, as in 'CUDA_VISIBLE_DEVICES=0,1 torchrun "
         "--nproc-per-node=2 train.py'; it is read, never run",
     )
+    add(
+        "--preflight-script",
+        metavar="FILE",
+        help="The job's training script: what it will hang on is said (as `preflight lint` does); "
+        "it is read, never run",
+    )
 
 
 def _pairs(add: Add) -> None:
@@ -166,7 +196,9 @@ def _pairs(add: Add) -> None:
     add(
         "--preflight-history",
         metavar="DIR",
-        help="Folder that remembers which pairs were measured, so that runs add up to all of them",
+        help="Folder (or sqlite:///FILE, postgresql://...) that remembers every run: rounds of "
+        "pairs add up to all of them, and `preflight history` tells what comes again (default: "
+        "$PREFLIGHT_HISTORY)",
     )
     add(
         "--preflight-catch-rate",

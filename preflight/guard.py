@@ -1,12 +1,14 @@
 """Keeps root from running somebody else's code: conftest files, ini files, checks of a folder.
 
 What pytest has loaded before it asks its plugins (`-p` in an ini file, `PYTEST_PLUGINS`, modules
-beside `python -m pytest`) cannot be refused here: for that there is `preflight run`.
+beside `python -m pytest`) cannot be refused here: for that there is `preflight run`. An ini file
+is also found beside what follows an option after a blank: pytest knows no plugin's options yet.
 """
 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ def refuse_strangers(config: pytest.Config) -> None:
         return
     site = [path for place in config.getini("preflight_checks") for path in _code_below(place)]
     _refuse(site, "give it to root: chown -R root, chmod -R go-w")
+    _refuse(_ini_of_a_value(config), _joined(config))
     _refuse(
         _would_run(config),
         "type `preflight run` instead of `pytest --preflight`, or go to a folder of root",
@@ -39,6 +42,31 @@ def _refuse(files: Iterable[Path], remedy: str) -> None:
     for path in files:
         if said := who_may_plant(path):
             raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
+
+
+def _apart(config: pytest.Config) -> Iterator[tuple[str, str]]:
+    """Our options whose value stands after a blank: pytest takes it for a path of tests."""
+    for option, value in pairwise(map(str, config.invocation_params.args)):
+        if option.startswith("--preflight-") and "=" not in option and not value.startswith("-"):
+            yield option, value
+
+
+def _ini_of_a_value(config: pytest.Config) -> Iterator[Path]:
+    """The ini file that pytest found beside such a value, not above the working folder."""
+    here = config.invocation_params.dir
+    found = config.inipath
+    if found is None or found.parent in (here, *here.parents):
+        return
+    if any(found.parent in (here / value).absolute().parents for _, value in _apart(config)):
+        yield found
+
+
+def _joined(config: pytest.Config) -> str:
+    joined = " ".join(f"{option}={value}" for option, value in _apart(config))
+    return (
+        f"write {joined}: after a blank pytest takes it for a path of tests, and the ini file "
+        "there for its own (what it names may have run: look into it)"
+    )
 
 
 def _would_run(config: pytest.Config) -> Iterator[Path]:

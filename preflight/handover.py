@@ -18,7 +18,7 @@ from preflight.stages.measured import LARGEST, Measured
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from preflight.outcome import Outputs
+    from preflight.report.outputs import Outputs
 
 _MEASURED = "preflight_measured"
 _DIGEST = "preflight_measured_sha256"
@@ -57,7 +57,7 @@ def take(luggage: dict[str, Any], run: Run) -> None:
         broken = Verdict(
             outcome=Outcome.BROKEN,
             sentence=f"its worker could not read what was measured: {error}",
-            advice="give a folder that nobody else may write to: --preflight-report DIR",
+            advice="give a folder that nobody else may write to: --preflight-report=DIR",
         )
         measured = Measured(nonce=run.nonce, skipped=dict.fromkeys(STAGES, broken))
     run.judgement.advance(measured)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pytest
+
+    Own = Callable[[argparse.ArgumentParser], object]
 
 USAGE: Final = 4
 CONFIG: Final = Path(__file__).resolve().with_name("isolated.ini")
@@ -37,13 +39,26 @@ _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--col
 """pytest's own options that can be given; none of them brings in code or another configuration."""
 
 
-def start(argv: Sequence[str]) -> NoReturn:
-    """Become an isolated Python that judges the fleet. Never returns."""
+def start(argv: Sequence[str], module: str = "preflight.isolated", program: str = "") -> NoReturn:
+    """Become an isolated Python that judges the fleet, by that module. Never returns.
+
+    `program`: lines of Python in place of a module; it leaves no compiled files behind, of which a
+    full disk could make broken ones.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     os.umask(0o027)
-    sys.stdout.flush()
-    words = [sys.executable, "-I", "-m", "preflight.isolated", *argv]
+    _fill_standard()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
     os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+def _fill_standard() -> None:
+    """Give what is closed of the standard descriptors to nobody: Python does not print to these."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
+        os.set_inheritable(opened, True)  # noqa: FBT003  it takes no keywords
+    os.close(opened)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,38 +102,54 @@ class _Pass(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
+    beside: argparse._ArgumentGroup | None = None
+    """Where the plugin's options go, where the verb has some of its own."""
+
     def getgroup(self, *_: str) -> _Parser:
         """Stand in for pytest's parser, to which the plugin adds its options."""
         return self
 
     def addoption(self, *names: str, action: str = "store", **said: Any) -> None:
-        """Take over an option of the plugin."""
+        """Take over an option of the plugin; they stand apart from the verb's own."""
         flag = action == "store_true"
         known = {key: said[key] for key in ("help", "metavar") if key in said}
-        self.add_argument(*names, action=_Pass, nargs=0 if flag else None, **known)
+        place = self.beside or self
+        place.add_argument(*names, action=_Pass, nargs=0 if flag else None, **known)
 
     def addini(self, *_: object, **__: object) -> None:
         """Leave the ini keys: there is no ini file."""
 
     def error(self, message: str) -> NoReturn:
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
-        self.exit(USAGE, f"preflight run: {message}; see: preflight run --help\n")
+        self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 
 def _parser() -> _Parser:
-    from preflight.plugin import pytest_addoption
-
-    parser = _Parser(
-        prog="preflight run",
-        allow_abbrev=False,
-        description="Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
+    return option_parser(
+        "preflight run",
+        "Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
         "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
     )
+
+
+def option_parser(prog: str, description: str, own: Own | None = None) -> _Parser:
+    """Offer every option of the plugin, and those of pytest's that bring in no code.
+
+    What is given lands in `words`, as it was typed; the namespace wants `words` and `workers`.
+    `own` adds a verb's own options, to be shown first.
+    """
+    from preflight.plugin import pytest_addoption
+
+    parser = _Parser(prog=prog, allow_abbrev=False, description=description)
+    if own is not None:
+        own(parser)
+        parser.beside = parser.add_argument_group("as for pytest --preflight")
+    place = parser.beside or parser
     parser.add_argument("folder", nargs="*", help="folders with the site's own checks")
     for names in (*_WORKERS, *_VALUES):
-        parser.add_argument(*names, action=_Pass, help="as pytest's")
+        place.add_argument(*names, action=_Pass, help="as pytest's")
     for names in _FLAGS:
-        parser.add_argument(*names, action=_Pass, nargs=0, help="as pytest's")
+        place.add_argument(*names, action=_Pass, nargs=0, help="as pytest's")
     pytest_addoption(cast("pytest.Parser", parser))
     return parser
 

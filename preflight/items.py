@@ -15,8 +15,9 @@ from preflight.verdict import Outcome, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from preflight.judgement import Key
     from preflight.registered import Registered
-    from preflight.run import Key, Run
+    from preflight.run import Run
 
 GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
@@ -28,6 +29,7 @@ _WORST_FIRST = (
     Outcome.BROKEN,
     Outcome.LOST,
     Outcome.WARN,
+    Outcome.WAIVED,
     Outcome.OK,
     Outcome.NOT_RUN,
 )

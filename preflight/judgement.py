@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from preflight.burn.judge import judge_burn
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.nodeset import fold
+from preflight.fleet.own_numbers import SWEPT
+from preflight.fleet.waivers import today
+from preflight.numbers import in_force
+from preflight.overrides import off_for, switched_off, waive, with_numbers
 from preflight.registered import broken
 from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 from preflight.view import FleetView, whole_fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from preflight.check import Check, Stage
     from preflight.fabric.pair import Pair
+    from preflight.facts.burn import Burn
     from preflight.facts.ports import Attempt, Ports
-    from preflight.fleet.model import Fleet
+    from preflight.fleet.model import Fleet, Host
+    from preflight.numbers import Told
     from preflight.registered import Registered
     from preflight.registry import Registry
     from preflight.stages.measured import Measured
 
 Names = tuple[str, ...]
 """Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""
+
+Key = tuple[str, Names]
+"""(check id, subject) of one expected verdict."""
 
 _NO_FACTS = Facts(
     wire=WIRE,
@@ -55,8 +66,13 @@ class Judgement:
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
         self._decoded: Decoded | None = None
+        self._used: dict[str, Told] = {}
+        """The site's numbers that the sweep was decoded by."""
+        self._burn: dict[str, Burn] | None = None
         self._groups: dict[str, Group] = {}
         self._attempts: _Attempts | None = None
+        self._day = today()
+        self._swept = _of_all(fleet.hosts)
         self.measured = measured
 
     def advance(self, measured: Measured) -> None:
@@ -65,14 +81,34 @@ class Judgement:
         self._nodes.clear()
         self._groups.clear()
         self._attempts = None
+        self._burn = None
         self._decoded = None
 
     def verdict(self, check_id: str, names: Names) -> Verdict:
         """Judge one subject by one check, or say why it cannot be."""
         key = (check_id, names)
         if key not in self._verdicts:
-            self._verdicts[key] = self._reach_verdict(self._registry[check_id], names)
+            why = self.off(check_id, names)
+            reached = (
+                switched_off(why) if why else self._reach_verdict(self._registry[check_id], names)
+            )
+            self._verdicts[key] = waive(
+                check_id,
+                names,
+                reached,
+                waivers=self._fleet.waivers,
+                fleet=self._hosts,
+                day=self._day,
+            )
         return self._verdicts[key]
+
+    def off(self, check_id: str, names: Names) -> str:
+        """Why nobody is judged on this, where the site switched the check off."""
+        hosts = [self._hosts[name] for name in names] or list(self._fleet.hosts)
+        off = off_for(check_id, hosts)
+        if not off or (not names and len(off) < len(hosts)):
+            return ""
+        return next(iter(off.values())) if names else f"{check_id} is switched off for all"
 
     def skip(self, check_id: str, names: Names, verdict: Verdict) -> None:
         """Settle a subject that will not be judged, unless it was judged already."""
@@ -83,9 +119,12 @@ class Judgement:
         return dict(self._verdicts)
 
     def may_take_part(self, name: str, stage: Stage) -> str:
-        """Return why a node must be left out of a stage, or nothing when it may take part."""
+        """Return why a node must be left out of a stage, or nothing when it may take part.
+
+        A gate of the stage itself is no gate to it: it can be judged only afterwards.
+        """
         for check in _admitting(self._registry, stage):
-            blocker = self._blocker(check, (name,))
+            blocker = self._blocker(check, (name,), before=stage)
             if blocker:
                 return blocker
         return ""
@@ -103,15 +142,26 @@ class Judgement:
             pair = self._pair(names)
             if isinstance(pair, Verdict):
                 return pair
-            return self._known_only(registered, registered.conclude(pair))
-        return self._known_only(registered, registered.conclude(self._node(names[0])))
+            return self._known_only(registered, self._conclude(registered, pair, self._swept))
+        node = self._node(names[0])
+        return self._known_only(registered, self._conclude(registered, node, node.promised.limits))
+
+    def _conclude(
+        self, registered: Registered, subject: Any, limits: Mapping[str, Told]
+    ) -> Verdict:
+        """Judge by the site's numbers where it has any, and say so; a sweep's count as used."""
+        with in_force(limits) as used:
+            verdict = registered.conclude(subject)
+        if registered.check.stage == "fabric":
+            used |= self._used
+        return with_numbers(verdict, used)
 
     def _judge_fleet(self, registered: Registered) -> Verdict:
         """Judge the nodes that may be, and say who is not among them: `ok` is not about those."""
         view = self.fleet_view(registered.check)
         if not view.nodes:
             return not_run(f"nobody to judge: {next(iter(view.left_out.values()))}", blocked=True)
-        verdict = self._known_only(registered, registered.conclude(view))
+        verdict = self._known_only(registered, self._conclude(registered, view, self._swept))
         if verdict.outcome is Outcome.BROKEN:
             return verdict
         unseen = f"; not looked at: {fold(view.left_out)}" if view.left_out else ""
@@ -134,20 +184,22 @@ class Judgement:
         """Show the whole fleet to a check: the nodes whose gates are open, and why not the rest."""
         left_out = {name: self._blocker(check, (name,)) for name in self._hosts}
         left_out |= {n: self._unreached(n) for n in self._hosts if n not in self.measured.facts}
+        left_out |= off_for(check.id, self._fleet.hosts)
         return whole_fleet(
             {name: self._node(name) for name, why in left_out.items() if not why},
             {name: why for name, why in left_out.items() if why},
             self.sweep.pairs if check.stage == "fabric" else {},
         )
 
-    def _blocker(self, check: Check, names: Names) -> str:
+    def _blocker(self, check: Check, names: Names, before: Stage | None = None) -> str:
+        gates = [r for r in check.requires if self._registry[r].check.stage != before]
         for name in names:
-            for required in check.requires:
-                before = self.verdict(required, (name,))
-                if before.evidence.get("blocked") is True:
-                    return before.sentence
-                if before.outcome is Outcome.BROKEN or (before.condemns and before.blocks):
-                    return f"{required} of {name}: {before.sentence}"
+            for required in gates:
+                gate = self.verdict(required, (name,))
+                if gate.evidence.get("blocked") is True:
+                    return gate.sentence
+                if gate.outcome is Outcome.BROKEN or (gate.condemns and gate.blocks):
+                    return f"{required} of {name}: {gate.sentence}"
             if check.stage != "reach" and name not in self.measured.facts:
                 return self._unreached(name)
         return ""
@@ -169,6 +221,7 @@ class Judgement:
                 job=self._fleet.job,
                 net=self._net(name),
                 inside=self.sweep.inside.get(name),
+                burn=self.burn.get(name),
             )
         return self._nodes[name]
 
@@ -193,6 +246,7 @@ class Judgement:
             to_me=self._attempts.at.get(name, ()),
             others_to_master=self._attempts.at_master_port,
             others_to=self._attempts.at,
+            nodes=len(self._fleet.hosts),
         )
 
     @property
@@ -202,12 +256,37 @@ class Judgement:
             measured, planned = self.measured.sweep, self.measured.planned
             earlier = planned.earlier if planned else {}
             hosts = self._fleet.hosts
-            self._decoded = judge_sweep(measured, hosts, earlier) if measured else Decoded()
+            with in_force(self._swept) as used:
+                self._decoded = judge_sweep(measured, hosts, earlier) if measured else Decoded()
+            self._used = used
         return self._decoded
+
+    def by_its_numbers(self) -> AbstractContextManager[dict[str, Told]]:
+        """While it lasts, what is told of the sweep goes by the numbers that judged it."""
+        return in_force(self._swept)
+
+    @property
+    def burn(self) -> Mapping[str, Burn]:
+        """Every node's burn-in held against the others', once; nobody where there was none."""
+        if self._burn is None:
+            measured = self.measured
+            units = measured.planned.units if measured.planned else {}
+            self._burn = judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)
+        return self._burn
 
     def _pair(self, names: Names) -> Pair | Verdict:
         pair = self.sweep.pairs.get((names[0], names[1]))
         return pair if pair is not None else not_run("the sweep did not reach this pair")
+
+
+def _of_all(hosts: Sequence[Host]) -> dict[str, Told]:
+    """The numbers that the site set for all nodes alike: sweep and fleet are judged by these."""
+    told = {name: one for host in hosts for name, one in host.promised.limits.items()}
+    return {
+        name: one
+        for name, one in told.items()
+        if name.startswith(SWEPT) or all(host.promised.limits.get(name) == one for host in hosts)
+    }
 
 
 class _Attempts:

@@ -13,14 +13,17 @@ from preflight.errors import UsageError
 from preflight.fabric.stored.sane import refuse_absurd_sweep
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
-from preflight.outcome import Outputs
+from preflight.fleet.waivers import refuse_unknown
 from preflight.ranks import leading
 from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.report.outputs import Outputs
+from preflight.report.runs import KEEP
 from preflight.rounds import choose_rounds, refuse_odd_rounds
-from preflight.run import Settings
+from preflight.settings import Settings
 from preflight.sitehooks import ask_nodes, ask_sections
 from preflight.stages.measured import LARGEST, Measured
 from preflight.transport.fanout import SETUP_AT_MOST
+from preflight.window import seconds_back
 
 if TYPE_CHECKING:
     import pytest
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import Found
     from preflight.nightly import Nightly
-    from preflight.run import FailFast
+    from preflight.settings import FailFast
     from preflight.torchrun.crew import Crew
 
 MOST_AT_ONCE = 1024
@@ -70,16 +73,21 @@ def read_options(config: pytest.Config) -> Chosen:
         even_if_busy=config.getoption("preflight_even_if_busy"),
         sections=() if hasattr(config, "workerinput") else ask_sections(config),
         at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
+        kernel_log_since_s=seconds_back(config.getoption("preflight_kernel_log_since")),
         catch_rate=config.getoption("preflight_catch_rate"),
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
+    if typed := config.getoption("preflight_exclude_file"):
+        outputs.exclude_file = config.invocation_params.dir / Path(typed).expanduser()
+    outputs.keep, outputs.metrics = _keep(config), _metrics(config)
     if not config.option.collectonly and not hasattr(config, "workerinput"):
         outputs.refuse_unusable()
     rank_0 = leading(config)
     found = None if rank_0 else _found(config)
     fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
+    refuse_unknown(fleet.spoken, [one.check.id for one in registry])
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
@@ -121,6 +129,18 @@ def _refuse_rivals(config: pytest.Config) -> None:
     if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
         raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
     refuse_odd_rounds(config)
+
+
+def _keep(config: pytest.Config) -> int:
+    keep = config.getoption("preflight_keep")
+    if keep is not None and keep < 0:
+        raise UsageError(f"--preflight-keep {keep}: give how many runs stay, or 0 for all of them")
+    return KEEP if keep is None else int(keep)
+
+
+def _metrics(config: pytest.Config) -> Path | None:
+    path = config.getoption("preflight_prometheus")
+    return config.invocation_params.dir / Path(path).expanduser() if path else None
 
 
 def _registry(config: pytest.Config) -> Registry:
@@ -169,6 +189,7 @@ def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) 
         python=said("python"),
         env_file=said("env_file"),
         launch=said("launch"),
+        script=said("script"),
         interface=said("interface"),
         topology=said("topology"),
         ask_slurm=not hasattr(config, "workerinput"),

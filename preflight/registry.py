@@ -107,6 +107,11 @@ def _order(registered: Registered) -> tuple[int, str]:
     return STAGES.index(registered.check.stage), registered.check.id
 
 
+def draining() -> frozenset[str]:
+    """Ids of the shipped checks that a scheduler may take a node out of service for."""
+    return frozenset(one.check.id for one in load_folder(shipped_folder()) if one.check.drains)
+
+
 def shipped_folder() -> Path:
     """The checks that come with preflight: in the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight import handover
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
+from preflight.history.place import VARIABLE
 from preflight.nightly import open_history
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.nightly import Nightly
-    from preflight.run import Settings
+    from preflight.settings import Settings
     from preflight.stages.measured import Measured
 
 LARGEST_SEED = (1 << 32) - 1
@@ -34,7 +35,7 @@ def choose_rounds(
     if replayed is not None:
         return replayed.planned, None
     nodes = tuple(host.name for host in fleet.hosts)
-    history = _history(config, nodes, fleet)
+    history = _history(config, fleet, settings)
     seed = config.getoption("preflight_seed")
     planned = plan(
         nodes,
@@ -70,11 +71,10 @@ def _extent(config: pytest.Config) -> Extent:
     )
 
 
-def _history(config: pytest.Config, nodes: tuple[str, ...], fleet: Fleet) -> Nightly | None:
-    folder = config.getoption("preflight_history")
-    if folder is None:
+def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> Nightly | None:
+    text = config.getoption("preflight_history")
+    if text is None:
+        text = os.environ.get(VARIABLE)
+    if text is None:
         return None
-    if not folder:
-        raise UsageError("--preflight-history is empty: give a folder that outlives this run")
-    path = config.invocation_params.dir / Path(folder).expanduser()
-    return open_history(path, nodes, fleet.leaves)
+    return open_history(text, config.invocation_params.dir, fleet, settings.tier)

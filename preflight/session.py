@@ -16,7 +16,9 @@ from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
 from preflight.options import Chosen, read_options
 from preflight.ranks import leading
 from preflight.registry import Registry, declares_check, load_file
+from preflight.report.events import Began, owed
 from preflight.report.header import header
+from preflight.report.night import at
 from preflight.report.reach import reach_words
 from preflight.report.slurm import slurm_job
 from preflight.report.terminal import finding_line
@@ -25,13 +27,14 @@ from preflight.run import Run
 from preflight.sitehooks import tell
 from preflight.stages.progress import Silent
 from preflight.tally import Tally
+from preflight.terse import hush, is_terse
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
+    from preflight.judgement import Key
     from preflight.registered import Registered
-    from preflight.run import Key
     from preflight.transport.ways import Way
     from preflight.verdict import Verdict
 
@@ -123,6 +126,8 @@ class Session:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
+            if is_terse(session.config):
+                hush(session.config, terminal)
         self._interrupts.hold()
         if self._is_worker:
             handover.take(cast("Any", session.config).workerinput, self.run)
@@ -183,18 +188,38 @@ class Session:
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
         self._tally.expect(keys, keys_of)
+        if keys:
+            self._keep_events(keys)
         if self._chosen.replayed is not None:
             self.run.replay(self._chosen.replayed, keys, self._found)
             self._tally.expect_repairs()
         elif keys:
             try:
                 self.run.measure(keys, self._found)
+            except UsageError as error:  # only the nodes could tell that it is wrong
+                raise pytest.UsageError(str(error)) from error
             finally:
                 self._tally.expect_repairs()
                 self._write_measured()
-                history = self._chosen.history
-                if history is not None and (trouble := history.remember(self.run)):
-                    self.run.progress.line(f"history {trouble}")
+
+    def _keep_events(self, keys: Sequence[Key]) -> None:
+        """Have every verdict on disk from now on, as soon as it is reached."""
+        run, events = self.run, self._chosen.outputs.events
+        names = [host.name for host in run.fleet.hosts]
+        replayed = self._chosen.replayed
+        events.begin(
+            Began(
+                preflight=__version__,
+                run=replayed.nonce if replayed else run.nonce,
+                started=at(self._chosen.began_s),
+                tier=run.settings.tier,
+                nodes=tuple(names),
+                origin=run.fleet.origin,
+                leaves=run.fleet.leaves,
+                owed=owed(keys, names),
+            )
+        )
+        run.heard = events.verdict
 
     def _write_measured(self) -> None:
         """Write what a replay needs; it cost minutes of a whole fleet, so Ctrl-C waits for it."""
@@ -235,10 +260,14 @@ class Session:
             per_node=per_node,
             of_fleet=sum(not names for _, names in keys),
             planned=self.run.planned if any(len(names) > 1 for _, names in keys) else None,
+            loads=any(self.run.registry[check].check.stage == "local" for check, _ in keys),
             expected=len(keys),
             where=self._chosen.outputs.shown,
         )
         lines += workers.warnings(self._config)
+        history = self._chosen.history
+        if history is not None and history.trouble:
+            lines.append(f"history  {history.trouble}")
         width = self._config.get_terminal_writer().fullwidth
         return [
             piece

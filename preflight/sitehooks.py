@@ -9,7 +9,7 @@ import msgspec
 
 from preflight.carried import Carried, add
 from preflight.errors import UsageError
-from preflight.fleet.inventory import refuse_unknown_transport
+from preflight.fleet.inventory_values import refuse_unknown_transport
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import check_host_name, expand
 from preflight.fleet.sources import Found

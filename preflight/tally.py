@@ -6,25 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from _pytest.junitxml import xml_key  # what its fixture record_xml_attribute uses
 
 from preflight import __version__
 from preflight.items import CheckItem
 from preflight.ledger import Entry, Ledger
 from preflight.outcome import Conclusion, conclude
+from preflight.report.junit import class_of
 from preflight.report.terminal import title
+from preflight.terse import is_terse
+from preflight.terse import tell as terse_words
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from _pytest.junitxml import LogXML
+
+    from preflight.judgement import Key
     from preflight.options import Chosen
-    from preflight.run import Key, Run
+    from preflight.run import Run
 
 _STATUS = {
     # outcome: (category in pytest's counts, letter, word with -v)
     "ok": ("ok", "", "OK"),
     "warn": ("warned", "", ("WARN", {"yellow": True})),
     "not_run": ("not run", "", "NOT RUN"),
+    "waived": ("waived", "", ("WAIVED", {"yellow": True})),
     "fail": ("unfit", "", ("FAIL", {"red": True})),
     "flaky": ("flaky", "", ("FLAKY", {"red": True})),
     "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
@@ -56,6 +64,11 @@ class Tally:
         self._interrupted = False
         self._strangers_failed = False
         self.conclusion: Conclusion | None = None
+        self._xml: LogXML | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Find pytest's own writer of JUnit XML, where it was asked for."""
+        self._xml = session.config.stash.get(xml_key, None)
 
     def expect(self, keys: Sequence[Key], keys_of: Mapping[str, Sequence[Key]]) -> None:
         """Note what is owed, and which item owes what."""
@@ -76,8 +89,12 @@ class Tally:
             report.preflight_verdicts = getattr(item, "said", [])
         return report
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Enter the verdicts that arrive into the ledger."""
+        if self._xml is not None and (keys := self._keys_of.get(report.nodeid)):
+            # By default it is the path of the checks, which differs between installations.
+            self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
         for said in getattr(report, "preflight_verdicts", ()):
             verdict = msgspec.convert(said["verdict"], Verdict)
             self._ledger.record(said["check"], tuple(said["nodes"]), verdict)
@@ -115,15 +132,19 @@ class Tally:
         broke = exitstatus == pytest.ExitCode.INTERNAL_ERROR or (
             exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
         )
+        entries = self._settled(session)
+        history = self._chosen.history
+        if history and (trouble := history.remember(self._run, entries, self._chosen.began_s)):
+            self._run.progress.line(f"history {trouble}")
         self.conclusion = conclude(
             self._run,
-            self._settled(session),
+            entries,
             self._chosen.outputs,
             began_s=self._chosen.began_s,
             version=__version__,
             strict=self._chosen.strict,
             need=self._chosen.need,
-            past=self._chosen.history.past if self._chosen.history else None,
+            past=history.past if history else None,
             interrupted=self._interrupted,
             broke=self._broke or broke,
             strangers_failed=self._strangers_failed,
@@ -145,6 +166,9 @@ class Tally:
         """Show the findings by cause, whom to launch on, and the counts."""
         conclusion = self.conclusion
         if conclusion is None:
+            return
+        if is_terse(terminalreporter.config):
+            terse_words(conclusion.report.fleet, conclusion.report.exit)
             return
         terminalreporter.section(title(conclusion.report, unsaved=conclusion.unsaved), sep="=")
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way

@@ -11,6 +11,9 @@ import msgspec
 UNSEEN = "not_looked_at"
 """Key of the evidence that names the nodes which a verdict on the whole fleet is not about."""
 
+BUSY = "busy"
+"""Key of the evidence that names the nodes which were not measured, since somebody uses them."""
+
 
 class Outcome(StrEnum):
     """How a judgement ended. The words appear in the terminal, the report and exit codes."""
@@ -23,6 +26,8 @@ class Outcome(StrEnum):
     NOT_RUN = "not_run"
     BROKEN = "broken"
     LOST = "lost"
+    WAIVED = "waived"
+    """Bad, and the inventory accepts that for a while; it condemns nobody and is always shown."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,11 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from preflight.commands.asked_file import write_asked
 from preflight.commands.placing import hosts_of, placed
 from preflight.commands.verdicts import EMPTY, judge_stored, tell
-from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
 from preflight.report.fabric_page import fabric_page
-from preflight.report.files import write_typed
 from preflight.report.offline import encode, lines
 
 if TYPE_CHECKING:
@@ -54,11 +53,4 @@ def run(arguments: argparse.Namespace) -> int:
 def _draw(path: Path, stored: Stored, judged: Judged) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
-    try:
-        write_typed(path, page.encode())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"cannot write {path}: there is no folder {path.parent}; make it, or give another file"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another file") from error
+    write_asked(path, page.encode())

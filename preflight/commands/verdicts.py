@@ -9,18 +9,17 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.commands.forms import judge_long, judge_short
 from preflight.fleet.nodeset import fold, natural
-from preflight.report.document import BlameRow
 from preflight.report.findings import findings
 from preflight.report.missed import missed_rows, missed_words
 from preflight.report.offline import Told
 from preflight.report.ready import exit_code, readiness
+from preflight.report.rows import blame_row
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.commands.judged import Judged
-    from preflight.fabric.blame import Blame
     from preflight.fabric.stored import Stored
     from preflight.fleet.model import Host
     from preflight.ledger import Entry
@@ -69,7 +68,7 @@ def tell(stored: Stored, judged: Judged) -> Told:
             *findings(entries, judged.blames, judged.systemic),
             *(replace(one, condemns=False) for one in findings(unheld)),
         ),
-        blames=tuple(map(_row, judged.blames)),
+        blames=tuple(map(blame_row, judged.blames)),
         missed=missed_words(missed_rows(observed, blamed)),
         notes=(*judged.systemic.values(), *judged.notes),
     )
@@ -89,15 +88,3 @@ def _exit(
     if code != BLAMED and unheld:
         code = UNJUDGED
     return code if code == BLAMED or stored.observed.digests else EMPTY
-
-
-def _row(one: Blame) -> BlameRow:
-    return BlameRow(
-        kind=one.kind,
-        component=one.component,
-        sentence=one.sentence,
-        confidence=one.confidence,
-        advice=one.advice,
-        pairs=one.pairs,
-        rail=one.rail,
-    )

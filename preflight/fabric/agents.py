@@ -72,6 +72,10 @@ class Agents:
         except queue.Empty:
             return None
 
+    def quiet(self) -> bool:
+        """Whether nobody has said anything that `next` has not returned."""
+        return self._said.empty()
+
     def send(self, name: str, order: Mapping[str, object]) -> None:
         """Tell an agent something; if it is gone, `next` says so."""
         self._idle.discard(name)

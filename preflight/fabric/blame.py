@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.fabric.advice import after_signal, more_partners, unresolved_advice
 from preflight.fabric.decode import decode
 from preflight.fabric.explained import ends_words, explained
 from preflight.fabric.observed import STOOD_STILL
@@ -99,8 +100,12 @@ def blames(
         if not explained(culprit, seen, found)
     ]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
-    worded = [_worded(culprit, bad, sweep, found, all_bad=all_bad) for culprit in culprits]
     nodes = {name for one in seen for name in (one.a, one.b)}
+    partners = more_partners(len(nodes), len({(one.a, one.b) for one in seen}))
+    worded = [
+        _worded(culprit, bad, sweep, found, all_bad=all_bad, partners=partners)
+        for culprit in culprits
+    ]
     causes = [_cause(culprit, bad) for culprit in culprits]
     return (*_systemic(worded, causes, bad, len(nodes)), *worded)
 
@@ -111,7 +116,13 @@ def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
 
 
 def _worded(
-    culprit: Culprit, bad: Sequence[Seen], sweep: Sweep, found: Sequence[Found], *, all_bad: bool
+    culprit: Culprit,
+    bad: Sequence[Seen],
+    sweep: Sweep,
+    found: Sequence[Found],
+    *,
+    all_bad: bool,
+    partners: str,
 ) -> Blame:
     troubles = sweep.troubles
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
@@ -141,7 +152,7 @@ def _worded(
         component=component,
         sentence=sentence,
         confidence=confidence,
-        advice=sweep.advice.get(component) or _advice(culprit, worst),
+        advice=sweep.advice.get(component) or _advice(culprit, worst, partners),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
         suspects=culprit.among if culprit.kind == "unresolved" else (),
     )
@@ -152,10 +163,13 @@ def _others(one: Seen, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
     return any(name in troubles and name not in culprit.among for name in (one.a, one.b))
 
 
-def _advice(culprit: Culprit, worst: Seen) -> str:
+def _advice(culprit: Culprit, worst: Seen, partners: str) -> str:
+    who = either(culprit.among)
     if culprit.kind == "path" and worst.state != "corrupt":
         return _PATH_ADVICE.format(" and ".join(culprit.among))
-    return (_SLOW_ADVICE if worst.slow else _ADVICE[worst.state]).format(either(culprit.among))
+    said = _SLOW_ADVICE if worst.slow else after_signal(worst.summary.error)
+    said = (said or _ADVICE[worst.state]).format(who)
+    return unresolved_advice(said, culprit.among, partners)
 
 
 def _worst(bad: Sequence[Seen]) -> Seen:

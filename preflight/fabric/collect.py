@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from preflight.fabric.clocks import clock_words
@@ -9,6 +10,7 @@ from preflight.fabric.events import PairSeen
 from preflight.fabric.insides import Insides, end
 from preflight.fabric.samples import End, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
+from preflight.fabric.thrift import Thrift
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,18 +42,23 @@ class Collected:
         self._most: list[dict[Kind, int]] = []
         """By round: how many iterations of what were asked for."""
         self._ends: dict[Key, dict[str, End]] = {}
+        self._owed: dict[tuple[int, str, str], int] = {}
+        """By round and pair: how many accounts are still to come."""
         self.scheduled = len(who.rounds)
         """Rounds from this number on are retests."""
         self.cut = False
         """The time was up before the retests were through."""
         self._expect(who, who.rounds)
+        self._thrift = Thrift()
+        self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
-        self.accounts = 0
+        self.told = 0
+        """Pairs of which all ends have spoken, on all rails."""
 
     @property
     def expected(self) -> int:
-        """How many accounts are due."""
-        return 2 * len(self._ends) + self.inside.expected
+        """How many pairs there are, each round counted."""
+        return len(self._owed)
 
     @property
     def through(self) -> set[str]:
@@ -92,11 +99,8 @@ class Collected:
     def take(self, name: str, seen: PairSeen | InsideSeen) -> bool:
         """Keep one account; False if that node was never asked for it or cannot have seen it."""
         if isinstance(seen, PairSeen):
-            taken = self._take_pair(name, seen)
-        else:
-            taken = self.inside.take(name, seen)
-        self.accounts += taken
-        return taken
+            return self._take_pair(name, seen)
+        return self.inside.take(name, seen)
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:
         ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
@@ -104,6 +108,17 @@ class Collected:
         if ends is None or not plausible or name in ends:
             return False
         ends[name] = end(name, seen)
+        self._untidy.append((ends, name))
+        self._owed[seen.round, seen.a, seen.b] -= 1
+        self.told += not self._owed[seen.round, seen.a, seen.b]
+        return True
+
+    def tidy(self) -> bool:
+        """Make one more account of a pair small; False if there is none left. For idle moments."""
+        if not self._untidy:
+            return False
+        ends, name = self._untidy.popleft()
+        ends[name] = self._thrift.end(ends[name])
         return True
 
     def complain(self, name: str, error: str, advice: str = "") -> None:
@@ -222,6 +237,7 @@ class Collected:
         for number, around in enumerate(rounds, first):
             self._most.append(most)
             for a, b in around:
+                self._owed[number, a, b] = 2 * who.rails
                 self._ends.update({(number, rail, a, b): {} for rail in range(who.rails)})
 
     def _fits(self, seen: PairSeen) -> bool:

@@ -78,7 +78,7 @@ def coverage(
     return replace(
         now,
         pairs_known=min(max(known, now.pairs_run), pairs),
-        runs_left=_runs_left(frame, past, len(planned.rounds)),
+        runs_left=_runs_left(frame, past, len(planned.numbers or planned.rounds)),
         leaf_pairs_known=max(now.leaf_pairs_run, _leaf_pairs_known(frame, past, leaves)),
     )
 

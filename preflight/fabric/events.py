@@ -37,6 +37,13 @@ class Busy(Struct, frozen=True, tag_field="event", tag="busy"):
     error: _Error
 
 
+class Taken(Struct, frozen=True, tag_field="event", tag="taken"):
+    """What an earlier run left there is stuck and will never let go of it."""
+
+    error: _Error
+    advice: _Error
+
+
 class Store(Struct, frozen=True, tag_field="event", tag="store"):
     """It hosts the store, on this port."""
 
@@ -98,7 +105,18 @@ class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
 
 
 Event = (
-    Ready | NoTorch | Busy | Store | PairSeen | InsideSeen | Trouble | Done | Rest | Alive | Lapsed
+    Ready
+    | NoTorch
+    | Busy
+    | Taken
+    | Store
+    | PairSeen
+    | InsideSeen
+    | Trouble
+    | Done
+    | Rest
+    | Alive
+    | Lapsed
 )
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

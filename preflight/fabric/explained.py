@@ -9,6 +9,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from preflight.fabric.decoding.accounts import EVENTS
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from preflight.fabric.decode import Culprit
 
 _OF_A_NODE = ("node", "endpoint")
-_EVENTS, _SHIFTS = ("spikes", "late"), ("slow", "latency")
+_SHIFTS = ("slow", "latency")
 _BY_LOSS = ("hung", "error")
 _WORSE = 2.0
 """So many times slower than what else goes through the node, a path has a fault of its own."""
@@ -56,7 +58,7 @@ def _accounts(found: Found, row: Seen, seen: Sequence[Seen]) -> bool:
     part = found.named
     if part is None or part.kind not in _OF_A_NODE or part.nodes[0] not in (row.a, row.b):
         return False
-    if found.symptom in _EVENTS:
+    if found.symptom in EVENTS:
         return bool(row.slow) or row.state in _BY_LOSS
     if found.symptom not in _SHIFTS or part.rail not in (None, row.rail):
         return False

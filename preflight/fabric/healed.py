@@ -1,6 +1,7 @@
 """A link that was slow by far and then was not is flaky: never told as if nothing had been.
 
-A reading a little beyond the limit is a busy moment; one far beyond it, over a whole size, is not.
+A reading a little beyond the limit is a busy moment; one far beyond it, over a whole size, is not,
+unless an end waited for a CPU as long as such an operation took.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ cores were seen at half of it)."""
 _LEAST = 3  # operations: one alone may have waited for anything
 _CONFIDENCE = 0.5
 _ADVICE = (
-    "look for a link between {0} and {1} that comes and goes: port errors, flaps in the switch's "
-    "log, cable; run again"
+    "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
+    "apart: port errors of both, flaps in the switch's log, cables; run again"
 )
 
 
@@ -36,31 +37,21 @@ def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) ->
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
     components and pairs that are named anyway, with what went through them.
     """
-    yield from _far_off(seen, blamed)
+    yield from _far_off(seen, observed, blamed)
     yield from _confessing(seen, observed, blamed)
 
 
-def _far_off(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
+def _far_off(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
     pairs = dict.fromkeys((one.a, one.b, one.rail) for one in seen if one.once)
     for a, b, rail in pairs:
         readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
-        far = [one for one in readings if _far(one)]
+        far = [one for one in readings if _far(one) and not _starved(one, observed)]
         if not far or not {a, b, f"pair {a}-{b}"}.isdisjoint(blamed):
             continue
         then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings if not one.once)
         limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-        yield Blame(
-            kind="path",
-            component=f"pair {a}-{b}",
-            sentence=f"slow when first measured, {gbs(far[0].busbw_gbs or 0.0)}, "
-            f"then {then} ({limit})",
-            confidence=_CONFIDENCE,
-            advice=_ADVICE.format(a, b),
-            pairs=(f"{a}-{b}",),
-            rail=rail if len({one.rail for one in seen}) > 1 else None,
-            events=len(far),
-            operations=len(readings),
-        )
+        many = len({one.rail for one in seen}) > 1
+        yield _blame(far, len(readings), f"then {then} ({limit})", rail if many else None)
 
 
 def _confessing(
@@ -84,18 +75,25 @@ def _confessing(
             continue
         then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in quick)
         peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
-        yield Blame(
-            kind="path",
-            component=f"pair {a}-{b}",
-            sentence=f"slow when first measured, {gbs(slow[0].busbw_gbs or 0.0)}, then {then} "
-            f"({peers}), but {', '.join(counters)} moved",
-            confidence=_CONFIDENCE,
-            advice=_ADVICE.format(a, b),
-            pairs=(f"{a}-{b}",),
-            rail=rail if len({one.rail for one in seen}) > 1 else None,
-            events=len(slow),
-            operations=len(readings),
-        )
+        rest = f"then {then} ({peers}), but {', '.join(counters)} moved"
+        many = len({one.rail for one in seen}) > 1
+        yield _blame(slow, len(readings), rest, rail if many else None)
+
+
+def _blame(slow: Sequence[Seen], readings: int, rest: str, rail: int | None) -> Blame:
+    """A path that was slow in some of its readings; `rest`: how it went on."""
+    a, b, gbs_then = slow[0].a, slow[0].b, slow[0].busbw_gbs or 0.0
+    return Blame(
+        kind="path",
+        component=f"pair {a}-{b}",
+        sentence=f"slow when first measured, {gbs(gbs_then)}, {rest}",
+        confidence=_CONFIDENCE,
+        advice=_ADVICE.format(a, b),
+        pairs=(f"{a}-{b}",),
+        rail=rail,
+        events=len(slow),
+        operations=readings,
+    )
 
 
 def _less(one: Seen, effect: float) -> bool:
@@ -109,3 +107,15 @@ def _far(one: Seen) -> bool:
         return False
     most = one.summary.sizes[-1]
     return most.iterations >= _LEAST and most.best_gbs < FAR * one.bound.gbs
+
+
+def _starved(one: Seen, observed: Observed) -> bool:
+    """Whether others had an end's CPU for as long as one of those operations took."""
+    where = (one.a, one.b, one.rail, one.round)
+    took_ms = one.summary.sizes[-1].p50_us / 1e3
+    return any(
+        stood.what == "starved" and stood.most_ms >= took_ms
+        for tried in observed.tried
+        if (tried.a, tried.b, tried.rail, tried.round) == where
+        for stood in (*tried.stood_a, *tried.stood_b)
+    )

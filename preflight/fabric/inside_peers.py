@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.limits import limit
 from preflight.fabric.measure import WIRE_BOUND
+from preflight.fleet.baselines import gpu_floor
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Peers(NamedTuple):
         if promise.intra_node_min_gbs is not None:
             origin = promise.origin or "the inventory"
             bounds.append((promise.intra_node_min_gbs, f"promised in {origin}"))
+        elif own.backend == "nccl":
+            known = gpu_floor(promise, "all_reduce", algorithm="ring")
+            if known is not None and top >= known.from_bytes:
+                bounds.append((known.value, known.origin))
         floor = limit(own.backend, "inside_floor_gbs")
         if floor is not None:
             bounds.append((floor, f"shipped floor for {own.backend}"))

@@ -24,11 +24,6 @@ class Insides:
         self._ends: dict[str, dict[int, End]] = {name: {} for name in who.names if who.inside}
 
     @property
-    def expected(self) -> int:
-        """How many accounts are due."""
-        return self._rails * len(self._ends)
-
-    @property
     def missing(self) -> Iterator[str]:
         """Nodes of which not all rails have spoken."""
         return (name for name, ends in self._ends.items() if len(ends) < self._rails)

@@ -49,6 +49,7 @@ def sweep(
     *,
     nonce: str,
     deadline_s: float,
+    gathering: Progress | None = None,
     progress: Progress | None = None,
     interrupted: Callable[[Sweep], None] | None = None,
     suspects: Suspects | None = None,
@@ -60,10 +61,19 @@ def sweep(
     `interrupted` gets what was measured so far, before anything is closed; all of it, if the signal
     comes while the nodes are sent home.
 
+    `gathering` hears of the nodes whose Python has imported torch, then `progress` of the pairs.
     `suspects(sweep so far)` names the pairs to be measured again, round by round, and is asked anew
     after them, until it names none, time is short, or there were `retest.MOST_ROUNDS` of them.
     """
-    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent, suspects=suspects)
+    stage = _Stage(
+        plan,
+        hosts,
+        nonce,
+        deadline_s,
+        progress or _silent,
+        suspects=suspects,
+        gathering=gathering or _silent,
+    )
     try:
         whole = stage.run(start)
         stage.agents.close()
@@ -99,6 +109,7 @@ class _Stage:
         deadline_s: float,
         progress: Progress,
         *,
+        gathering: Progress,
         suspects: Suspects | None,
     ) -> None:
         self._plan = plan
@@ -106,6 +117,7 @@ class _Stage:
         self._nonce = nonce
         self._began = time.monotonic()
         self._deadline_s = deadline_s
+        self._gathering = gathering
         self._progress = progress
         self._suspects = suspects
         self._agreed = Agreed()
@@ -123,7 +135,7 @@ class _Stage:
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
-        self._muster.gather(self._plan.ready_s, self._progress)
+        self._muster.gather(self._plan.ready_s, self._gathering)
         self._who, store = self._open_store()
         if store is not None or self._cut.why:
             self._cut.collected = Collected(self._who)
@@ -188,7 +200,9 @@ class _Stage:
         quiet_s = self._plan.start_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
-            self._progress(collected.accounts, collected.expected, waiting)
+            self._progress(collected.told, collected.expected, waiting)
+            if self.agents.quiet() and not self._cut.time_is_up() and collected.tidy():
+                continue
             said = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
             if said is None:
                 if not self._cut.time_is_up():

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.agents import Gone
 from preflight.fabric.cut_short import TIME_UP
-from preflight.fabric.events import Busy, NoTorch, Ready
+from preflight.fabric.events import Busy, NoTorch, Ready, Taken
+from preflight.facts.busy import BUSY_WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,12 +70,15 @@ class Muster:
             self._no_torch.add(name)
             self.advice[name] = _NO_TORCH
         elif isinstance(event, Busy):
-            self._excuse(name, f"busy: {event.error}")
+            self._excuse(name, f"{BUSY_WORD}{event.error}")
         elif self._cut.our_fault(event):
             self._excuse(name, self._cut.why)
         elif isinstance(event, Gone):
             self.out[name] = event.reason
             self.advice[name] = event.advice
+        elif isinstance(event, Taken):
+            self.out[name] = event.error
+            self.advice[name] = f"on {name}: {event.advice}"
         else:
             self.out[name] = "it spoke out of turn"
         self._agents.dismiss(name)

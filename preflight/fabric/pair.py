@@ -57,6 +57,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     """How far it came, when its time was up before bandwidth could be judged."""
     waited: bool = False
     """Not measured because its nodes waited for another that is blamed: they are not judged."""
+    busy: tuple[str, ...] = ()
+    """Not measured because somebody uses these nodes."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.fabric.choosing import choose
-from preflight.fabric.schedule import Circle, Rounds, default_rounds, fill, frame_of, rounds_among
+from preflight.fabric.schedule import (
+    Circle,
+    Rounds,
+    default_rounds,
+    fill,
+    frame_of,
+    nobody_sits_out,
+    rounds_among,
+)
 from preflight.history.past import Cost, Past
 
 if TYPE_CHECKING:
@@ -47,6 +55,8 @@ class Planned(Struct, frozen=True, kw_only=True):
     """Where `leaves` come from."""
     earlier: dict[str, tuple[float, ...]] = {}
     """What pairs of a fleet without peers reached in earlier runs, GB/s (see `compare`)."""
+    units: dict[str, tuple[float, ...]] = {}
+    """What devices that may have no peers reached in earlier runs (`burn.own_past`)."""
 
 
 def plan(
@@ -70,7 +80,8 @@ def plan(
     if wanted >= every:
         # A circle of nodes needs the fewest rounds, whatever the sizes of the leaves.
         circle = Circle(sorted(nodes))
-        rounds = lay_out(circle, choose(circle, Past(), every, seed), nodes)
+        known = past if past is not None and isinstance(frame, Circle) else Past()
+        rounds = lay_out(circle, choose(circle, known, every, seed), nodes)
         return Planned(
             rounds=rounds,
             total=every,
@@ -78,15 +89,17 @@ def plan(
             leaves=dict(leaves),
             topology=topology,
             earlier=dict(past.speeds) if past else {},
+            units=dict(past.units) if past else {},
         )
     numbers = choose(frame, past or Past(), wanted, seed)
     return Planned(
-        rounds=fill(lay_out(frame, numbers, nodes), nodes),
+        rounds=nobody_sits_out(fill(lay_out(frame, numbers, nodes), nodes), nodes),
         numbers=numbers,
         total=len(frame.numbers),
         seed=seed,
         leaves=dict(leaves),
         topology=topology,
+        units=dict(past.units) if past else {},
     )
 
 

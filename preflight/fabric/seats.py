@@ -22,6 +22,7 @@ from preflight.fabric.events import (
     Ready,
     Rest,
     Store,
+    Taken,
     Trouble,
     decode_event,
 )
@@ -143,7 +144,7 @@ class Seats:
             return self._one_less(rail, event)
         if isinstance(event, Store) and self._held is not None:
             self._start_others(event.port)
-        if isinstance(event, Trouble | NoTorch | Busy):
+        if isinstance(event, Trouble | NoTorch | Busy | Taken):
             return msgspec.json.encode(_of_rank(rail, event))
         return document
 
@@ -187,7 +188,7 @@ class Seats:
         return msgspec.json.encode(_of_rank(rail, Trouble(words)))
 
 
-def _of_rank(rail: int, event: Trouble | NoTorch | Busy) -> Event:
+def _of_rank(rail: int, event: Trouble | NoTorch | Busy | Taken) -> Event:
     """The same, with the rank named."""
     named = event.error if "local rank" in event.error else f"local rank {rail}: {event.error}"
     return msgspec.structs.replace(event, error=named[:_ERROR_LIMIT])

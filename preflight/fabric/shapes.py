@@ -90,7 +90,8 @@ def network_us(pair: PairSamples, kind: Kind, most: int | None = None) -> list[f
         if (timing.size_bytes, timing.phase) == kind
     ]
     step = max(1, min(map(len, ends)) // most) if most and ends else 1
-    return [min(times) for times in zip(*(times[::step] for times in ends), strict=False)]
+    few = [times[::step] for times in ends]
+    return list(map(min, *few)) if len(few) > 1 else list(*few)
 
 
 def _of(own: Sequence[Digest], raw: Mapping[Turn, PairSamples], backend: str) -> Iterator[Shape]:

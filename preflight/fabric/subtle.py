@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from preflight.fabric.advice import more_partners
 from preflight.fabric.blame import Blame
+from preflight.fabric.decoding.accounts import EVENTS
 from preflight.fabric.explained import ends_words
 from preflight.fabric.stood import late_advice, late_words
 from preflight.fabric.words import either, gbs, size, time_us
+from preflight.facts.xids import explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 
-_EVENTS = ("spikes", "late")
 _MOST_NAMES = 3
 _AGAIN: Mapping[SecondLookSaid, str] = {
     "": "",
@@ -104,8 +106,8 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen], found: Sequence
         rail=part.rail if part is not None else None,
         culprits=nodes,
         suspects=_suspects(one),
-        events=one.events if one.symptom in _EVENTS else 0,
-        operations=one.operations if one.symptom in _EVENTS else 0,
+        events=one.events if one.symptom in EVENTS else 0,
+        operations=one.operations if one.symptom in EVENTS else 0,
     )
 
 
@@ -199,15 +201,19 @@ def _moved(one: Found, observed: Observed) -> str:
         if part.rail in (None, each.rail) and name in (each.a, each.b):
             for moved in each.moved_a if each.a == name else each.moved_b:
                 total[moved.name] = total.get(moved.name, 0.0) + moved.by
-    most = sorted(total.items(), key=lambda item: -item[1])[:_MOST_NAMES]
-    told = ", ".join(f"{counter} +{by:g}" for counter, by in most)
+    # An Xid says more than a thousand retransmissions: it leads, with what it means.
+    most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
+    told = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
     return f"; counters moved there meanwhile: {told}" if told else ""
 
 
 def _advice(one: Found, observed: Observed, where: str) -> str:
     name = one.among[0].nodes[0]
     if one.named is None:
-        return "run again with other partners (--preflight-sweep=exhaustive) to tell them apart"
+        pairs = {(each.a, each.b) for each in observed.tried}
+        partners = more_partners(len(observed.nodes), len(pairs))
+        every = {1: "it", 2: "both"}.get(len(_suspects(one)), "them")
+        return f"exclude {every}, or run again {partners} to tell them apart"
     if one.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
     if one.symptom == "late":

@@ -124,13 +124,12 @@ def _promised(
     ]
     if own:
         return (*min(own), "promise")
-    floors = [(floor, one.origin) for one in ends if (floor := rail_floor(one)) is not None]
+    floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
     # A floor is known if both ends' NICs are; by TCP on CPUs no NIC's rate is reached.
     if pair.backend != "nccl" or at.size_bytes < PLATFORM_FROM or len(floors) < _BOTH:
         return None
-    floor, origin = min(floors, key=lambda one: one[0].gbs)
-    where = f", promised in {origin}" if origin else ""
-    return floor.gbs, f"floor for {floor.platform}{where}", "platform"
+    floor = min(floors, key=lambda one: one.value)
+    return floor.value, floor.origin, "platform"
 
 
 def _history(

@@ -1,5 +1,7 @@
 """What the nodes said: the typed facts that checks judge."""
 
+from preflight.facts.gpu_model import GpuHealth
+from preflight.facts.kernel_model import KernelLog, LogLine
 from preflight.facts.model import (
     Driver,
     Extra,
@@ -16,18 +18,22 @@ from preflight.facts.model import (
     Python,
     Rank,
 )
-from preflight.facts.node import Group, Majority, Net, Node, Reach
+from preflight.facts.node import Clock, Group, Majority, Net, Node, Reach
 from preflight.facts.ports import Attempt, MasterPort, Ports
 
 __all__ = [
     "Attempt",
+    "Clock",
     "Driver",
     "Extra",
     "Facts",
     "Gpu",
+    "GpuHealth",
     "GpuPair",
     "GpuProcess",
     "Group",
+    "KernelLog",
+    "LogLine",
     "Majority",
     "MasterPort",
     "Mig",

@@ -11,6 +11,9 @@ from preflight.facts.words import process
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
 
+BUSY_WORD = "busy: "
+"""How every reason begins for which a node is spared, in a sweep's `left_out`."""
+
 
 def busy_with(facts: Facts) -> str:
     """Name the living process that works on a GPU here, or nothing if none does.

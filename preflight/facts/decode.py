@@ -7,14 +7,16 @@ from typing import TypeVar
 import msgspec
 
 from preflight.errors import WireError
+from preflight.facts.look_model import NodeLook
 from preflight.facts.model import WIRE, Facts
 from preflight.facts.ports import Ports
 
 T = TypeVar("T")
-Document = TypeVar("Document", Facts, Ports)
+Document = TypeVar("Document", Facts, Ports, NodeLook)
 
 _FACTS = msgspec.json.Decoder(Facts)
 _PORTS = msgspec.json.Decoder(Ports)
+_LOOK = msgspec.json.Decoder(NodeLook)
 
 
 def decode_facts(document: bytes, nonce: str) -> Facts:
@@ -25,6 +27,11 @@ def decode_facts(document: bytes, nonce: str) -> Facts:
 def decode_ports(document: bytes, nonce: str) -> Ports:
     """Decode the port stage's document; WireError as above."""
     return _bound(_decode(_PORTS, document), nonce)
+
+
+def decode_look(document: bytes, nonce: str) -> NodeLook:
+    """Decode what a node shows of a job that hangs; WireError as above."""
+    return _bound(_decode(_LOOK, document), nonce)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:

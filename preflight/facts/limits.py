@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING
+from preflight.numbers import Limit, number, shipped
 
-if TYPE_CHECKING:
-    from datetime import date
+__all__ = ["Limit", "limit", "limits"]
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One threshold of `limits.toml`."""
-
-    value: float
-    unit: str
-    kind: str
-    source: str
-    date: date
-
-
-@cache
 def limits() -> dict[str, Limit]:
-    """Every threshold by name."""
-    text = files("preflight.facts").joinpath("limits.toml").read_text(encoding="utf-8")
-    return {name: Limit(**entry) for name, entry in tomllib.loads(text).items()}
+    """Every threshold of `limits.toml` by name; those of backends have a dot in theirs."""
+    return {name: one for name, one in shipped().items() if "." not in name}
 
 
 def limit(name: str) -> float:
-    """The number itself, in the unit that its name ends with."""
-    return limits()[name].value
+    """The number in force, in the unit that its name ends with: the inventory may set another."""
+    found = number(name)
+    if found is None:
+        raise KeyError(name)
+    return found

@@ -8,7 +8,7 @@ from preflight.facts.words import count, kill_command, process
 from preflight.verdict import Verdict, fail, ok, warn
 
 if TYPE_CHECKING:
-    from preflight.facts.ports import MasterPort, Ports
+    from preflight.facts.ports import MasterPort
 
 
 def taken(master: MasterPort, origin: str) -> Verdict:
@@ -41,20 +41,13 @@ def taken(master: MasterPort, origin: str) -> Verdict:
     )
 
 
-def unfit(master: MasterPort, own: Ports, origin: str) -> Verdict | None:
-    """What is wrong with a port that was free: not given back, or in the kernel's own range."""
+def unfit(master: MasterPort, origin: str) -> Verdict | None:
+    """What is wrong with a port that was free: it was not given back."""
     port = f"port {master.port} ({origin})"
     if master.free_again is False:
         return fail(
             f"{port} was free, but not again after our listener had left",
             advice="look who took it: ss -tanp; or choose another --master-port",
             blocks=False,
-        )
-    low, high = own.ephemeral_low, own.ephemeral_high
-    if low <= master.port <= high:
-        return warn(
-            f"{port} is free now, but inside the ephemeral range {low}-{high}: "
-            "any outgoing connection may take it before the job does",
-            advice=f"choose a --master-port below {low}, such as 29500",
         )
     return None

@@ -11,14 +11,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from preflight.facts.basics import Count, Index, Line, Seconds, Text
+from preflight.facts.gpu_model import GpuHealth
+from preflight.facts.kernel_model import KernelLog
+from preflight.facts.machine_model import Machine
+from preflight.facts.nccl_conf_model import ConfFile
+from preflight.facts.network_model import Network
+from preflight.facts.rdma_model import Counters, Gid, GpuDirect, PcieLink
+from preflight.facts.software_model import Software
+from preflight.facts.switch_model import Switch
+
 WIRE = 1
 """Version of the document. A change that an older reader would misread raises it."""
-
-Text = Annotated[str, Meta(max_length=4096)]
-Line = Annotated[str, Meta(max_length=512)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Index = Annotated[int, Meta(ge=0, le=65535)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Python(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,9 +44,16 @@ class Driver(Struct, frozen=True, forbid_unknown_fields=True):
     error: Text = ""
     seconds: Seconds = 0.0
     survivor: Process | None = None
+    counted: Index | None = None
+    """GPUs that NVML counts, also those that it cannot open; not those of other jobs."""
+    init_s: Seconds | None = None
+    """What opening the driver took; seconds without persistence mode."""
+    slowest_s: Seconds | None = None
+    slowest_call: Line = ""
+    """The slowest answer to a single question: "nvmlDeviceGetPciInfo of GPU 3"."""
 
 
-class NvLink(Struct, frozen=True, forbid_unknown_fields=True):
+class NvLink(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One NVLink of a GPU. `remote` is the bus id at its far end, where NVML tells."""
 
     link: Index
@@ -83,9 +94,15 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     """From the PCI root complex to the device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
     numa: int | None = None
     cpus: Line = ""
+    health: GpuHealth | None = None
+    """Its readings; None where they were not asked for, or a captured text has none."""
+    compute: Line | None = None
+    """CUDA compute capability, "9.0"."""
+    minor: Index | None = None
+    """Minor number of its device file: what schedulers number GPUs by (/dev/nvidia3)."""
 
 
-class GpuPair(Struct, frozen=True, forbid_unknown_fields=True):
+class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What NVML says of two GPUs a < b: distance in nvidia-smi's words, and peer access."""
 
     a: Index
@@ -105,6 +122,14 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     numa: int | None = None
     ports: tuple[NicPort, ...] = ()
     netdevs: tuple[Line, ...] = ()
+    firmware: Line = ""
+    board: Line = ""
+    """Vendor's id of the board (PSID): "MT_0000000838"."""
+    hca_type: Line = ""
+    relaxed_ordering: bool | None = None
+    """Whether its PCIe writes may overtake one another; None where only root may look."""
+    pcie: PcieLink | None = None
+    """Its PCIe link; None where that could not be read."""
 
 
 class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +140,12 @@ class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
     phys_state: Line = ""
     rate: Line = ""
     link_layer: Line = ""
+    netdev: Line = ""
+    """The network interface over the same port; "" where it has none."""
+    counters: Counters | None = None
+    """Its error counters; None where none could be read."""
+    gids: tuple[Gid, ...] | None = None
+    """The first entries of its GID table that are in use."""
 
 
 class Rank(Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,7 +174,7 @@ class Process(Struct, frozen=True, forbid_unknown_fields=True):
     parent_command: Text = ""
     parent_age_s: Seconds | None = None
     stuck_s: Seconds | None = None
-    """For a D-state process: it was in D at both of two looks this far apart."""
+    """For a D-state process: in D at both of two looks this far apart; 0: at the only one."""
     rank: Rank | None = None
     job: Line = ""
     """Scheduler job id from the cgroup path or environment; empty if none."""
@@ -201,9 +232,19 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     gpus: tuple[Gpu, ...] | None = None
     gpu_pairs: tuple[GpuPair, ...] | None = None
     nics: tuple[Nic, ...] | None = None
+    network: Network | None = None
+    gpudirect: GpuDirect | None = None
     topo_text: Annotated[str, Meta(max_length=131072)] | None = None
     """`nvidia-smi topo -m` as printed; None where there is no nvidia-smi or it did not answer."""
     processes: Processes | None = None
+    kernel_log: KernelLog | None = None
+    software: Software | None = None
+    """None: could not be read, as on a shared file system that hangs."""
+    machine: Machine | None = None
+    nccl_conf: Annotated[tuple[ConfFile, ...], Meta(max_length=2)] | None = None
+    """The files of NCCL settings that exist, the user's first; () where there is none."""
+    switches: Annotated[tuple[Switch, ...], Meta(max_length=64)] | None = None
+    """From captured texts alone: nodes do not ask their switches."""
     problems: tuple[Text, ...] = ()
     """Sections that could not be read, in words: "processes: Permission denied"."""
     extra: Annotated[dict[Line, Extra], Meta(max_length=64)] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -13,12 +14,24 @@ from preflight.transport.protocol import Shortfall, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from preflight.facts.burn import Burn
     from preflight.facts.inside import Inside
     from preflight.facts.model import Facts
     from preflight.facts.ports import Attempt, Ports
     from preflight.fleet.model import Job, Promise
 
 T = TypeVar("T")
+
+
+class Clock(Struct, frozen=True):
+    """How far a node's clock is ahead of this machine's, and how far off that may be.
+
+    The node read its clock at some moment between our request and its answer, less the time that it
+    worked after that: `uncertain_s` is half of what remains of the round trip.
+    """
+
+    ahead_s: float
+    uncertain_s: float
 
 
 class Reach(Struct, frozen=True):
@@ -31,8 +44,12 @@ class Reach(Struct, frozen=True):
     seconds: float = 0.0
     blame: str = ""
     """What is at fault in the node's place: "jump host bastion"."""
+    out_of_time: bool = False
+    """It did not fail: the run's budget gave it less time than a node may take."""
     shortfall: Shortfall | None = None
     """What the node lacks although it answered: ranks of the job that fell silent there."""
+    clock: Clock | None = None
+    """How its clock stood against this machine's when it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,7 @@ class Group:
     name: str
     facts: Mapping[str, Facts]
     _votes: dict[Any, Majority[Any] | None] = field(default_factory=dict, compare=False, repr=False)
+    _ranked: dict[Any, list[float]] = field(default_factory=dict, compare=False, repr=False)
 
     def majority(self, read: Callable[[Facts], T | None]) -> Majority[T] | None:
         """Vote over the group; nodes for which `read` gives None abstain. None if all do.
@@ -71,6 +89,25 @@ class Group:
                 Majority(ranked[0][0], ranked[0][1], votes.total()) if ranked else None
             )
         return self._votes[read]
+
+    def middle(self, read: Callable[[Facts], float | None]) -> float | None:
+        """The median over the group, the upper one of two; None where fewer than two nodes tell.
+
+        `read` must be a named function, as above.
+        """
+        ranked = self._sorted(read)
+        return ranked[len(ranked) // 2] if len(ranked) > 1 else None
+
+    def at_least(self, read: Callable[[Facts], float | None], least: float) -> int:
+        """How many nodes of the group have so much."""
+        ranked = self._sorted(read)
+        return len(ranked) - bisect_left(ranked, least)
+
+    def _sorted(self, read: Callable[[Facts], float | None]) -> list[float]:
+        if read not in self._ranked:
+            told = (read(facts) for facts in self.facts.values())
+            self._ranked[read] = sorted(value for value in told if value is not None)
+        return self._ranked[read]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +127,8 @@ class Net:
     """Every attempt at the master port in the fleet, by node."""
     others_to: Mapping[str, tuple[tuple[str, Attempt], ...]] = field(default_factory=dict)
     """(from node, its attempt) by the node that it was aimed at, for the whole fleet."""
+    nodes: int = 1
+    """How many nodes the run is of: one alone has no master to find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +144,8 @@ class Node:
     net: Net
     inside: Inside | None = None
     """What its own GPUs did together in the sweep; None before, and where there was none."""
+    burn: Burn | None = None
+    """What its devices did under load; None before, and where there was no burn-in."""
 
     @property
     def environ(self) -> Mapping[str, str] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from preflight.facts.pci_distance import DISTANCES
+from preflight.facts.unlisted_gpu import LOOK, unlisted_gpu
 from preflight.facts.wiring import (
     gpu_codes,
     link_counts,
@@ -50,7 +51,10 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
     """GPUs with fewer live NVLinks than promised, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
     vote = _deciding(group.majority(link_counts))
-    common = _most([up_links(gpu) for gpu in gpus])
+    if vote is None and (missing := unlisted_gpu(gpus)):
+        yield Oddity(missing, LOOK)
+        return
+    common = _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
     for at, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
@@ -64,7 +68,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
         if expected is not None and up < expected:
             unbridged = promised is None and vote is None and up == 0 and not _has_switch(gpus)
             yield Oddity(
-                f"GPU{gpu.index} ({gpu.bus_id}): {up} NVLinks up, {expected} {origin}{_down(gpu)}",
+                f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
                 "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
@@ -87,6 +91,13 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
 def refused_peers(facts: Facts) -> Iterator[Oddity]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
     joined = {(a, b): code for a, b, code in gpu_codes(facts) or ()}
+    if not joined:  # how they are joined is not known: each is every other's peer
+        joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
+        said = {pair.p2p_read for pair in facts.gpu_pairs or ()}
+        if said and not said & {"ok", "unknown"}:
+            why = ", ".join(sorted(said))
+            sentence = f"no GPU may reach another's memory: {why}; ok is expected for a job"
+            yield Oddity(sentence, COMPARE_BUILD, grave=False)
     for code in sorted(set(joined.values())):
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
         if _most([pair.p2p_read for pair in pairs]) == "ok":
@@ -153,6 +164,12 @@ def _most(values: Iterable[T | None]) -> T | None:
     return value if votes >= _ENOUGH_PEERS and 2 * votes > counts.total() else None
 
 
+def _full(gpus: Sequence[Gpu]) -> int | None:
+    """The links of at least three GPUs of which none is down, where no number is of most."""
+    whole = [len(gpu.links) for gpu in gpus if gpu.links and all(link.up for link in gpu.links)]
+    return whole[0] if len(whole) >= _ENOUGH_PEERS and len(set(whole)) == 1 else None
+
+
 def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
     """What each would be if the single odd one out were like the others."""
     usual = _most(values)
@@ -165,6 +182,10 @@ def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _has_switch(gpus: Iterable[Gpu]) -> bool:
     return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+
+
+def _at(gpu: Gpu) -> str:
+    return f" ({gpu.bus_id})" if gpu.bus_id not in ("", f"GPU{gpu.index}") else ""
 
 
 def _down(gpu: Gpu) -> str:

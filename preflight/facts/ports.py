@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.facts.model import Count, Index, Line, Process, Seconds, Text
+from preflight.facts.basics import Count, Index, Line, Seconds, Text
+from preflight.facts.model import Process
 
 Connected = Literal["ok", "refused", "timeout", "unreachable", "reset", "wrong_answer", "error"]
 """`wrong_answer`: somebody accepted who is not this run's listener."""

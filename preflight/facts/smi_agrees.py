@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.facts.odd_gpus import Oddity
+from preflight.facts.odd_cells import odd_cells
+from preflight.facts.odd_gpus import RESEAT, Oddity
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.wiring import gpu_codes
 
@@ -36,6 +37,9 @@ def disagreements(facts: Facts, printed: Topology) -> Iterator[Oddity]:
                 yield Oddity(sentence, "reload the driver or reboot, then recheck")
     codes = gpu_codes(facts)
     if codes is None:
+        for cell in odd_cells(printed):
+            if printed.link(cell.b, cell.a) == cell.code:
+                yield Oddity(cell.sentence, RESEAT)
         return
     if len(printed.gpus) != len(facts.gpus or ()):
         sentence = f"nvidia-smi prints {len(printed.gpus)} GPUs, NVML has {len(facts.gpus or ())}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from preflight.facts.model import Gpu, Process, Processes
 
 GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
+_NAME_CHARS: Final = 60
+_KTHREADD: Final = 2
 _DRIVER_WAITS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
 
 
@@ -36,34 +38,46 @@ class Stale:
 def find_stale(processes: Processes, gpus: Sequence[Gpu]) -> list[Stale]:
     """Everything that an earlier job left, the grave first; each process is told once."""
     notable = [one for one in processes.notable if not one.ours]
-    found: list[Stale] = [*_zombies(notable), *_stuck(notable), *_orphans(notable)]
+    found: list[Stale] = [
+        *_zombies(notable),
+        *_stuck(notable),
+        *_seen_once(notable),
+        *_orphans(notable),
+    ]
     told = {one.pid for stale in found for one in stale.culprits}
     rest = [one for one in notable if one.pid not in told and one.state != "Z"]
-    found += _jobless(rest, processes.scheduler)
+    found += _jobless(rest, processes.scheduler, told=bool(gpus))
     told |= {one.pid for stale in found for one in stale.culprits}
     found += _ownerless_memory(processes, gpus, told)
     return sorted(found, key=lambda stale: not stale.grave)
 
 
-def _zombies(notable: Iterable[Process]) -> Iterator[Stale]:
+def _zombies(notable: Sequence[Process]) -> Iterator[Stale]:
     zombies = [one for one in notable if one.state == "Z"]
+    left_over = {one.pid for one in notable if _is_left_over(one, notable)}
     for one in zombies:
-        end = f"end its parent: kill {one.ppid}"
+        end = f"it goes when its parent ends, pid {one.ppid}: leave that to its owner"
+        if one.ppid in left_over:
+            end = f"end its parent, which is left over: kill {one.ppid}"
         if one.threads or one.holds_gpu or holds_memory(one):
             why = f"has {one.threads} live threads" if one.threads else "still holds a GPU"
             advice = f"{end}; if it stays, it waits in the driver: drain and reboot"
             yield Stale(f"zombie {process(one)} {why}", advice, (one,))
         elif one.ppid > 1 and one.age_s > limit("zombie_age_s"):
-            sentence = f"zombie {process(one)}: its parent {one.ppid} never reaped it"
-            yield Stale(
-                sentence, f"harmless but untidy; to be rid of it {end}", (one,), grave=False
-            )
+            name = f" ({one.parent_command[:_NAME_CHARS]})" if one.parent_command else ""
+            sentence = f"zombie {process(one)}: its parent {one.ppid}{name} never reaped it"
+            yield Stale(sentence, f"harmless but untidy; {end}", (one,), grave=False)
     unreaped = tuple(one for one in zombies if one.ppid == 1)
     if len(unreaped) >= limit("unreaped_zombies"):
         oldest = age(max(one.age_s for one in unreaped))
         sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest since {oldest}"
         advice = "start the container with an init (docker run --init), or restart it"
         yield Stale(sentence, advice, unreaped, grave=False)
+
+
+def _is_left_over(one: Process, notable: Sequence[Process]) -> bool:
+    """Whether it is known that nobody needs it: its torchrun is gone, or its job has ended."""
+    return (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
 
 
 def _stuck(notable: Sequence[Process]) -> Iterator[Stale]:
@@ -78,6 +92,22 @@ def _stuck(notable: Sequence[Process]) -> Iterator[Stale]:
                 advice = "look at its disk or network file system (cat /proc/PID/stack as root)"
             sentence = f"{process(one)} is in D state{where}"
             yield Stale(sentence, advice.replace("PID", str(one.pid)), (one,), grave=grave)
+
+
+def _seen_once(notable: Sequence[Process]) -> Iterator[Stale]:
+    """Who was in D state at the only look: a disk may have been slow, or the driver hangs."""
+    for one in notable:
+        if one.state != "D" or one.stuck_s != 0 or _is_kernels(one):
+            continue
+        where = f" in {one.wchan}" if one.wchan else ""
+        advice = "look again a second later; if it is still in D state, look for Xid in dmesg"
+        sentence = f"{process(one)} is in D state{where} at the one look there was"
+        yield Stale(sentence, f"{advice} and reboot", (one,), grave=False)
+
+
+def _is_kernels(one: Process) -> bool:
+    """Whether it is a thread of the kernel, which waits for disks by trade."""
+    return one.ppid == _KTHREADD or one.command.startswith("[")
 
 
 def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
@@ -101,8 +131,11 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
         yield Stale(who + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks))
 
 
-def _jobless(rest: Iterable[Process], scheduler: str) -> Iterator[Stale]:
-    """Who has GPU memory without a running job. Without a scheduler nobody can say: a warning."""
+def _jobless(rest: Iterable[Process], scheduler: str, *, told: bool) -> Iterator[Stale]:
+    """Who has GPU memory without a running job. Without a scheduler nobody can say: a warning.
+
+    Unless NVML `told` of the GPUs, whoever has one open may have memory on it.
+    """
     for one in rest:
         if is_daemon(one) or not (one.holds_gpu or holds_memory(one)):
             continue
@@ -112,7 +145,7 @@ def _jobless(rest: Iterable[Process], scheduler: str) -> Iterator[Stale]:
                 continue
             sentence = f"{process(one)} {ended}{_holdings([one]) or ', has a GPU open'}"
             yield Stale(sentence, kill_command([one.pid]), (one,), grave=holds_memory(one))
-        elif scheduler != "slurm" and holds_memory(one) and one.rank is None:
+        elif scheduler != "slurm" and (holds_memory(one) or not told) and one.rank is None:
             sentence = f"{process(one)} uses a GPU{_holdings([one])}"
             advice = f"if nobody needs it: {kill_command([one.pid])}"
             yield Stale(sentence, advice, (one,), grave=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.topo_rows import (
@@ -71,6 +72,7 @@ class Topology:
         return self._rows[gpu]
 
 
+@lru_cache(maxsize=32)  # nodes of a group print the same, to the letter
 def parse_topo(text: str) -> Topology:
     """Read the first matrix in `text`; TopologyError says why there is none that is whole."""
     lines = readable_lines(text)

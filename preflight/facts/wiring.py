@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.pci_distance import DISTANCES, Distance, pci_distance
@@ -42,7 +43,9 @@ class LinkEnds:
         live = [link for link in gpu.links or () if link.up]
         self._bus = _short(gpu.bus_id)
         self._switched = sum(link.remote_kind == "switch" for link in live)
-        self._direct = Counter(_short(link.remote) for link in live if link.remote)
+        self._direct: Counter[str] = Counter()
+        for remote, links in Counter(link.remote for link in live if link.remote).items():
+            self._direct[_short(remote)] += links
 
     def to(self, other: LinkEnds) -> int:
         """Live NVLinks that end at `other`, through a switch or directly (the # of NV#)."""
@@ -84,6 +87,7 @@ def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:
     return nodes if any(node is not None for node in nodes) else None
 
 
+@lru_cache(maxsize=4096)  # the same few names on every node
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts mlx5_2 before mlx5_10."""
     return tuple((int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|(\D+)", name))

@@ -37,7 +37,7 @@ def process(one: Process) -> str:
     command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
     known = [command, f"user {one.user}" if one.user else ""]
     if one.pid:
-        since = f"since {age(one.age_s)}"
+        since = f"since {age(one.age_s)}" if one.age_s else ""
         return f"pid {one.pid} ({', '.join(filter(None, [*known, since]))})"
     hidden = "a process that this login may not see"
     return f"{hidden} (user {one.user})" if one.user else hidden

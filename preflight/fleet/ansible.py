@@ -11,23 +11,31 @@ from preflight.fleet.ansible_list import Listing, decode, members
 from preflight.fleet.ansible_run import LARGEST, list_inventory
 from preflight.fleet.ansible_vars import read_variables
 from preflight.fleet.files import read_regular
-from preflight.fleet.inventory import PROMISES, WAYS_IN, JobTable, command
+from preflight.fleet.inventory_tables import PROMISES, WAYS_IN, JobTable
+from preflight.fleet.inventory_values import command, own_numbers
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from preflight.fleet.waivers import Waiver
+
 
 class AnsibleInventory:
     """What Ansible says of its hosts; only those that are asked for are looked at closely."""
 
     job = JobTable()
+    waivers: tuple[Waiver, ...] = ()
 
     def __init__(self, path: Path, listing: Listing) -> None:
         self.path = path
         self._listing = listing
         self._folder = path if path.is_dir() else path.parent
+
+    def switched(self) -> tuple[tuple[str, str], ...]:
+        """Nothing: checks are switched in a TOML or YAML inventory."""
+        return ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,7 +64,12 @@ class AnsibleInventory:
             group=group,
             leaf=own.leaf or "",
             python=command(own.python, f"{where}: preflight_python"),
-            promised=Promise(**promised, origin=f"{self.path} [{group}]"),
+            promised=Promise(
+                **promised,
+                limits=own_numbers(own, "limits", where),
+                baselines=own_numbers(own, "baselines", where),
+                origin=f"{self.path} [{group}]",
+            ),
             **{key: said for key in WAYS_IN if (said := getattr(own, key)) is not None},
         )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from preflight.errors import UsageError
 from preflight.transport.legible import legible
 from preflight.transport.local import LocalConnection
+from preflight.transport.streams import TIMED_OUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 LIST_S = 60.0
 """Deadline; an inventory script that asks a cloud takes 10 to 30 s."""
 
-_TIMED_OUT = 124  # of timeout(1), which may be quicker than our own clock
 
 LARGEST = 128 << 20
 """Bytes of JSON: every variable of a group is repeated for each of its hosts."""
@@ -57,7 +57,7 @@ def list_inventory(path: Path) -> bytes:
     again = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
     if answer.overflow:
         raise UsageError(f"{path}: Ansible writes more than {LARGEST >> 20} MiB: split it")
-    if answer.status in (None, _TIMED_OUT) or answer.seconds >= LIST_S:
+    if answer.status in (None, TIMED_OUT) or answer.seconds >= LIST_S:
         raise UsageError(
             f"{path}: ansible-inventory gives no answer in {LIST_S:g} s (a script or a plugin "
             f"that hangs?): {again}"

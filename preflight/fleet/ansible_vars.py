@@ -15,7 +15,9 @@ import msgspec
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import plain
 from preflight.fleet.ansible_ssh_args import odd_argument
-from preflight.fleet.inventory import FILES, NodeTable, plainly, refuse_impossible
+from preflight.fleet.inventory_keys import plainly
+from preflight.fleet.inventory_tables import FILES, NodeTable
+from preflight.fleet.inventory_values import refuse_impossible
 from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ def read_variables(
         if not name.startswith(OURS) or name == GROUP:
             continue
         field = name.removeprefix(OURS)
+        if field == "checks":
+            raise UsageError(f"{where}: {name}: switch checks off in a TOML or YAML inventory")
         if field not in NodeTable.__struct_fields__:
             known = [GROUP, *(OURS + each for each in NodeTable.__struct_fields__)]
             raise UsageError(f"{where}: unknown variable {name[:80]!a}{did_you_mean(name, known)}")

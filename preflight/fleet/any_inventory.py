@@ -9,13 +9,14 @@ from preflight.fleet.files import read_regular
 from preflight.fleet.inventory import read_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from preflight.fleet.inventory import JobTable
+    from preflight.fleet.inventory_tables import JobTable
     from preflight.fleet.model import Host
+    from preflight.fleet.waivers import Waiver
 
-OURS: Final = frozenset(("defaults", "job", "group", "node"))
+OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
 _AFTER: Final = {"key": "value", "value": "key", "item": "item"}
 _NOTHING: Final = ("", "~", "null")
 _LARGEST: Final = 32 << 20
@@ -29,6 +30,10 @@ class AnyInventory(Protocol):
 
     path: Path
     job: JobTable
+    waivers: tuple[Waiver, ...]
+
+    def switched(self) -> Sequence[tuple[str, str]]:
+        """Every check that a table switches on or off, and where."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""What a promised NIC must reach at least, so that two nodes alone are not held against nothing.
+"""What promised parts must reach at least, so that two nodes alone are not held against nothing.
 
-Two nodes have no peers, and of a fleet in which all are slow none is slower than its peers.
+Two nodes have no peers, and of a fleet in which all are slow none is slower than its peers. What
+the site set comes before what it learned, and that before what is shipped; a number says which.
 """
 
 from __future__ import annotations
@@ -9,40 +10,170 @@ import tomllib
 from datetime import date
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+from preflight.fleet.gpu_models import gpu_platform
+
 if TYPE_CHECKING:
     from preflight.fleet.model import Promise
 
-LINKS = {"ib": "InfiniBand", "roce": "RoCE"}
+LINKS: Final = {"ib": "InfiniBand", "roce": "RoCE"}
 """What `nic_link` may be."""
 
+Kind = Literal["spec", "shipped threshold", "measured", "chosen"]
+Measure = Literal["gemm_bf16", "hbm_copy", "h2d", "d2h", "p2p", "all_reduce", "launch"]
 
-class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of baselines.toml."""
+UNITS: Final[dict[str, str]] = {
+    "gemm_bf16": "TFLOP/s",
+    "hbm_copy": "GB/s",
+    "h2d": "GB/s",
+    "d2h": "GB/s",
+    "p2p": "GB/s",
+    "all_reduce": "GB/s busbw",
+    "rail": "GB/s busbw",
+    "launch": "us",
+}
+"""Every measure that a site may set or learn a number of. `rail`: a pair of nodes on one rail."""
+
+TIMES: Final = ("launch",)
+"""Measures of which less is better: their `least` is the most that is accepted."""
+
+
+class RailBaseline(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry [rail.LINK-GBITS]."""
 
     value: float
     unit: str
-    kind: str
+    ceiling: float
+    kind: Kind
     source: str
     date: date
 
 
-class Floor(Struct, frozen=True):
-    """The least of one rail, and of which platform that is, in words."""
+class GpuBaseline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry [[gpu]]: what a healthy one reaches, and what is accepted of it."""
 
-    gbs: float
+    gpu: str
+    measure: Measure
+    fabric: str = ""
+    transport: str = ""
+    algorithm: str = ""
+    from_mib: int = 0
+    value: float
+    least: float
+    unit: str
+    ceiling: float
+    ceiling_source: str
+    kind: Kind
+    source: str
+    least_source: str
+    date: date
+
+
+class SiteShare(Struct, frozen=True, forbid_unknown_fields=True):
+    """What part of a site's own number is the least (of a time: what multiple is the most)."""
+
+    share: float
+    most: float
+    source: str
+    kind: Kind
+    date: date
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    site: SiteShare
+    rail: dict[str, RailBaseline]
+    gpu: tuple[GpuBaseline, ...]
+
+
+class Floor(Struct, frozen=True, kw_only=True):
+    """The least of one measure (of a time the most), and in words of what and by whom.
+
+    "0.85 of 702 learned 2026-11-22 (fleet.toml [group.train])", "floor for H100 SXM, ...".
+    """
+
+    value: float
+    unit: str
     platform: str
+    """Of which part, in words: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
+    origin: str
+    """Which number decides, ready for a sentence."""
+    decided_by: Literal["limit", "site", "platform"] = "platform"
+    from_bytes: int = 0
+    """It counts for messages of this size and larger."""
+
+    def holds(self, seen: float) -> bool:
+        """Whether a measurement is within it."""
+        return seen <= self.value if self.unit == "us" else seen >= self.value
 
 
 @cache
-def baselines() -> dict[str, Baseline]:
-    """Every floor of a rail, by "ib-400"."""
+def baselines() -> _File:
+    """Every shipped number."""
     text = files("preflight.fleet").joinpath("baselines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text)["rail"], dict[str, Baseline])
+    return msgspec.convert(tomllib.loads(text), _File)
+
+
+def highest_ceiling(measure: str) -> float | None:
+    """What physics allows the fastest known part, in the unit of `UNITS`; None for times."""
+    if measure == "rail":
+        return max(one.ceiling for one in baselines().rail.values())
+    known = [one.ceiling for one in baselines().gpu if one.measure == measure]
+    return max(known, default=None) if measure not in TIMES else None
+
+
+def gpu_floor(promise: Promise, measure: Measure, *, algorithm: str = "") -> Floor | None:
+    """The least of a measure with the promised GPU; None where nothing is promised or known.
+
+    Without an algorithm the lowest of those known counts. In the unit of `UNITS`.
+    """
+    if own := _site(promise, measure):
+        return own
+    platform = gpu_platform(promise)
+    known = [
+        one
+        for one in baselines().gpu
+        if (one.gpu, one.measure) == (platform, measure)
+        and (not algorithm or one.algorithm in ("", algorithm))
+    ]
+    if not known:
+        return None
+    least = min(known, key=lambda one: one.least)
+    how = f" by {least.algorithm}" if least.algorithm else ""
+    return Floor(
+        value=least.least,
+        unit=least.unit,
+        platform=least.gpu,
+        origin=f"floor for {least.gpu}{how}, as promised in {promise.origin or 'the inventory'}; "
+        f"healthy ones reach {least.value:g} ({least.kind})",
+        from_bytes=least.from_mib << 20,
+    )
+
+
+def _site(promise: Promise, measure: str) -> Floor | None:
+    """What the site itself says: a limit as it is, a baseline with its share."""
+    unit, part = UNITS[measure], promise.gpu_model or "this group"
+    if told := promise.limits.get(measure):
+        return Floor(
+            value=told.value,
+            unit=unit,
+            platform=part,
+            origin=f"limit {measure} of {told.where}",
+            decided_by="limit",
+        )
+    if not (told := promise.baselines.get(measure)):
+        return None
+    share = baselines().site.most if measure in TIMES else baselines().site.share
+    return Floor(
+        value=told.value * share,
+        unit=unit,
+        platform=part,
+        origin=f"{share:g} of the baseline {told.value:g} of {told.where}",
+        decided_by="site",
+    )
 
 
 def rail_floor(promise: Promise) -> Floor | None:
@@ -51,11 +182,13 @@ def rail_floor(promise: Promise) -> Floor | None:
     Without a promised link the lower of both counts. Where fewer NICs than GPUs are promised,
     rails share them, as all rails run at once.
     """
+    if own := _site(promise, "rail"):
+        return own
     rate = promise.nic_gbits
     if rate is None:
         return None
     links = LINKS if promise.nic_link is None else (promise.nic_link,)
-    known = [found for link in links if (found := baselines().get(f"{link}-{rate}"))]
+    known = [found for link in links if (found := baselines().rail.get(f"{link}-{rate}"))]
     if not known:
         return None
     link = "" if promise.nic_link is None else f"{LINKS[promise.nic_link]} "
@@ -63,4 +196,11 @@ def rail_floor(promise: Promise) -> Floor | None:
     if promise.nics and promise.gpus and promise.nics < promise.gpus:
         share, shared = promise.nics / promise.gpus, f", {promise.nics} for {promise.gpus} GPUs"
     least = min(one.value for one in known)
-    return Floor(least * share, f"{rate} Gb/s {link}NICs{shared}")
+    platform = f"{rate} Gb/s {link}NICs{shared}"
+    where = f", promised in {promise.origin}" if promise.origin else ""
+    return Floor(
+        value=least * share,
+        unit=UNITS["rail"],
+        platform=platform,
+        origin=f"floor for {platform}{where}",
+    )

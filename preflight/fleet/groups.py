@@ -18,6 +18,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold, r
 from preflight.fleet.words import did_you_mean
 from preflight.transport.legible import last_line, legible
 from preflight.transport.local import LocalConnection
+from preflight.transport.streams import TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     finally:
         remote.kill()
     shown = legible(text, 60)
-    if answer.status is None or answer.seconds >= UPCALL_S:
+    if answer.status in (None, TIMED_OUT) or answer.seconds >= UPCALL_S:
         raise UsageError(
             f"ClusterShell has not resolved {shown} in {UPCALL_S:g} s: "
             f"find what hangs with: nodeset -e '{shown}'"

@@ -1,97 +1,41 @@
 """The inventory file: who belongs to the fleet, how to reach them, what they were promised.
 
-TOML (or YAML) with four tables: `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`. A key that
-is not known is refused, since a misspelled promise that is ignored would be a false pass.
+TOML (or YAML) with the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`, `[checks]` and
+`[[waive]]`. A key that is not known is refused, since a misspelled promise that is ignored would be
+a false pass.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
 
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.fleet.groups import expand_written
+from preflight.fleet.inventory_keys import plainly, refuse_unknown_keys
+from preflight.fleet.inventory_tables import FILES, PROMISES, WAYS_IN, FileTable
 from preflight.fleet.inventory_text import parse
+from preflight.fleet.inventory_values import command, own_numbers, refuse_impossible
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
-from preflight.fleet.switches import LEAF_NAME
+from preflight.fleet.waivers import Waiver, read_waivers, refuse_hiding
 from preflight.fleet.words import did_you_mean
-from preflight.transport import TRANSPORTS
+
+if TYPE_CHECKING:
+    from preflight.fleet.inventory_tables import GroupTable, Layer
+    from preflight.numbers import Told
 
 LARGEST = 4 << 20
 """Bytes of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
-
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Positive = Annotated[int, Meta(ge=0, le=1024)]
-Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
-
-
-class _Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be said of all nodes, of a group, or of one node; the nearest wins."""
-
-    transport: str | None = None
-    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*\Z")] | None = None
-    port: Port | None = None
-    identity_file: str | None = None
-    known_hosts: str | None = None
-    ssh_config: str | None = None
-    python: str | list[str] | None = None
-    gpus: Positive | None = None
-    gpu_model: str | None = None
-    nvlinks_per_gpu: Positive | None = None
-    nics: Positive | None = None
-    hcas: tuple[Device, ...] | None = None
-    nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
-    nic_link: Literal["ib", "roce"] | None = None
-    allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
-    intra_node_min_gbs: Annotated[float, Meta(gt=0)] | None = None
-    leaf: str | None = None
-
-
-class _Group(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    nodes: str
-
-
-class NodeTable(_Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is said of one node alone."""
-
-    address: str | None = None
-
-
-class JobTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[job]`: what the job that will be launched uses."""
-
-    master: str | None = None
-    master_port: Port | None = None
-    nproc_per_node: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    env_file: str | None = None
-    launch: str | None = None
-    interface: str | None = None
-
-
-class _File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    defaults: _Settings = _Settings()
-    job: JobTable = JobTable()
-    group: dict[str, _Group] = {}
-    node: dict[str, NodeTable] = {}
-
-
-PROMISES = tuple(name for name in Promise.__struct_fields__ if name != "origin")
-FILES = ("identity_file", "known_hosts", "ssh_config")
-WAYS_IN = ("transport", "user", "port", *FILES)
 
 
 class Inventory:
     """An inventory file that was read and found sound."""
 
-    def __init__(self, path: Path, content: _File) -> None:
+    def __init__(self, path: Path, content: FileTable) -> None:
         self.path = path
         self._content = content
         self.job = content.job
@@ -104,12 +48,17 @@ class Inventory:
         for where, layer in _layers(content):
             command(layer.python, f"{path}: python")
             refuse_impossible(where, layer)
+        self.switched()
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
                 f"{path}: [node.{strangers[0]}] is in no group: add it to the nodes "
                 f"of one{did_you_mean(strangers[0], self._group_of)}"
             )
+        origin = f"{path} [[waive]]"
+        self.waivers: tuple[Waiver, ...] = read_waivers(
+            content.waive, lambda text: expand_written(text, self), self.names, origin
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,6 +84,8 @@ class Inventory:
             return next((value for value in reversed(values) if value is not None), None)
 
         where = f"[group.{group}]" if group else "[defaults]"
+        if group and (learned := self._content.group[group].learned):
+            where += f", learned {learned}"
         known = name in self._group_of or own is not None
         promised = {key: said(key) for key in PROMISES} if known else {}
         return Host(
@@ -143,7 +94,13 @@ class Inventory:
             group=group or "all",
             leaf=said("leaf") or "",
             python=command(said("python"), f"{self.path}: python"),
-            promised=Promise(**promised, origin=f"{self.path} {where}" if known else ""),
+            promised=Promise(
+                **promised,
+                limits=self._joined(name, "limits") if known else {},
+                baselines=self._joined(name, "baselines") if known else {},
+                origin=f"{self.path} {where}" if known else "",
+            ),
+            off=self._off(name),
             **{key: value for key in WAYS_IN if (value := self._way(key, said(key))) is not None},
         )
 
@@ -151,13 +108,46 @@ class Inventory:
         """Whether the file itself says by which transport a node is reached."""
         return any(layer.transport is not None for layer in self._layers_of(name))
 
-    def _layers_of(self, name: str) -> list[_Settings]:
+    def _layers_of(self, name: str) -> list[Layer]:
         """All that is said of a node, the nearest last."""
+        return [layer for _, layer in self._named_layers(name)]
+
+    def _named_layers(self, name: str) -> list[tuple[str, Layer]]:
         group, own = self._group_of.get(name, ""), self._content.node.get(name)
-        layers: list[_Settings] = [self._content.defaults]
+        layers: list[tuple[str, Layer]] = [("[defaults]", self._content.defaults)]
         if group:
-            layers.append(self._content.group[group])
-        return layers if own is None else [*layers, own]
+            layers.append((f"[group.{group}]", self._content.group[group]))
+        return layers if own is None else [*layers, (f"[node.{name}]", own)]
+
+    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Told]:
+        """The numbers said of a node, name by name the nearest."""
+        told: dict[str, Told] = {}
+        for where, layer in self._named_layers(name):
+            told |= own_numbers(layer, kind, f"{self.path} {where}")
+        return told
+
+    def _off(self, name: str) -> dict[str, str]:
+        """The checks that are switched off for a node, and where."""
+        off: dict[str, str] = {}
+        layers = [(where, layer.checks or {}) for where, layer in self._named_layers(name)]
+        for where, checks in [("[checks]", self._content.checks), *layers]:
+            for check, table in checks.items():
+                off.pop(check, None)
+                if not table.enabled:
+                    off[check] = f"{self.path} {where}"
+        return off
+
+    def switched(self) -> list[tuple[str, str]]:
+        """Every check that a table speaks of, and where; UsageError for the ways in."""
+        tables = [(where, layer.checks or {}) for where, layer in _layers(self._content)]
+        spoken = [
+            (check, f"{self.path} {where}")
+            for where, checks in [("[checks]", self._content.checks), *tables]
+            for check in checks
+        ]
+        for check, where in spoken:
+            refuse_hiding(check, f"{check!a} in {where}")
+        return spoken
 
     def _way(self, key: str, value: Any) -> Any:
         return self.beside(value) if value and key in FILES else value
@@ -177,10 +167,15 @@ def read_inventory(path: Path) -> Inventory:
             f"cannot read the inventory {path}: {reason}; "
             "give --preflight-inventory a readable TOML or YAML file"
         ) from error
+    return inventory_of(path, text)
+
+
+def inventory_of(path: Path, text: str) -> Inventory:
+    """The inventory that a text is, whose sentences name that path; UsageError if it is none."""
     try:
         content = parse(path, text)
-        _refuse_unknown_keys(content)
-        return Inventory(path, msgspec.convert(content, _File))
+        refuse_unknown_keys(content)
+        return Inventory(path, msgspec.convert(content, FileTable))
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {plainly(str(error))}: correct it") from error
     except UsageError as error:
@@ -190,7 +185,7 @@ def read_inventory(path: Path) -> Inventory:
         ) from error
 
 
-def _groups(tables: dict[str, _Group]) -> dict[str, str]:
+def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
     """The group of each node; a node has one, or two promises would contradict each other."""
     group_of: dict[str, str] = {}
     for group, table in tables.items():
@@ -206,95 +201,9 @@ def _groups(tables: dict[str, _Group]) -> dict[str, str]:
     return group_of
 
 
-def _layers(content: _File) -> list[tuple[str, _Settings]]:
+def _layers(content: FileTable) -> list[tuple[str, Layer]]:
     return [
         ("[defaults]", content.defaults),
         *((f"[group.{name}]", table) for name, table in content.group.items()),
         *((f"[node.{name}]", table) for name, table in content.node.items()),
     ]
-
-
-def refuse_impossible(where: str, layer: _Settings) -> None:
-    """Refuse what has the right type and still cannot be."""
-    if layer.transport is not None:
-        refuse_unknown_transport(layer.transport, where)
-    if layer.leaf is not None and not LEAF_NAME.fullmatch(layer.leaf):
-        raise UsageError(
-            f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
-            "digits and ._:/@+-"
-        )
-    for key in ("allreduce_min_gbs", "intra_node_min_gbs"):
-        number = getattr(layer, key)
-        if number is not None and not math.isfinite(number):
-            raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
-
-
-def refuse_unknown_transport(name: str, where: str) -> None:
-    """Raise UsageError with the nearest name there is."""
-    if name not in TRANSPORTS:
-        hint = did_you_mean(name, TRANSPORTS)
-        raise UsageError(f"unknown transport {name[:40]!a} in {where}{hint}")
-
-
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "object": "a table",
-    "array": "a list",
-    "null": "nothing",
-}
-
-
-def plainly(reason: str) -> str:
-    """Say a schema's complaint in words: "expected a whole number, got text, at job.port"."""
-
-    def words(match: re.Match[str]) -> str:
-        named = [_WORDS.get(word, word) for word in match[1].split(" | ")]
-        # That a key may be left out is nobody's question.
-        return " or ".join(word for word in named if word != "nothing" or len(named) == 1)
-
-    said, _, place = reason.partition(" - at `")
-    said = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", said)
-    said = re.sub(r"`([a-z |]+)`", words, said).replace("`", "'")
-    place = place.rstrip("`").removeprefix("$").removeprefix(".") or "the top of the file"
-    return f"{said[:1].lower()}{said[1:]}, at {place}"
-
-
-def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
-    """Read the job's Python as an argv prefix; no shell will ever see it."""
-    if words is None:
-        return ("python3",)
-    try:
-        argv = shlex.split(words) if isinstance(words, str) else words
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}; quote it as the shell would") from error
-    if not argv or not argv[0]:
-        raise UsageError(f"{where} is empty: give a command such as /opt/venv/bin/python")
-    if not all(word.isprintable() for word in argv):
-        raise UsageError(f"{where} holds a control character: {' '.join(argv)[:60]!a}; remove it")
-    return tuple(argv)
-
-
-def _refuse_unknown_keys(content: Any) -> None:
-    """Name an unknown key by its table and the nearest known one, which msgspec does not do."""
-    if not isinstance(content, dict):
-        raise UsageError('holds no tables: write [group.NAME] with nodes = "gpu[001-064]"')
-    _refuse_others(content, _File, "the file")
-    tables: tuple[tuple[str, type[Struct]], ...] = (("defaults", _Settings), ("job", JobTable))
-    for table, kind in tables:
-        if isinstance(content.get(table), dict):
-            _refuse_others(content[table], kind, f"[{table}]")
-    for table, kind in (("group", _Group), ("node", NodeTable)):
-        named = content.get(table)
-        for name, keys in named.items() if isinstance(named, dict) else ():
-            if isinstance(keys, dict):
-                _refuse_others(keys, kind, f"[{table}.{name}]")
-
-
-def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None:
-    for key in keys:
-        if key not in kind.__struct_fields__:
-            hint = did_you_mean(str(key), kind.__struct_fields__)
-            raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
+from preflight.fleet.starred import starred
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,22 +31,32 @@ _PUBLIC = (
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
+    "NODE_RANK",
     "OMP_NUM_THREADS",
+    "PET_",
     "ROCR_",
     "HIP_",
     "UCX_",
     "FI_",
+    "LD_LIBRARY_PATH",
+    # Spelled wrong, they have no effect: `env.exists` says so.
+    "NCLL_",
+    "NCC_",
+    "NCCLL_",
+    "nccl_",
+    "Nccl_",
+    "PYTROCH_",
 )
 """Only variables that a check reads are kept: a token in any other is gone right here."""
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|API_KEY", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|API_KEY|_PSK$", re.IGNORECASE)
 _LARGEST_FILE = 1 << 20
 
 
 def public(environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep the variables that checks may read, and none that looks like a credential."""
+    """Keep the variables that checks may read, none that looks like a credential, none inside."""
     return {
-        key: value
+        key: starred(value)
         for key, value in environ.items()
         if key.startswith(_PUBLIC) and not _SECRET.search(key)
     }

@@ -25,11 +25,16 @@ _TORCHRUN: Final = frozenset(
     ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torchrun.py")
 )
 _OTHERS: Final[dict[str, dict[str, str]]] = {
-    "accelerate": {"main-process-ip": "master-addr", "main-process-port": "master-port"},
+    "accelerate": {
+        "main-process-ip": "master-addr",
+        "main-process-port": "master-port",
+        "num-machines": "nnodes",
+    },
     "deepspeed": {
         "master-addr": "master-addr",
         "master-port": "master-port",
         "num-gpus": "nproc-per-node",
+        "num-nodes": "nnodes",
     },
 }
 """Other launchers' names for what we read; their options end at the first *.py."""
@@ -47,6 +52,12 @@ class Launch(Struct, frozen=True, kw_only=True):
     nproc_per_node: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    launcher: str = ""
+    """torchrun, accelerate or deepspeed; "" where it is another."""
+    options: dict[str, str] = {}
+    """Its own options, by torchrun's names for them."""
+    before: tuple[str, ...] = ()
+    """The words in front of it: srun's own."""
 
 
 def read_launch(line: str) -> Launch:
@@ -54,7 +65,7 @@ def read_launch(line: str) -> Launch:
     if not line.strip():
         raise UsageError("--preflight-launch is empty: give the line that starts the job")
     words = _words(line)
-    environ, options = _understood(words)
+    environ, launcher, options, before = _understood(words)
     address, port = options.get("master-addr"), options.get("master-port")
     if "rdzv-endpoint" in options:
         address, port = _endpoint(options["rdzv-endpoint"])
@@ -65,6 +76,9 @@ def read_launch(line: str) -> Launch:
         nproc_per_node=_number(options.get("nproc-per-node"), "--nproc-per-node"),
         master_addr=address or (None if "rdzv-endpoint" in options else environ.get("MASTER_ADDR")),
         master_port=port_number(port, "--preflight-launch"),
+        launcher=launcher,
+        options=options,
+        before=before,
     )
 
 
@@ -77,8 +91,10 @@ def _words(line: str) -> list[str]:
         raise UsageError(f"--preflight-launch: {error}; quote it as the shell would") from error
 
 
-def _understood(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables before the launcher, and the launcher's own options."""
+def _understood(
+    words: Sequence[str],
+) -> tuple[dict[str, str], str, dict[str, str], tuple[str, ...]]:
+    """The variables before the launcher, its name, its own options, and the words before it."""
     environ: dict[str, str] = {}
     started = False
     for at, word in enumerate(words):
@@ -89,28 +105,26 @@ def _understood(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
             raise UsageError(f"--preflight-launch: {word!a} is not read here: {ALONE}")
         elif name in _SHELLS and any(re.fullmatch("-[a-z]*c", w) for w in words[at + 1 : at + 4]):
             raise UsageError(f"--preflight-launch: what is inside {name} -c is not read: {ALONE}")
-        elif name in _TORCHRUN:
-            return environ, torchrun_options(words[at + 1 :])
-        elif name in _OTHERS:
-            return environ, _renamed(words[at + 1 :], _OTHERS[name])
-        elif _PYTHON.fullmatch(name):
-            return environ, _of_python(words[at + 1 :])
+        elif name in _TORCHRUN or name in _OTHERS or _PYTHON.fullmatch(name):
+            return environ, *_launcher(words, at), tuple(words[:at])
         started = started or name in _STARTERS
     if not started and not environ:
         raise UsageError(f"--preflight-launch: no launcher is known in it: {ALONE}")
-    return environ, {}
+    return environ, "", {}, ()
 
 
-def _of_python(words: Sequence[str]) -> dict[str, str]:
-    """Options after `python -u -m torch.distributed.run` or `python /opt/bin/torchrun`."""
-    at = script_at(words, takes_value=("-W", "-X", "--check-hash-based-pycs"), stops=("-m", "-c"))
-    if words[at : at + 1] == ["-m"]:
-        at += 1
-    name = words[at].rpartition("/")[2] if at < len(words) else ""
+def _launcher(words: Sequence[str], at: int) -> tuple[str, dict[str, str]]:
+    """The launcher that stands there, or behind `python -u -m` and the like, and its options."""
+    name = words[at].rpartition("/")[2]
+    if _PYTHON.fullmatch(name):
+        takes_value = ("-W", "-X", "--check-hash-based-pycs")
+        at += 1 + script_at(words[at + 1 :], takes_value=takes_value, stops=("-m", "-c"))
+        at += words[at : at + 1] == ["-m"]
+        name = words[at].rpartition("/")[2] if at < len(words) else ""
     if name in _TORCHRUN:
-        return torchrun_options(words[at + 1 :])
-    known = _OTHERS.get(name.partition(".")[0])
-    return _renamed(words[at + 1 :], known) if known else {}
+        return "torchrun", torchrun_options(words[at + 1 :])
+    name = name.partition(".")[0]
+    return (name, _renamed(words[at + 1 :], _OTHERS[name])) if name in _OTHERS else ("", {})
 
 
 def _renamed(words: Sequence[str], names: dict[str, str]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from preflight.errors import UsageError
 from preflight.fleet.words import did_you_mean
@@ -11,9 +12,10 @@ from preflight.fleet.words import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from preflight.fleet.model import Host
+    from preflight.fleet.model import Fleet, Host
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_A_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def choose_master(
@@ -45,6 +47,18 @@ def choose_master(
     if launch not in _LOCAL and _is_address(launch):
         return rest, f", tried on {taken}: {launch} is the address of no node known here"
     raise UsageError(_no_node(launch, hosts))
+
+
+def master_names(fleet: Fleet) -> tuple[str, ...]:
+    """The names under which the nodes look for the master: the job's own word, else our address.
+
+    None in a fleet of one, where nobody looks. What a shell has yet to expand is no name.
+    """
+    if len(fleet.hosts) < len((fleet.master, "another")):
+        return ()
+    given = {environ.get("MASTER_ADDR", "") for environ in (fleet.job.environ or {}).values()}
+    names = sorted(name for name in given if _A_NAME.fullmatch(name))
+    return tuple(names[:3]) or (fleet.master.address,)
 
 
 def _no_node(address: str, hosts: Sequence[Host]) -> str:

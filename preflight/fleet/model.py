@@ -6,6 +6,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from preflight.fleet.launch_shape import Shape
+from preflight.fleet.waivers import Waiver
+from preflight.lint.lint import Linted
+from preflight.numbers import Told
+
+MOST_LIBRARIES = 64
+"""Folders of a LD_LIBRARY_PATH that are looked into."""
+
 
 class Promise(Struct, frozen=True, kw_only=True):
     """What the inventory says a group of nodes has. None means: nothing was promised."""
@@ -13,6 +21,13 @@ class Promise(Struct, frozen=True, kw_only=True):
     gpus: int | None = None
     gpu_model: str | None = None
     nvlinks_per_gpu: int | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    """Modes of every GPU: on or off."""
+    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
+    power_limit_w: float | None = None
+    """What each GPU's power limit is set to, W."""
     nics: int | None = None
     hcas: tuple[str, ...] | None = None
     """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""
@@ -23,6 +38,13 @@ class Promise(Struct, frozen=True, kw_only=True):
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     intra_node_min_gbs: float | None = None
     """Least busbw among all GPUs of one node, at the largest size of the ladder, GB/s."""
+    limits: dict[str, Told] = {}
+    """Numbers that stand in for shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
+    baselines: dict[str, Told] = {}
+    """What healthy nodes of this group reach, by measure: "gemm_bf16"; learned or written."""
+    fatal_xids: tuple[int, ...] | None = None
+    tolerated_xids: tuple[int, ...] | None = None
+    """Xids that this site judges otherwise than preflight's catalog: a fault, or none."""
     origin: str = ""
     """Where the numbers come from: "inventory/train.toml [group.train]"."""
 
@@ -47,6 +69,8 @@ class Host(Struct, frozen=True, kw_only=True):
     promised: Promise = Promise()
     leaf: str = ""
     """Its leaf switch, where a source of topology says so."""
+    off: dict[str, str] = {}
+    """Checks that are switched off for it, and where: {"gpu.ecc": "fleet.toml [group.old]"}."""
     group_rank: int | None = None
     """torchrun's number of the node, where the job's own ranks are the way in."""
 
@@ -62,8 +86,25 @@ class Job(Struct, frozen=True, kw_only=True):
     nproc_per_node: int | None = None
     environ: dict[str, dict[str, str]] | None = None
     """The job's environment by node name ("" = every other node); None when it is not known."""
+    uneven: dict[str, dict[str, tuple[str | None, ...]]] = {}
+    """By node, what its ranks do not share: values by local rank, None where it is not set."""
     environ_origin: str = ""
     """Where `environ` comes from: "--preflight-env-file job.env", "Slurm job 4711"."""
+    launch: Shape | None = None
+    """What the launch line starts; None where there is none, or its launcher is not known."""
+    script: Linted | None = None
+    """What the training script says of itself; None where none was named."""
+
+    def libraries(self, name: str) -> list[str]:
+        """Where the loader of the job looks on a node, as far as its LD_LIBRARY_PATH says."""
+        environ = self.environ or {}
+        said = environ.get(name, environ.get("", {})).get("LD_LIBRARY_PATH", "")
+        return [folder for folder in said.split(":") if folder.startswith("/")][:MOST_LIBRARIES]
+
+    def nccl_conf_file(self, name: str) -> str:
+        """The file that the job's NCCL_CONF_FILE names on a node; "" where it is not set."""
+        environ = self.environ or {}
+        return environ.get(name, environ.get("", {})).get("NCCL_CONF_FILE", "")
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
@@ -73,8 +114,14 @@ class Fleet(Struct, frozen=True, kw_only=True):
     origin: str
     """"--preflight-nodes", "SLURM_JOB_NODELIST", "inventory/train.toml", "this machine"."""
     job: Job = Job()
+    waivers: tuple[Waiver, ...] = ()
+    """Failures that the inventory accepts for a while, the expired ones among them."""
+    spoken: tuple[tuple[str, str], ...] = ()
+    """Every check that the inventory speaks of, and where it does."""
     interface: str | None = None
     """Network interface for gloo and NCCL bootstrap; None lets them choose by the address."""
+    interface_origin: str = ""
+    """Who named it: "--preflight-interface", "fleet.toml: [job] interface"."""
     topology: str = ""
     """Where the leaf switches come from: "the inventory", a path; empty if none is known."""
     topology_remark: str = ""

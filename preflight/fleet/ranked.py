@@ -26,6 +26,8 @@ class RankedNode(Struct, frozen=True, kw_only=True):
     address: str
     python: tuple[str, ...] = ("python3",)
     environ: dict[str, str] | None = None
+    uneven: dict[str, tuple[str | None, ...]] = {}
+    """Variables that its ranks do not share: their values in the order of the local ranks."""
 
 
 class Ranked(Struct, frozen=True, kw_only=True):

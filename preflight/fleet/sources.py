@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 from pathlib import Path
@@ -15,18 +14,18 @@ from preflight.errors import UsageError
 from preflight.fleet.allocation import by_slurm
 from preflight.fleet.any_inventory import open_inventory
 from preflight.fleet.groups import expand_written, groups_in
-from preflight.fleet.inventory import (
-    JobTable,
-    command,
-    refuse_unknown_transport,
-)
+from preflight.fleet.interface import OPTION, sweep_interface
+from preflight.fleet.inventory_tables import JobTable
+from preflight.fleet.inventory_values import command, refuse_unknown_transport
 from preflight.fleet.jobenv import public, read_env_file
 from preflight.fleet.launch import Launch, port_number, read_launch
+from preflight.fleet.launch_shape import Shape, shape_of
 from preflight.fleet.leaves import with_leaves
 from preflight.fleet.master import choose_master
 from preflight.fleet.model import Fleet, Host, Job
 from preflight.fleet.nodeset import expand, fold, split
 from preflight.fleet.ranked import ENVIRONMENT, ORIGIN, Ranked
+from preflight.fleet.script import lint_file
 from preflight.fleet.twins import refuse_twins
 from preflight.fleet.words import did_you_mean
 
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fleet.any_inventory import AnyInventory
-
-
-_INTERFACE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
-"""IFNAMSIZ leaves 15 characters; a dash in front is refused with the rest."""
+    from preflight.lint.lint import Linted
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -58,6 +54,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     python: str | None = None
     env_file: str | None = None
     launch: str | None = None
+    script: str | None = None
     interface: str | None = None
     topology: str | None = None
     ask_slurm: bool = True
@@ -95,11 +92,15 @@ def _fleet(wish: Wish) -> Fleet:
     launch_line = wish.launch if wish.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
     job = _job(wish, hosts, inventory, launch, here=is_here)
+    interface, told_by = _interface(wish, inventory, hosts)
     return Fleet(
         hosts=hosts,
         origin=origin,
         job=job,
-        interface=_interface(_first(wish.interface, table.interface)),
+        waivers=inventory.waivers if inventory else (),
+        spoken=_spoken(inventory),
+        interface=interface,
+        interface_origin=told_by,
     )
 
 
@@ -113,7 +114,7 @@ def _ranked(wish: Wish, ranked: Ranked, inventory: AnyInventory | None) -> Fleet
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
-    table = inventory.job if inventory else JobTable()
+    interface, told_by = _interface(wish, inventory, hosts)
     return Fleet(
         hosts=hosts,
         origin=ORIGIN,
@@ -123,22 +124,42 @@ def _ranked(wish: Wish, ranked: Ranked, inventory: AnyInventory | None) -> Fleet
             master_port_origin=origin + remark,
             nproc_per_node=ranked.per_node,
             environ=environ,
+            uneven={
+                host.name: node.uneven
+                for host, node in zip(every, ranked.nodes, strict=True)
+                if node.uneven
+            },
             environ_origin=ENVIRONMENT,
+            script=_script(wish),
         ),
-        interface=_interface(_first(wish.interface, table.interface)),
+        waivers=inventory.waivers if inventory else (),
+        spoken=_spoken(inventory),
+        interface=interface,
+        interface_origin=told_by,
         ranks=ranked.ranks,
         restarts=ranked.restarts,
     )
+
+
+def _spoken(inventory: AnyInventory | None) -> tuple[tuple[str, str], ...]:
+    if inventory is None:
+        return ()
+    waived = [(one.check, one.origin) for one in inventory.waivers]
+    return (*inventory.switched(), *waived)
 
 
 def _first(*said: str | None) -> str | None:
     return next((text for text in said if text is not None), None)
 
 
-def _interface(name: str | None) -> str | None:
-    if name is None or _INTERFACE.fullmatch(name):
-        return name
-    raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
+def _interface(
+    wish: Wish, inventory: AnyInventory | None, hosts: Sequence[Host]
+) -> tuple[str | None, str]:
+    """Return what the sweep is to go over, and who says so."""
+    named = inventory.job.interface if inventory else None
+    origin = OPTION if inventory is None or named is None else f"{inventory.path}: [job] interface"
+    origin = OPTION if wish.interface is not None else origin
+    return sweep_interface(_first(wish.interface, named), hosts, origin), origin
 
 
 def _inventory(wish: Wish) -> AnyInventory | None:
@@ -283,7 +304,23 @@ def _job(
         nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,
         environ=environ,
         environ_origin=origin,
+        launch=_shape(launch, common),
+        script=_script(wish),
     )
+
+
+def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
+    if launch is None:
+        return None
+    return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
+
+
+def _script(wish: Wish) -> Linted | None:
+    if wish.script is None:
+        return None
+    if not wish.script:
+        raise UsageError("--preflight-script is empty: give the training script")
+    return lint_file(Path(wish.script))
 
 
 def _environ(

@@ -30,7 +30,9 @@ MOST_FLEETS = 64
 """Fleets that are remembered; the one that was swept longest ago is forgotten first."""
 
 
-class _Fleet(Struct, frozen=True, kw_only=True):
+class KnownFleet(Struct, frozen=True, kw_only=True):
+    """One fleet."""
+
     nodes: str
     """Folded, for whoever reads the file."""
     past: Past
@@ -40,18 +42,18 @@ class Coverage(Struct, frozen=True, kw_only=True):
     """The whole file: by fleet, the one that was swept last at the end."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
-    fleets: dict[str, _Fleet] = {}
+    fleets: dict[str, KnownFleet] = {}
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What is known of this very fleet; empty if it was never swept."""
-        kept = self.fleets.get(_key(nodes, leaves))
+        kept = self.fleets.get(fleet_key(nodes, leaves))
         return kept.past if kept else Past()
 
     def having(self, nodes: Sequence[str], leaves: Mapping[str, str], past: Past) -> Coverage:
         """Return the file with this fleet's past in the place of what it held."""
-        key = _key(nodes, leaves)
+        key = fleet_key(nodes, leaves)
         others = [(each, kept) for each, kept in self.fleets.items() if each != key]
-        own = _Fleet(nodes=fold(nodes), past=past)
+        own = KnownFleet(nodes=fold(nodes), past=past)
         return Coverage(schema=SCHEMA, fleets=dict([*others[1 - MOST_FLEETS :], (key, own)]))
 
     def encode(self) -> bytes:
@@ -70,11 +72,11 @@ def read_coverage(folder: Path) -> Coverage:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"cannot use the history {path}: {reason}; move it away to begin anew, "
-            "or give another folder: --preflight-history DIR"
+            "or give another folder: --preflight-history=DIR"
         ) from error
 
 
-def _key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:
-    """The same for the same nodes on the same leaves: their rounds are numbered alike."""
+def fleet_key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:
+    """Name a fleet: the same nodes on the same leaves have their rounds numbered alike."""
     rows = (f"{name}\t{leaves.get(name, '')}\n" for name in sorted(nodes))
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:32]

@@ -43,3 +43,6 @@ class Past(Struct, frozen=True, kw_only=True):
     """By tier."""
     speeds: dict[str, tuple[Speed, ...]] = {}
     """Of a fleet too small for peers: what each pair reached on each rail in its latest runs."""
+    units: dict[str, tuple[float, ...]] = {}
+    """Of devices that may have no peers: what each reached in its latest runs, in the unit of its
+    measure (`history.units.unit_key`). Read from the nights themselves, never kept here."""

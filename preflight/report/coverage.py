@@ -16,16 +16,20 @@ def coverage_words(seen: CoverageRow) -> str:
     if seen.retests:
         more += f"; {seen.retests:,} measured again"
     if seen.pairs_run == seen.pairs:
-        return f"all {seen.pairs:,} pair{'s' if seen.pairs > 1 else ''} this run{more}"
+        return f"{_every(seen.pairs)} this run{more}"
     this_run = f"{seen.pairs_run:,} of {seen.pairs:,} pairs this run"
     return f"{this_run}{_others(seen)}{more}"
+
+
+def _every(pairs: int) -> str:
+    return "the only pair" if pairs == 1 else f"all {pairs:,} pairs"
 
 
 def _others(seen: CoverageRow) -> str:
     if seen.pairs_known is None and seen.rounds >= seen.rounds_total > 0:
         return " (all were planned: the others are not run, with the reason)"
     if seen.pairs_known is None:
-        return " (all: --preflight-sweep=exhaustive, or night by night: --preflight-history DIR)"
+        return " (all: --preflight-sweep=exhaustive, or night by night: --preflight-history=DIR)"
     more = seen.pairs_known > seen.pairs_run
     known = f", {seen.pairs_known:,} with earlier ones" if more else ""
     if seen.runs_left:

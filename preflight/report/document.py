@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from preflight.check import Tier
 from preflight.fabric.besides import Turn
+from preflight.report.overrides import Overrides
 from preflight.verdict import Outcome
 
 SCHEMA = 1
@@ -32,6 +33,10 @@ class FleetRow(Struct, frozen=True, kw_only=True):
     apart: tuple[tuple[str, str], ...]
     exclude: str
     """The not-ready nodes folded, ready to be pasted after `--exclude=`."""
+    left_out: dict[str, str] = {}
+    """Of the unjudged, those that a sweep was not to look at, and why: somebody uses them."""
+    leaves: dict[str, str] = {}
+    """Node → its leaf switch, of those of which it is known."""
 
 
 class VerdictRow(Struct, frozen=True, kw_only=True):
@@ -48,6 +53,10 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     """The nodes it condemns in place of its subject, where it names several."""
     suspects: tuple[str, ...] = ()
     """The nodes among which the culprit lies, where no more is known: all are not ready."""
+    cause: str = ""
+    """Verdicts of one subject with the same cause are one finding; empty: the check itself."""
+    grant: str = ""
+    """What to grant, where an `unknown` lacks a privilege and nothing else: it condemns nobody."""
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):
@@ -92,6 +101,8 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     pairs: tuple[str, ...]
     rail: int | None = None
     """The one rail that is meant; null: all of them."""
+    culprits: tuple[str, ...] = ()
+    """The nodes at fault, where the component is a name for several."""
 
 
 class CoverageRow(Struct, frozen=True, kw_only=True):
@@ -183,6 +194,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
     shapes: tuple[ShapeRow, ...] = ()
     """Two modes and drifts that peers do not show, the strongest first, at most 256."""
+    overrides: Overrides = Overrides()
+    """What the inventory laid over the checks: waivers, switches, numbers."""
 
 
 def encode(report: Report) -> bytes:
@@ -196,7 +209,14 @@ def encode(report: Report) -> bytes:
 def plain(document: Struct) -> str:
     """Write any document as `encode` writes a report."""
     text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    return _NOT_PLAIN.sub(_escaped, text) + "\n"
+    return escaped(text) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Write what is not printable ASCII in JSON's own escapes."""
+    if text.isascii() and text.isprintable():  # nearly every line of events
+        return text
+    return _NOT_PLAIN.sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -1,15 +1,14 @@
-"""`fabric.html`: the sweep on one page that opens anywhere, so that the slow node is seen at once.
+"""The sweep on one page that opens anywhere, so that the slow node is seen at once.
 
-One file: no script, no font, no address. Whatever nodes or files call themselves is text.
+Part of a run's page, and by itself what `preflight blame --picture` draws: no script, no font, no
+address. Whatever nodes or files call themselves is text.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.observed import observe
 from preflight.fabric.shapes import shapes
-from preflight.report.picture.accused import accused
 from preflight.report.picture.charts import charts
 from preflight.report.picture.colours import LEGEND
 from preflight.report.picture.endpoints import thumbnail
@@ -17,15 +16,14 @@ from preflight.report.picture.grid import CELLS, best_of, grid
 from preflight.report.picture.markup import text
 from preflight.report.picture.odd import odd
 from preflight.report.picture.panels import draw
-from preflight.report.picture.ratios import LATE, PANELS, cells
+from preflight.report.picture.ratios import LATE, cells, panels
 from preflight.report.picture.sharpness import sharpness
 from preflight.report.picture.style import style
 from preflight.report.picture.worst import standing_out, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.fabric.blame import Blame
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.fabric.shapes import Shape
@@ -34,28 +32,11 @@ if TYPE_CHECKING:
     from preflight.report.picture.grid import Endpoint, Grid
     from preflight.report.picture.ratios import Cell
 
-PICTURE = "fabric.html"
-"""The file in the report's folder."""
-
 LARGEST = 2 << 20
 """Bytes of the page; rows are left out, and it says so, until it fits."""
 
 _FINDINGS = 40
 """Beyond so many findings the page counts the rest."""
-
-
-def picture_of(
-    sweep: Sweep,
-    blames: Iterable[Blame],
-    observed: Observed | None = None,
-    *,
-    shaped: Sequence[Shape] | None = None,
-    missed: Sequence[MissedRow] = (),
-) -> str:
-    """Draw what a run has swept; what else is given was worked out already."""
-    observed = observed if observed is not None else observe(sweep)
-    found = accused(blames, observed)
-    return fabric_page(observed, found, sweep=sweep, shaped=shaped, missed=missed)
 
 
 def fabric_page(
@@ -67,15 +48,7 @@ def fabric_page(
     shaped: Sequence[Shape] | None = None,
     missed: Sequence[MissedRow] = (),
 ) -> str:
-    """Draw the whole page, at most `LARGEST` bytes of it.
-
-    `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
-    `origin`: where the samples came from, in words. `shaped`: two modes and drifts, where they are
-    known already. `missed`: what the sweep could have missed.
-    """
-    compared = cells(observed)
-    if sweep is not None and shaped is None:
-        shaped = shapes(sweep, observed)
+    """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
     head = "".join(
         (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
@@ -83,27 +56,60 @@ def fabric_page(
             "<title>preflight: the fabric</title>",
             f"<style>{style()}</style></head><body>",
             "<h1>The fabric</h1>",
+        )
+    )
+    tail = "".join((*sharpness(missed), "</body></html>\n"))
+    section = fabric_section(
+        observed,
+        found,
+        sweep=sweep,
+        origin=origin,
+        shaped=shaped,
+        most=LARGEST - len((head + tail).encode()),
+    )
+    return head + section + tail
+
+
+def fabric_section(
+    observed: Observed,
+    found: Sequence[Accused],
+    *,
+    sweep: Sweep | None = None,
+    origin: str = "",
+    shaped: Sequence[Shape] | None = None,
+    told: bool = False,
+    most: int = LARGEST,
+) -> str:
+    """Draw all that is seen of the fabric, in at most so many bytes.
+
+    `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
+    `origin`: where the samples came from, in words. `shaped`: two modes and drifts, where they are
+    known already. `told`: what is blamed stands elsewhere on the page.
+    """
+    compared = cells(observed, found)
+    if sweep is not None and shaped is None:
+        shaped = shapes(sweep, observed)
+    head = "".join(
+        (
             f'<p class="small">{text(_what(observed, compared, origin))}</p>',
-            *_findings(found),
+            *(_blamed(found) if told else _findings(found)),
         )
     )
     tail = "".join(
         (
             *charts(observed, found, sweep),
             *(odd(shaped, sweep) if sweep is not None and shaped else ()),
-            *sharpness(missed),
-            "</body></html>\n",
         )
     )
     best = best_of(compared)
-    table = "".join(worst(compared))
-    most = CELLS
+    table = "".join(worst(compared, (*panels(observed.backend), LATE)))
+    rows = CELLS
     while True:
-        laid = grid(observed, compared, best, found, most=most)
-        page = "".join((head, *_matrix(observed, best, found, laid, table), tail))
-        if len(page.encode()) <= LARGEST or len(laid.rows) <= 1:
-            return page
-        most = most * 3 // 4
+        laid = grid(observed, compared, best, found, most=rows)
+        section = "".join((head, *_matrix(observed, best, found, laid, table), tail))
+        if len(section.encode()) <= most or len(laid.rows) <= 1:
+            return section
+        rows = rows * 3 // 4
 
 
 def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
@@ -120,13 +126,15 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     return " · ".join([*words, origin] if origin else words)
 
 
-def _findings(found: Sequence[Accused]) -> Iterator[str]:
-    if not found:
-        yield '<p class="verdict">Nobody is blamed.</p>'
-        return
+def _blamed(found: Sequence[Accused]) -> Iterator[str]:
     names = ", ".join(one.component for one in found[:8])
     more = f" and {len(found) - 8} more" if len(found) > 8 else ""  # noqa: PLR2004  one line
-    yield f'<p class="verdict">Blamed: {text(names + more)}</p>'
+    said = f"Blamed: {names}{more}" if found else "Nobody is blamed."
+    yield f'<p class="verdict">{text(said)}</p>'
+
+
+def _findings(found: Sequence[Accused]) -> Iterator[str]:
+    yield from _blamed(found)
     for one in found[:_FINDINGS]:
         yield f'<div class="finding"><b>{text(one.component)}</b><p>{text(one.sentence)}</p>'
         yield f"<p>do: {text(one.advice)}</p></div>" if one.advice else "</div>"
@@ -147,11 +155,18 @@ def _matrix(
     yield "<h2>Every pair against its peers</h2>"
     yield f"<p>{_LEGEND}</p>"
     yield (
+        "<details><summary>How to read it</summary>"
         '<p class="small">A row per node; each pair is in the rows of both of its nodes. A row '
         "that stands out is a node, a single cell (twice) the path between two; at its end a row "
-        "says how many times its peers' time most of its pairs take. Times are the shorter of both "
-        "ends'. Frame: blamed; dashed: one of several that may be. Point at a cell to read it, or "
-        "open the table.</p>"
+        "says how many times its peers' time most of its pairs take. Frame: blamed; dashed: one of "
+        "several that may be. Point at a cell to read it, or open the table.</p>"
+    )
+    yield (
+        '<p class="small">Colours go by the rules that condemn: bandwidth by the fastest operation '
+        "of each size from 64 KiB on, latency by the median below that, times being the shorter of "
+        "both ends'; a spike is longer than 20 medians of its size and than the time above its "
+        "map, and what lies within 50 ms is one. What healthy pairs scatter by anyway has no "
+        "colour where nobody is blamed.</p></details>"
     )
     if laid.cut:
         yield (
@@ -163,7 +178,9 @@ def _matrix(
         for row in laid.rows
         for cell in row.cells
     )
-    yield from (draw(panel, laid, found) for panel in (*PANELS, *([LATE] if late else [])))
+    yield from (
+        draw(panel, laid, found) for panel in (*panels(observed.backend), *([LATE] if late else []))
+    )
     yield table
     if laid.cut:
         yield "<h2>Every endpoint</h2>"
@@ -171,7 +188,7 @@ def _matrix(
             '<p class="small">A column per node, a line per rail, coloured by the best of its '
             "pairs: a bad endpoint is bad with every partner, its partners are not.</p>"
         )
-        yield thumbnail(observed, best)
+        yield f'<div class="wide">{thumbnail(observed, best)}</div>'
         yield f"<p>{text(standing_out(best))}</p>"
 
 

@@ -43,14 +43,40 @@ def write_atomically(path: Path, content: bytes) -> None:
         _write(folder, path.name, content)
 
 
-def write_typed(path: Path, content: bytes) -> None:
+def write_typed(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
     """The same for a path that somebody typed: no folder is made, and no link is replaced.
 
     FileNotFoundError where the folder is missing.
     """
     with open_folder(path.parent, make=False) as folder:
         _refuse_irregular(folder, path.name, links=False)
-        _write(folder, path.name, content)
+        _write(folder, path.name, content, mode)
+
+
+def open_new(path: Path) -> int:
+    """Begin a file that grows, by the same safe way; one of that name is replaced. OSError."""
+    with open_folder(path.parent, make=True) as folder:
+        _refuse_irregular(folder, path.name, links=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=folder)
+        handle = os.open(path.name, _NEW | os.O_APPEND, FILE_MODE, dir_fd=folder)
+        os.fchmod(handle, FILE_MODE)
+        return handle
+
+
+def link_atomically(path: Path, target: str) -> None:
+    """Let a link of ours lead to `target` instead; FileExistsError where no link has that name."""
+    temporary = f".{path.name}.{secrets.token_hex(8)}"
+    with open_folder(path.parent, make=False) as folder:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISLNK(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise FileExistsError(errno.EEXIST, "it is no link, and is left as it is")
+        os.symlink(target, temporary, dir_fd=folder)
+        try:
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(temporary, dir_fd=folder)
+            raise
 
 
 def remove(path: Path) -> None:
@@ -60,12 +86,12 @@ def remove(path: Path) -> None:
         os.unlink(path.name, dir_fd=folder)
 
 
-def _write(folder: int, name: str, content: bytes) -> None:
+def _write(folder: int, name: str, content: bytes, mode: int = FILE_MODE) -> None:
     temporary = f".{name}.{secrets.token_hex(8)}"
     handle = os.open(temporary, _NEW, FILE_MODE, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, FILE_MODE)
+            os.fchmod(handle, mode)
             file.write(content)
             file.flush()
             os.fsync(handle)

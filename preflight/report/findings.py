@@ -21,9 +21,25 @@ if TYPE_CHECKING:
 _RANK = {
     outcome: rank
     for rank, outcome in enumerate(
-        (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST, Outcome.WARN)
+        (
+            *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
+            *(Outcome.WARN, Outcome.WAIVED),
+        )
     )
 }
+
+COUNTED = (
+    (Outcome.OK, "ok"),
+    (Outcome.WARN, "warned"),
+    (Outcome.FAIL, "failed"),
+    (Outcome.FLAKY, "flaky"),
+    (Outcome.UNKNOWN, "unknown"),
+    (Outcome.WAIVED, "waived"),
+    (Outcome.NOT_RUN, "not run"),
+    (Outcome.BROKEN, "broken"),
+    (Outcome.LOST, "lost"),
+)
+"""The outcomes in the order in which verdicts are counted, and how each is called there."""
 
 _AND = " and "
 _WAIT = "look for what these nodes share before you touch any of them (see the note)"

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fleet.nodeset import fold
+from preflight.fleet.waivers import today
+from preflight.report.overrides import before
 from preflight.report.slurm import too_many_logins
 
 if TYPE_CHECKING:
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
+
+
+_LOADS = ["burn-in  every device of every node, all nodes at once, before the pairs"]
 
 
 def header(
@@ -24,6 +29,7 @@ def header(
     per_node: int,
     of_fleet: int,
     planned: Planned | None,
+    loads: bool,
     expected: int,
     where: str,
 ) -> list[str]:
@@ -49,8 +55,10 @@ def header(
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
+        *(_LOADS if loads else []),
         *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
+        *before(fleet, today()),
         f"report   {where}",
     ]
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 KEPT = 512
 
+_LOOK_LONGER = (
+    "to see rare spikes run when the nodes have less to do, and longer: --preflight-tier=deep or "
+    "--preflight-catch-rate"
+)
+
 
 def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tuple[MissedRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
@@ -48,7 +53,8 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
     if worst.one_in is None or worst.every_s is None:
         if slower:
             what = f"{slower} would have been caught with 99 %, spikes at no rate: too much noise"
-            return f"{what}, or too few operations, on rail {worst.rail} of {worst.node}"
+            where = f"or too few operations, on rail {worst.rail} of {worst.node}"
+            return f"{what}, {where}; {_LOOK_LONGER}"
         return (
             "too few healthy pairs to compare with: failures, floors and promises were judged, "
             "spikes and small losses were not"

@@ -62,7 +62,7 @@ def json_schema() -> dict[str, Any]:
 def lines(told: Told, width: int) -> list[str]:
     """Lay it out as a run's summary is."""
     what = (
-        f"{told.samples}: {len(told.nodes)} nodes, {told.pairs} pairs tried "
+        f"{told.samples}: {_many(len(told.nodes), 'node')}, {_many(told.pairs, 'pair')} tried "
         f"({_many(told.rails, 'rail')}, {_many(told.rounds, 'round')}), {told.backend}"
     )
     said = wrapped(what, first="samples    ", indent=_INDENT, width=width)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.verdict import UNSEEN, Outcome
+from preflight.verdict import BUSY, UNSEEN, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.ledger import Entry
 
@@ -25,6 +25,8 @@ class Readiness(Struct, frozen=True, kw_only=True):
     unjudged: tuple[str, ...] = ()
     """Nothing condemns them, but the run ended before all was judged that it owed on them."""
     apart: tuple[tuple[str, str], ...] = ()
+    idle: tuple[str, ...] = ()
+    """Of the unjudged, those that no measured pair holds, though pairs were to be measured."""
 
     @property
     def launchable(self) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.ready if name not in dropped)
 
 
-def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -> Readiness:
+def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -> Readiness:
     """Sort the nodes by whether any verdict condemns them.
 
     A verdict condemns the nodes it names, and those among which the culprit lies, else its
@@ -67,12 +69,37 @@ def readiness(nodes: Sequence[str], entries: Iterable[Entry], *, strict: bool) -
         else:
             bad.update(entry.nodes)
     left |= known - judged
+    idle = _without_a_partner(nodes, entries, bad)
+    left |= idle
     return Readiness(
         ready=tuple(name for name in nodes if name not in bad | left),
         not_ready=tuple(name for name in nodes if name in bad),
         unjudged=tuple(name for name in nodes if name in left - bad),
         apart=tuple(pair for pair in apart if bad.isdisjoint(pair)),
+        idle=tuple(name for name in nodes if name in idle - bad),
     )
+
+
+def _without_a_partner(
+    nodes: Sequence[str], entries: Iterable[Entry], bad: Collection[str]
+) -> set[str]:
+    """Whose pairs all went unjudged, where others' were not: nothing is known of its network.
+
+    A node whose partners are all condemned is none of them: it has nobody to talk to anyway. Nor
+    is one of which no pair was selected.
+    """
+    pairs = [entry for entry in entries if len(entry.nodes) == _TWO]
+    met = {name for one in pairs if _was_judged(one) for name in one.nodes}
+    busy = {name for one in pairs for name in one.verdict.evidence.get(BUSY, ())}
+    if not met:
+        return busy
+    owed = {name for one in pairs for name in one.nodes}
+    others = {name for name in nodes if name not in bad}
+    return busy | {name for name in others & owed if name not in met and len(others) > 1}
+
+
+def _was_judged(entry: Entry) -> bool:
+    return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.LOST)
 
 
 def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
@@ -133,6 +160,8 @@ def exit_code(
         whole = any(condemns_nobody(entry, strict=strict) for entry in entries)
         return 0 if enough and not (whole or broke or strangers_failed) else 1
     if broke or any(left_open(entry) for entry in entries):
+        return 3
+    if ready.idle and need is None:
         return 3
     too_few = need is not None and len(ready.launchable) < need
     return 1 if too_few or strangers_failed else 0

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from preflight.check import FLEET
 from preflight.fleet.nodeset import fold
 from preflight.report.coverage import coverage_words
+from preflight.report.findings import COUNTED
 from preflight.report.missed import missed_words
+from preflight.report.overrides import after
 from preflight.report.shapes import shape_words
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome
@@ -16,7 +18,7 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.report.document import Report, VerdictRow
+    from preflight.report.document import FleetRow, Report, VerdictRow
     from preflight.report.findings import Finding
 
 _WORD = {
@@ -26,19 +28,10 @@ _WORD = {
     Outcome.BROKEN: "BROKE",
     Outcome.LOST: "LOST",
     Outcome.WARN: "WARN",
+    Outcome.WAIVED: "WAIVED",
 }
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
-_COUNTED = (
-    (Outcome.OK, "ok"),
-    (Outcome.WARN, "warned"),
-    (Outcome.FAIL, "failed"),
-    (Outcome.FLAKY, "flaky"),
-    (Outcome.UNKNOWN, "unknown"),
-    (Outcome.NOT_RUN, "not run"),
-    (Outcome.BROKEN, "broken"),
-    (Outcome.LOST, "lost"),
-)
 _REASONS = 4
 """So many reasons for verdicts that were not run are shown: where one is still owed, first; then
 the most frequent."""
@@ -82,7 +75,7 @@ def summary(
     found: Sequence[Finding],
     *,
     where: str,
-    picture: str = "",
+    page: str = "",
     hint: str,
     width: int,
 ) -> list[str]:
@@ -96,21 +89,31 @@ def summary(
         lines.append("")
     lines += _nodes(report, width)
     lines += _not_run(report, width)
-    if report.coverage is not None and report.coverage.pairs:
-        words = coverage_words(report.coverage)
-        lines += wrapped(words, first="coverage   ", indent=" " * 11, width=width)
-    if words := missed_words(report.missed):
-        lines += wrapped(words, first="missed     ", indent=" " * 11, width=width)
+    lines += _looked_at(report, width)
     lines.append(_counts(report.counts, report))
     if where:
         lines += wrapped(where, first="report     ", indent=" " * 11, width=width)
-    if picture:
-        lines += wrapped(picture, first="picture    ", indent=" " * 11, width=width)
+    if page:
+        lines += wrapped(page, first="page       ", indent=" " * 11, width=width)
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
     if hint:
         lines += wrapped(hint, first="next       ", indent=" " * 11, width=width)
     return lines
+
+
+def _looked_at(report: Report, width: int) -> list[str]:
+    """What was not held against anyone, how much was seen, and what could have been missed."""
+    told = after(report.overrides)
+    if report.coverage is not None and report.coverage.pairs:
+        told.append(("coverage", coverage_words(report.coverage)))
+    if words := missed_words(report.missed):
+        told.append(("missed", words))
+    return [
+        line
+        for label, words in told
+        for line in wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
+    ]
 
 
 def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
@@ -119,7 +122,7 @@ def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[st
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
     lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
-    if finding.advice:
+    if finding.advice and finding.outcome is not Outcome.WAIVED:
         lines += wrapped(
             finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ", width=width
         )
@@ -152,16 +155,34 @@ def _nodes(report: Report, width: int) -> list[str]:
             indent=" " * 11,
             width=width,
         )
-    if fleet.unjudged:
+    open_still = [name for name in fleet.unjudged if name not in fleet.left_out]
+    if open_still:
         lines += wrapped(
-            f"{fold(fleet.unjudged)}  {len(fleet.unjudged)} of {total}, some verdicts are missing",
+            f"{fold(open_still)}  {len(open_still)} of {total}: nothing is held against "
+            f"{'it' if len(open_still) == 1 else 'them'}, but not all was judged",
             first="not judged ",
             indent=" " * 11,
             width=width,
         )
+    lines += _left_out(fleet, width)
     for a, b in fleet.apart:
         lines.append(f"apart      {a} and {b} must not be in one job")
     return lines
+
+
+def _left_out(fleet: FleetRow, width: int) -> list[str]:
+    """Say whom a sweep did not look at, and why: one line for all that share a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in fleet.left_out.items():
+        by_reason.setdefault(why, []).append(name)
+    return [
+        line
+        for why, names in by_reason.items()
+        for line in wrapped(
+            f"{fold(names)}  {len(names)} of {len(fleet.nodes)} not looked at: {why}",
+            first="left out   ", indent=" " * 11, width=width,
+        )
+    ]  # fmt: skip
 
 
 def _not_run(report: Report, width: int) -> list[str]:
@@ -182,7 +203,7 @@ def _not_run(report: Report, width: int) -> list[str]:
 def _counts(counts: Mapping[str, int], report: Report) -> str:
     parts = [
         f"{counts.get(outcome, 0)} {word}"
-        for outcome, word in _COUNTED
+        for outcome, word in COUNTED
         if counts.get(outcome, 0) or outcome in _ALWAYS
     ]
     return f"{', '.join(parts)}    {report.seconds:.1f} s, exit {report.exit}"

@@ -8,6 +8,7 @@ from msgspec import Struct
 from preflight.check import Stage
 from preflight.fabric.planner import Planned
 from preflight.fabric.samples import Sweep
+from preflight.facts.burned import Burned
 from preflight.facts.model import Facts
 from preflight.facts.node import Reach
 from preflight.facts.ports import Ports
@@ -26,6 +27,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     ports: dict[str, Ports] = {}
     port_troubles: dict[str, str] = {}
     """Why a node that took part in the port stage gave no usable report."""
+    burned: dict[str, Burned] = {}
+    """What each node said of its devices under load."""
     planned: Planned | None = None
     """The rounds that were to be measured, over all nodes."""
     sweep: Sweep | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from preflight.carried import modules
 from preflight.errors import WireError
 from preflight.facts.decode import decode_facts
-from preflight.facts.node import Reach
+from preflight.facts.node import Clock, Reach
 from preflight.transport.bundle import start_payload
 from preflight.transport.fanout import fan_out
 from preflight.transport.protocol import Connection, Manned, ReachError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from preflight.carried import Carried
     from preflight.facts.model import Facts
-    from preflight.fleet.model import Host
+    from preflight.fleet.model import Host, Job
     from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
@@ -33,12 +33,46 @@ PROBE_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a run asks of the probe beyond the usual."""
+
+    sections: Sequence[Carried]
+    kernel_log_since_s: float | None
+    libraries: Sequence[str]
+    """Folders of the job's LD_LIBRARY_PATH."""
+    names: Sequence[str]
+    nccl_conf_file: str
+
+
+FAIR_S = 6.0
+"""Chosen: a healthy node answers in one or two seconds, and under heavy load within this; that it
+did not in less, for want of a longer budget, is not held against it."""
+
+_SLACK_S = 0.3
+"""A command is told to end a little before its time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """One node's way in and what it said; the connection stays open for the next stages."""
 
     reach: Reach
     facts: Facts | None
     connection: Connection | None
+
+
+class _Turn:
+    """What a node is given for one step, and whether that was too little to hold against it."""
+
+    def __init__(self, whole_s: float, left_s: float) -> None:
+        self.given_s = min(whole_s, left_s)
+        self._short = left_s < FAIR_S
+        self._ends = time.monotonic() + self.given_s
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether it failed because the run ended, and not by itself before."""
+        return self._short and time.monotonic() > self._ends - _SLACK_S
 
 
 def probe_fleet(
@@ -50,18 +84,25 @@ def probe_fleet(
     at_most: int,
     progress: Callable[[int, int, list[str]], None],
     sections: Sequence[Carried] = (),
+    kernel_log_since_s: float | None = None,
+    job: Job | None = None,
+    names: Sequence[str] = (),
     arrived: Callable[[str, Reached], None] = lambda _name, _reached: None,
 ) -> dict[str, Reached]:
     """Log in everywhere and ask for facts; every host has an entry in the result.
 
     `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage; `sections` are
-    the site's own. `arrived` hears of each answer at once, in its own thread: an interrupt must
-    not lose what is known.
+    the site's own; `kernel_log_since_s` is how far back the kernel log counts; `job` says where its
+    loader looks; `names` are those of its master, to be looked up on every node. `arrived` hears of
+    each answer at once, in its own thread: an interrupt must not lose what is known.
     """
     by_name = {host.name: host for host in hosts}
 
     def work(name: str) -> Reached:
-        reached = _probe(by_name[name], ways, nonce, deadline_s, sections)
+        libraries = job.libraries(name) if job else []
+        conf_file = job.nccl_conf_file(name) if job else ""
+        asked = _Asked(sections, kernel_log_since_s, libraries, names, conf_file)
+        reached = _probe(by_name[name], ways, nonce, deadline_s, asked)
         arrived(name, reached)
         return reached
 
@@ -72,19 +113,21 @@ def probe_fleet(
         deadline_s=deadline_s,
         progress=progress,
     )
-    return {name: _reached(by_name[name], ways, answer) for name, answer in answers.items()}
+    return {
+        name: _reached(by_name[name], ways, answer, given_s=deadline_s)
+        for name, answer in answers.items()
+    }
 
 
-def _probe(
-    host: Host, ways: Ways, nonce: str, deadline_s: float, sections: Sequence[Carried]
-) -> Reached:
+def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float, asked: _Asked) -> Reached:
     """Log in and fetch one node's facts; every way it can fail is part of the result."""
     began = time.monotonic()
     connection: Connection | None = None
+    turn = _Turn(CONNECT_S, deadline_s)
     try:
-        connection = ways.connect(host, min(CONNECT_S, deadline_s))
-        left_s = max(1.0, deadline_s - (time.monotonic() - began))
-        facts = _ask(connection, host, nonce, min(PROBE_S, left_s), sections)
+        connection = ways.connect(host, turn.given_s)
+        turn = _Turn(PROBE_S, max(1.0, deadline_s - (time.monotonic() - began)))
+        facts, clock = _ask(connection, host, nonce, turn.given_s, asked)
     except ReachError as error:
         reach = Reach(
             ways.way(host),
@@ -93,6 +136,7 @@ def _probe(
             error.advice,
             time.monotonic() - began,
             error.blame,
+            out_of_time=turn.was_cut,
         )
     except (WireError, TimeoutError) as error:
         reach = Reach(
@@ -102,10 +146,13 @@ def _probe(
             f"log in to {host.name} and run its Python by hand: "
             f"{' '.join(host.python)} -c 'print(1)'",
             time.monotonic() - began,
+            out_of_time=turn.was_cut,
         )
     else:
         shortfall = connection.shortfall if isinstance(connection, Manned) else None
-        reach = Reach(ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall)
+        reach = Reach(
+            ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall, clock=clock
+        )
         return Reached(reach, facts, connection)
     if connection is not None:
         connection.close()
@@ -117,28 +164,42 @@ def _ask(
     host: Host,
     nonce: str,
     timeout_s: float,
-    sections: Sequence[Carried],
-) -> Facts:
-    beside = modules(sections)
+    asked: _Asked,
+) -> tuple[Facts, Clock]:
+    beside = modules(asked.sections)
     request = {
         "nonce": nonce,
         "name": host.name,
         "deadline_s": timeout_s,
         "driver_deadline_s": min(DRIVER_S, timeout_s / 2),
+        "libraries": list(asked.libraries),
+        "nccl_conf_file": asked.nccl_conf_file,
         "sections": [
             {"id": each.id, "module": module, "deadline_s": each.deadline_s}
-            for each, (module, _) in zip(sections, beside, strict=True)
+            for each, (module, _) in zip(asked.sections, beside, strict=True)
         ],
+        "kernel_log_since_s": asked.kernel_log_since_s,
+        "names": list(asked.names),
     }
+    asked_at_s, began = time.time(), time.monotonic()
     talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
     try:
         talk.finish()
-        return decode_facts(talk.read(timeout_s + 2), nonce)
+        document = talk.read(timeout_s + 2)
+        round_trip_s = time.monotonic() - began
+        facts = decode_facts(document, nonce)
     finally:
         talk.close()
+    return facts, clock_of(facts, asked_at_s, round_trip_s)
 
 
-def _reached(host: Host, ways: Ways, answer: Reached | Exception) -> Reached:
+def clock_of(facts: Facts, asked_at_s: float, round_trip_s: float) -> Clock:
+    """Place the moment of `time_s` in the round trip: it is before all that the probe then did."""
+    within_s = max(0.0, round_trip_s - facts.seconds)
+    return Clock(facts.time_s - (asked_at_s + within_s / 2), within_s / 2)
+
+
+def _reached(host: Host, ways: Ways, answer: Reached | Exception, *, given_s: float) -> Reached:
     """A thread that was left behind at the deadline has no result of its own."""
     if isinstance(answer, Reached):
         return answer
@@ -149,6 +210,8 @@ def _reached(host: Host, ways: Ways, answer: Reached | Exception) -> Reached:
             "answer",
             sentence[:300],
             "look at the node's load, at processes in D state, and at what its login shell does",
+            given_s,
+            out_of_time=given_s < FAIR_S,
         ),
         None,
         None,

@@ -45,6 +45,7 @@ def sweep_fleet(
     catch_rate: float | None = None,
     leaves: Mapping[str, str] | None = None,
     seed: int = 1,
+    gathering: Callable[[int, int, list[str]], None] = lambda *_: None,
     progress: Callable[[int, int, list[str]], None],
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
     suspects: Callable[[Sweep], Rounds] | None = None,
@@ -58,7 +59,8 @@ def sweep_fleet(
     one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
     `inside`: nodes with two rails or more also all-reduce among their own. `stop_early`: a pair
     that its samples condemn is not measured to the end. `cut`: (from, to) of connections known not
-    to come about. On Ctrl-C `interrupted` gets what was measured until then.
+    to come about. `gathering` hears of nodes whose Python has imported torch, `progress` of pairs.
+    On Ctrl-C `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -89,6 +91,7 @@ def sweep_fleet(
         start,
         nonce=nonce,
         deadline_s=deadline_s,
+        gathering=gathering,
         progress=progress,
         interrupted=interrupted,
         suspects=suspects,

@@ -6,6 +6,8 @@ Nobody is condemned for it: two routes, two clock rates, or two ways through a s
 from __future__ import annotations
 
 import math
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -44,7 +46,7 @@ def two_modes(values: Sequence[float]) -> Modes | None:
     sqrt(s1^2 + s2^2) (Ashman, Bird and Zepf 1994, AJ 108:2348) is over `APART`, and if the middle
     third between both medians is a valley.
     """
-    ranked = sorted(math.log(value) for value in values if value > 0)
+    ranked = sorted([math.log(value) for value in values if value > 0])
     if len(ranked) < LEAST or ranked[0] == ranked[-1]:
         return None
     at = _split(ranked)
@@ -64,14 +66,11 @@ def _split(ranked: Sequence[float]) -> int:
     """Where the variance between both sides is largest, with `SHARE` on either side."""
     number, total = len(ranked), math.fsum(ranked)
     least = max(1, math.ceil(SHARE * number))
-    best, place, left = -1.0, least, math.fsum(ranked[: least - 1])
-    for at in range(least, number - least + 1):
-        left += ranked[at - 1]
-        away = left / at - (total - left) / (number - at)
-        between = at * (number - at) * away * away
-        if between > best:
-            best, place = between, at
-    return place
+    between = [
+        (left * number - total * at) ** 2 / (at * (number - at))
+        for at, left in enumerate(accumulate(ranked[: number - least]), 1)
+    ][least - 1 :]
+    return least + between.index(max(between))
 
 
 def _ashman(low: Sequence[float], high: Sequence[float]) -> float:
@@ -83,7 +82,8 @@ def _ashman(low: Sequence[float], high: Sequence[float]) -> float:
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
     mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    away = [value - mean for value in values]
+    return mean, math.sqrt(math.fsum(map(mul, away, away)) / len(values))
 
 
 def _valley(low: Sequence[float], high: Sequence[float]) -> bool:

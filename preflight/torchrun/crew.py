@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
+_BY_RANK = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES"))
+
+
 class Member(Struct, frozen=True, kw_only=True):
     """One rank; `present` is None if it was never heard of."""
 
@@ -90,6 +93,7 @@ class Crew(Struct, frozen=True, kw_only=True):
             address=self._address(first) or label,
             python=(first.python,),
             environ=_joined([one.environ for one in told]),
+            uneven=_uneven([one.environ for one in told]),
         )
 
     def _address(self, one: Present) -> str:
@@ -136,6 +140,17 @@ def _joined(environs: Sequence[dict[str, str]]) -> dict[str, str]:
     if len(told) > 1:
         joined[name] = ",".join(told)
     return joined
+
+
+def _uneven(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, ...]]:
+    """What the ranks of a node do not share, but for what torchrun itself gives each of them."""
+    names = {name for environ in environs for name in environ}
+    values = {name: tuple(environ.get(name) for environ in environs) for name in sorted(names)}
+    return {
+        name: each
+        for name, each in values.items()
+        if len(set(each)) > 1 and name not in _BY_RANK and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def missing(crew: Crew) -> str:

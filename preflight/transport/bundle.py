@@ -27,11 +27,23 @@ if TYPE_CHECKING:
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 
-CARRIED = {"probe": ("pynvml",), "sweep": ("pynvml",)}
+CARRIED = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
 """Modules that travel along, by entry: a node need not have them installed."""
 
 PARTS = {"relay": ("start.py", "wire.py", "children.py", "relay/")}
 """All that an entry needs, for one whose zip goes to every node through one pipe."""
+
+STAYS = {
+    "probe": ("burn/", "ports/", "relay/", "stacks/", "sweep/"),
+    "ports": ("burn/", "relay/", "stacks/", "sweep/"),
+    "burn": ("ports/", "relay/", "stacks/"),
+    "stacks": ("burn/", "ports/", "relay/", "sweep/"),
+    "sweep": ("burn/", "ports/", "relay/", "stacks/"),
+}
+"""Packages that an entry has no use for: every node is sent every byte."""
+
+WITH_TORCH = ("burn", "sweep")
+"""Entries that need the job's own Python, with its torch."""
 
 _LOADER = f"""
 preflight_version = "{__version__}"
@@ -89,8 +101,9 @@ def start_payload(
 ) -> Talk:
     """Send the payload and its request to a node; `Talk.read` then gives its answers.
 
-    `entry`: "probe", "ports", "sweep". `request`: one JSON object with at least "nonce". Under
-    `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may answer.
+    `entry`: "probe", "ports", "burn", "sweep", "stacks". `request`: one JSON object with at least
+    "nonce". Under `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may
+    answer.
     `beside`: modules by name that travel along: a site's own.
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
@@ -109,25 +122,31 @@ def start_payload(
 
 def boot(python: Sequence[str], entry: str, size: int) -> list[str]:
     """The command that reads a payload of `size` bytes from its standard input and runs `entry`."""
-    # The sweep runs in the job's Python as the job does: its environment may name what it needs.
-    isolated = () if entry == "sweep" else ("-I",)
+    # What loads torch runs in the job's Python as the job does: its environment may name what it
+    # needs.
+    isolated = () if entry in WITH_TORCH else ("-I",)
     return [*python, *isolated, "-c", BOOT, str(size), entry]
 
 
 def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
     """The zip for an entry, made once per process."""
     with _packing:
-        return _bundle(CARRIED.get(entry, ()), payload, beside, PARTS.get(entry))
+        carried, stays = CARRIED.get(entry, ()), STAYS.get(entry, ())
+        return _bundle(carried, payload, beside, PARTS.get(entry), stays)
 
 
 @lru_cache(maxsize=8)
 def _bundle(
-    carried: tuple[str, ...], payload: Path, beside: Beside, parts: tuple[str, ...] | None
+    carried: tuple[str, ...],
+    payload: Path,
+    beside: Beside,
+    parts: tuple[str, ...] | None,
+    stays: tuple[str, ...],
 ) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, path in (*_sources(payload), *map(_installed, carried)):
-            if parts is None or name.startswith(parts):
+            if (parts is None or name.startswith(parts)) and not name.startswith(stays):
                 _add(archive, name, path.read_bytes())
                 _add(archive, name + "c", _compiled(name, path))
         for module, source in beside:

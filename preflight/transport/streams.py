@@ -32,6 +32,10 @@ TICK_S = 0.1
 """How often a command's exit is looked for while its output stays silent."""
 
 
+TIMED_OUT = 124
+"""Exit status of timeout(1): it may be quicker than a clock that was started after it."""
+
+
 def deadlined(argv: Sequence[str], timeout_s: float) -> list[str]:
     """Put a command under a deadline of its own, which holds even when nobody waits for it."""
     return ["timeout", "-k", str(KILL_AFTER_S), str(max(1, math.ceil(timeout_s))), *argv]

@@ -16,7 +16,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench import fabric, facts, harness, infra, judging, pairs, ranks, unused, ways
+from tests.bench import (
+    explaining,
+    fabric,
+    facts,
+    hanging,
+    harness,
+    infra,
+    judging,
+    one_node,
+    pairs,
+    passive,
+    prolog,
+    ranks,
+    sweep_memory,
+    unused,
+    watching,
+    ways,
+    writing,
+    year,
+)
 from tests.bench.machine import machine
 from tests.bench.report import Result, row_document, table, write
 from tests.lab.cluster import Lab, why_not
@@ -27,17 +46,27 @@ if TYPE_CHECKING:
     from tests.bench.ratio import Row
 
 _OF_LAB: dict[str, Callable[[Lab], Iterator[Row]]] = {
+    "probe-ssh": one_node.measure,
     "facts": facts.measure,
     "testinfra": infra.measure,
     "pairs": pairs.measure,
     "harness": harness.measure,
     "ways": ways.measure,
     "torchrun": ranks.measure,
+    "diagnose": hanging.measure,
 }
 _OF_THIS_MACHINE: dict[str, Callable[[], Iterator[Row]]] = {
     "unused": unused.measure,
+    "probe": one_node.measure_here,
+    "passive": passive.measure,
     "judging": judging.measure,
+    "sweep-memory": sweep_memory.measure,
     "fabric": fabric.measure,
+    "report": writing.measure,
+    "history": year.measure,
+    "prolog": prolog.measure,
+    "explain": explaining.measure,
+    "watch": watching.measure,
 }
 _LAB_HOSTS = ways.HOSTS
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from preflight.fleet.sources import Wish, resolve
 from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run, Settings
+from preflight.run import Run
+from preflight.settings import Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from preflight.fabric.plan import GLOO
 from preflight.fabric.samples import End, InsideSamples, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
-from preflight.facts.node import Reach
+from preflight.facts.node import Clock, Reach
 from preflight.facts.ports import Attempt, MasterPort, Ports
 from preflight.stages.measured import Measured
 from preflight.stages.ports import DATA_PORTS
+from tests.bench.synthetic_facts import ENVIRONMENT, GPUS, facts
 from tests.lab import nvidia_smi
 from tests.lab.nvml.scenario import h100
-from tests.unit.facts import builders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.fabric.samples import Ladder
     from preflight.fabric.schedule import Rounds
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 NONCE = "00" * 16
 MASTER_PORT = 29500
-_GPUS = 8
+REACHED = Reach("paramiko", seconds=0.4, clock=Clock(0.0, 0.02))
 _INSIDE = 2
 """Rails that all-reduce inside of a node; more would only make the file larger."""
 _LACKS_GPU_EVERY, _SLOW_EVERY = 200, 250
-_LATENCY_US, _GBS = 180.0, 1.2
+LATENCY_US, SPEED_GBS = 180.0, 1.2
 """A healthy gloo pair, as measured between hosts of the lab."""
 
 
@@ -47,46 +47,49 @@ def names(number: int) -> list[str]:
     return [f"gpu{place:04}" for place in range(1, number + 1)]
 
 
+_LAUNCH = (
+    "torchrun --nnodes={nodes} "
+    f"--nproc-per-node={GPUS} --rdzv-backend=c10d --rdzv-endpoint=gpu0001:{MASTER_PORT} train.py"
+)
+
+
 def inventory(number: int) -> str:
     """The fleet as an operator would write it down, with everything promised."""
     return f"""
 [job]
 master_port = {MASTER_PORT}
-launch = "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 torchrun --nproc-per-node=8 train.py"
+launch = "{ENVIRONMENT} {_LAUNCH.format(nodes=number)}"
 
 [group.train]
 nodes = "gpu[0001-{number:04}]"
-gpus = {_GPUS}
+gpus = {GPUS}
 gpu_model = "H100"
 nvlinks_per_gpu = 18
 nics = 8
 """
 
 
+def told(number: int) -> Iterator[tuple[str, Facts]]:
+    """What each node's probe would answer."""
+    nodes, drawing = names(number), nvidia_smi.topo_text(h100("gpu"))
+    for place, name in enumerate(nodes):
+        lacking = int(place % _LACKS_GPU_EVERY == _LACKS_GPU_EVERY - 1)
+        yield (
+            name,
+            facts(place, name, nonce=NONCE, master=nodes[0], drawing=drawing, lacking=lacking),
+        )
+
+
 def measured(number: int) -> Measured:
     """Everything the default run of that fleet would have brought home over gloo."""
     nodes = names(number)
     rounds = circle_rounds(nodes)
-    drawing = nvidia_smi.topo_text(h100("gpu"))
     return Measured(
         nonce=NONCE,
-        reach={name: Reach("paramiko", seconds=0.4) for name in nodes},
-        facts={name: _facts(place, name, drawing) for place, name in enumerate(nodes)},
+        reach=dict.fromkeys(nodes, REACHED),
+        facts=dict(told(number)),
         ports=_ports(nodes, rounds),
         sweep=_sweep(nodes, rounds),
-    )
-
-
-def _facts(place: int, name: str, drawing: str) -> Facts:
-    lacking = place % _LACKS_GPU_EVERY == _LACKS_GPU_EVERY - 1
-    number = _GPUS - lacking
-    return builders.facts(
-        name,
-        nonce=NONCE,
-        gpus=builders.gpus(number),
-        gpu_pairs=builders.pairs(number),
-        topo_text=None if lacking else drawing,
-        processes=builders.seen(builders.process(), builders.process(4243, state="Z", age_s=0.1)),
     )
 
 
@@ -141,7 +144,7 @@ def _end(name: str, dice: random.Random, *, slow: bool) -> End:
 
 def _timing(rung: Ladder, dice: random.Random, *, slow: bool) -> Timing:
     """Every iteration of one size, to a tenth of a microsecond as the payload rounds them."""
-    typical_us = _LATENCY_US + rung.size_bytes / _GBS / 1e3 * (20 if slow else 1)
+    typical_us = LATENCY_US + rung.size_bytes / SPEED_GBS / 1e3 * (20 if slow else 1)
     times = tuple(
         round(typical_us * dice.lognormvariate(0, 0.2), 1) for _ in range(rung.iterations)
     )

@@ -24,8 +24,8 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Lab(hosts=options.hosts) as lab:
-        _explain(lab)
         try:
+            _explain(lab)
             signal.pause()
         except KeyboardInterrupt:
             print("\ntaking the lab down")

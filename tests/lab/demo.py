@@ -83,7 +83,7 @@ def _say(first: str, planted: Culprits) -> None:
     print(f"demo: {first}")
     for (node, _), what in planted.items():
         print(f"planted on {node}: {what}")
-    print("$ pytest --preflight --preflight-inventory fleet.toml --preflight-fail-fast=never\n",
+    print("$ pytest --preflight --preflight-inventory=fleet.toml --preflight-fail-fast=never\n",
           flush=True)  # fmt: skip
 
 

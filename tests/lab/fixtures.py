@@ -29,9 +29,12 @@ def lab(cluster: Lab) -> Iterator[Lab]:
     cluster.heal()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def slurm_cluster(cluster: Lab) -> Iterator[slurm_lab.Slurm]:
-    """Slurm over the session's hosts; tests use `slurm`, which leaves it healthy."""
+    """Slurm over the session's hosts; tests use `slurm`, which leaves it healthy.
+
+    It goes with its module: the limits of a slurmd are those of jobs, which others look at.
+    """
     if reason := slurm_lab.why_not():
         pytest.skip(reason)
     with slurm_lab.Slurm(cluster) as running:

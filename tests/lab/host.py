@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab import nvidia_smi, sshd, sysfs
+from tests.lab import kernel_log, nvidia_smi, sshd, sysfs
 from tests.lab.inside import Inside, until
 from tests.lab.net import ip
 from tests.lab.nvml.scenario import Scenario, h100
@@ -55,6 +55,7 @@ class Host:
         sshd.prepare(self)
         (self.folder / "hostname").write_text(f"{self.name}\n")
         self.set_scenario(h100(self.name))
+        kernel_log.write(self.folder / "kmsg")
 
     # -- up and down
 
@@ -119,7 +120,8 @@ class Host:
             self.finish()
 
     def heal(self) -> None:
-        """Make it healthy again: up, nothing left running that was spawned, healthy GPUs."""
+        """Make it healthy again: up, nothing left running that was spawned, healthy GPUs, log."""
+        kernel_log.write(self.folder / "kmsg")
         for process in self._spawned:
             process.kill()
         self._spawned.clear()
@@ -175,6 +177,10 @@ class Host:
         _replace(stories / f"{self.name}.list", nvidia_smi.list_text(scenario))
         sysfs.write(self.folder / "sys", scenario)
 
+    def kernel_says(self, *lines: str, ago_s: float = 1.0) -> None:
+        """Write lines into its kernel log, as said so many seconds ago."""
+        kernel_log.say(self.folder / "kmsg", *lines, ago_s=ago_s)
+
     @contextmanager
     def without_driver(self) -> Iterator[None]:
         """Neither libnvidia-ml nor nvidia-smi is installed here, as on a CPU node."""
@@ -197,6 +203,7 @@ class Host:
             **{target: self.lab / source for target, source in _DRIVER.items()},
             "/etc/hostname": self.folder / "hostname",
             "/etc/passwd": self.folder / "passwd",
+            "/dev/kmsg": self.folder / "kmsg",
         }
         return {
             "name": self.name,

@@ -50,6 +50,10 @@ def world(plan: dict[str, Any]) -> None:
         if source.is_dir():
             mount(source, Path(plan["sysfs"], folder), flags=MS_BIND | MS_REC)
     mount(plan["sysfs"], "/sys", flags=MS_BIND | MS_REC)
+    # A host is no worse for what the machine below it has: its governors, its DIMMs.
+    for folder in ("/sys/devices/system/cpu/cpufreq", "/sys/devices/system/edac"):
+        if Path(folder).is_dir():
+            mount("tmpfs", folder, "tmpfs")
     for folder in ("/run", "/var/log"):
         mount("tmpfs", folder, "tmpfs")
     for folder in ("/run/sshd", "/run/lock"):
@@ -70,6 +74,7 @@ def devices(gpus: int) -> None:
     os.umask(0o022)
     for name, target in {"fd": "/proc/self/fd", "ptmx": "pts/ptmx"}.items():
         Path("/dev", name).symlink_to(target)
+    Path("/dev/kmsg").touch()  # a plain file of the host's own comes over it: its kernel log
     for folder in ("pts", "shm"):
         Path("/dev", folder).mkdir()
     mount("devpts", "/dev/pts", "devpts", data="newinstance,ptmxmode=0666,mode=620")

@@ -6,7 +6,7 @@ missing=""
 for pair in /usr/sbin/sshd:openssh-server /usr/bin/ssh:openssh-client /sbin/ip:iproute2 \
     /usr/sbin/nft:nftables /sbin/ethtool:ethtool /usr/bin/gcc:gcc /usr/include/stdio.h:libc6-dev \
     /usr/sbin/munged:munge /usr/sbin/slurmd:slurmd /usr/sbin/slurmctld:slurmctld \
-    /usr/bin/srun:slurm-client /usr/bin/ansible-inventory:ansible-core; do
+    /usr/bin/srun:slurm-client /usr/bin/ansible-inventory:ansible-core /usr/bin/chromium:chromium; do
     [ -e "${pair%%:*}" ] || missing="$missing ${pair##*:}"
 done
 "${PYTHON:-python3.11}" -c 'import ensurepip' 2>/dev/null || missing="$missing python3.11-venv"

@@ -161,9 +161,10 @@ def frozen_disk(host: Host) -> Iterator[Path]:
         image.unlink()
 
 
-# The host's own /dev lacks them, and `mount -o loop` needs them.
+# The host's own /dev lacks them until a disk was frozen there, and `mount -o loop` needs them.
 _LOOPS = (
-    "mknod /dev/loop-control c 10 237; for i in 0 1 2 3 4 5 6 7; do mknod /dev/loop$i b 7 $i; done"
+    "test -e /dev/loop-control || { mknod /dev/loop-control c 10 237; "
+    "for i in 0 1 2 3 4 5 6 7; do mknod /dev/loop$i b 7 $i; done; }"
 )
 
 

@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from tests.lab.nvml.machine import Gpu, Nic
     from tests.lab.nvml.scenario import Scenario
 
-FROM_KERNEL = ("class/net", "devices/system", "devices/virtual", "fs", "kernel", "module", "power")
+FROM_KERNEL = ("class/net", "devices/system", "devices/virtual", "fs", "kernel", "power")
 """Bound over the tree from a real sysfs of the host's own network namespace."""
 
 _COUNTERS = {
     "symbol_error": "counters",
     "link_error_recovery": "counters",
     "link_downed": "counters",
+    "port_rcv_errors": "counters",
     "port_xmit_data": "counters",
     "packet_seq_err": "hw_counters",
     "out_of_sequence": "hw_counters",
     "np_cnp_sent": "hw_counters",
 }
 _BRIDGE = "0x060400"
-_OURS = ("bus/pci/devices", "class/infiniband", "devices")
+_OURS = ("bus/pci/devices", "class/infiniband", "devices", "module/nvidia_peermem")
 
 
 def write(root: Path, scenario: Scenario) -> None:
@@ -47,6 +48,34 @@ def count(root: Path, nic: str, name: str, value: int) -> None:
         counter.write(f"{value}\n")
 
 
+def narrow(root: Path, bus_id: str, lanes: int) -> None:
+    """Leave a device fewer lanes than it has, as a card that sits loose."""
+    (root / "bus/pci/devices" / bus_id / "current_link_width").write_text(f"{lanes}\n")
+
+
+def config_space(*, acs: int = 0, relaxed: bool = True) -> bytes:
+    """What root reads of a device: PCI Express at 0x60, and ACS at 0x100 with these bits."""
+    space = bytearray(4096)
+    space[0x34] = 0x60
+    space[0x60:0x62] = b"\x10\x00"
+    space[0x68] = relaxed << 4
+    space[0x100:0x104] = (0x0001000D).to_bytes(4, "little")
+    space[0x106] = acs
+    return bytes(space)
+
+
+def redirect(root: Path, bus_id: str) -> None:
+    """Switch ACS redirection on at one PCIe port, as a BIOS for virtual machines does."""
+    (root / "bus/pci/devices" / bus_id / "config").write_bytes(config_space(acs=0x1D))
+
+
+def _write_gids(port: Path, nic: Nic) -> None:
+    for index, (kind, gid) in enumerate(nic.gids):
+        for folder, text in (("gids", gid), ("gid_attrs/types", kind)):
+            (port / folder).mkdir(parents=True, exist_ok=True)
+            (port / folder / str(index)).write_text(f"{text}\n")
+
+
 def _clear(root: Path) -> None:
     for link in (*(root / "bus/pci/devices").iterdir(), *(root / "class/infiniband").iterdir()):
         link.unlink()
@@ -63,6 +92,7 @@ def _write_device(root: Path, part: Gpu | Nic, **words: str) -> Path:
         if not step.startswith("pci"):
             (folder / "numa_node").write_text(f"{part.numa}\n")
             (folder / "class").write_text(f"{_BRIDGE}\n")
+            (folder / "config").write_bytes(config_space())
             _link(root / "bus/pci/devices" / step, folder)
     words = {"class": words.pop("pci_class"), **words, "local_cpulist": part.cpus}
     words |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
@@ -82,7 +112,9 @@ def _write_nic(root: Path, folder: Path, nic: Nic) -> None:
         (port / kind).mkdir(exist_ok=True)
         (port / kind / name).write_text("0\n")
     (rdma / "node_type").write_text("1: CA\n")
-    (rdma / "fw_ver").write_text("28.39.1002\n")
+    for name in ("fw_ver", "board_id", "hca_type"):
+        (rdma / name).write_text(f"{getattr(nic, name)}\n")
+    _write_gids(port, nic)
     _link(rdma / "device", folder)
     _link(root / "class/infiniband" / nic.name, rdma)
 

@@ -32,6 +32,22 @@ def slow_link(host: Host, rate: str = "200mbit") -> Iterator[None]:
 
 
 @contextmanager
+def renamed(host: Host, name: str) -> Iterator[None]:
+    """Its one network interface has another name than on the other hosts."""
+    _rename(host, "eth0", name)
+    try:
+        yield
+    finally:
+        _rename(host, name, "eth0")
+
+
+def _rename(host: Host, old: str, new: str) -> None:
+    """Addresses stay; routes come back with the link."""
+    for line in (f"{old} down", f"{old} name {new}", f"{new} up"):
+        host.run(["ip", "link", "set", *line.split()])
+
+
+@contextmanager
 def lossy_link(host: Host, per_mille: int = 20, source: Host | None = None) -> Iterator[None]:
     """The host loses some TCP packets, from one peer or all: the tail grows, not the median."""
     lost = f"ip protocol tcp numgen random mod 1000 < {per_mille} drop"
@@ -49,6 +65,21 @@ def firewall(
     """New connections to these TCP ports ("29500", "1024-65535") are dropped or reset."""
     verdict = "reject with tcp reset" if action == "reject" else "drop"
     with _rules(host, [f"{_from(source)}tcp dport {ports} tcp flags syn / syn,ack {verdict}"]):
+        yield
+
+
+@contextmanager
+def cut_path(one: Host, other: Host) -> Iterator[None]:
+    """Nothing gets through between the two, all else does: a path is gone, and no card shows it."""
+    with _rules(one, [f"{_from(other)}drop"]), _rules(other, [f"{_from(one)}drop"]):
+        yield
+
+
+@contextmanager
+def cut_fabric(host: Host) -> Iterator[None]:
+    """Of what comes to this host only logins get through: its way into the fabric is gone."""
+    # nft joins two `!=` of neighbouring fields into one: "neither" becomes "not both".
+    with _rules(host, ["tcp dport 22 accept", "tcp sport 22 accept", "meta l4proto tcp drop"]):
         yield
 
 

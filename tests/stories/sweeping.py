@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.stories.conftest import LONGEST_S, Told, clean_environment
+from tests.stories.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,59 +26,20 @@ MARGIN_S = 15.0
 """For a test machine that does several other things at once."""
 
 
-class Sweeping:
-    """`pytest --preflight` on a terminal of its own, whose progress a test can wait for."""
+class Sweeping(Terminal):
+    """A run over the lab's hosts: how far its pairs are, and what it leaves on the hosts."""
 
     def __init__(self, lab: Lab, folder: Path, **changes: Tables) -> None:
-        self._report = folder / "report"
         self._lab = lab
         self._before = {name: everything(host) for name, host in lab.hosts.items()}
-        self.terminal, theirs = os.openpty()
         inventory = lab.inventory("inventory.toml", **changes)
-        words = [f"--preflight-inventory={inventory}", f"--preflight-report={self._report}",
-                 f"--preflight-seed={FIRST_H1_H4}", "--preflight-fail-fast=never",
-                 "-m", "preflight_fabric"]  # fmt: skip
-        self.process = subprocess.Popen(
-            # A shell's background jobs are born deaf to Ctrl-C; who runs these tests may be one.
-            [
-                "env",
-                "--default-signal=INT",
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "--preflight",
-                *words,
-            ],
-            cwd=folder,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.said = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        words = [f"--preflight-inventory={inventory}", f"--preflight-seed={FIRST_H1_H4}",
+                 "--preflight-fail-fast=never", "-m", "preflight_fabric"]  # fmt: skip
+        super().__init__(folder, words)
 
-    def wait_for_pairs(self, accounts: int) -> None:
-        """Until so many ends of pairs are in, by the progress that a person sees."""
-        ends = time.monotonic() + LONGEST_S
-        while time.monotonic() < ends:
-            seen = re.findall(r"pairs +(\d+)/12 ", self.said)
-            if seen and accounts <= int(seen[-1]):
-                return
-            assert self.process.poll() is None, self.said
-            time.sleep(0.02)
-        raise AssertionError(self.said)
-
-    def told(self) -> Told:
-        """Wait for the end of the run, and take what it left."""
-        status = self.process.wait(LONGEST_S)
-        self._reader.join(10)
-        return Told(status, self.said, "", self._report)
+    def wait_for_pairs(self, count: int) -> None:
+        """Until so many of the six pairs are in, by the progress that a person sees."""
+        self.wait_for(r"pairs +(\d+)/6 ", count)
 
     def left(self, *names: str) -> dict[str, set[str]]:
         """What runs on the hosts (all, or these) that did not before; their own sshd aside."""
@@ -99,13 +54,6 @@ class Sweeping:
             time.sleep(0.1)
         return time.monotonic() - began
 
-    def _read(self) -> None:
-        try:
-            while chunk := os.read(self.terminal, 65536):
-                self.said += chunk.decode(errors="replace")
-        except OSError:
-            return  # EIO: nobody has the other side open any more
-
 
 @contextmanager
 def sweeping(lab: Lab, folder: Path, **changes: Tables) -> Iterator[Sweeping]:
@@ -114,10 +62,7 @@ def sweeping(lab: Lab, folder: Path, **changes: Tables) -> Iterator[Sweeping]:
     try:
         yield run
     finally:
-        if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-        os.close(run.terminal)
+        run.end()
 
 
 def everything(host: Host) -> set[str]:

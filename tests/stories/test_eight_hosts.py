@@ -62,6 +62,9 @@ def _headings(told: Told) -> set[str]:
     return set(found)
 
 
+@pytest.mark.proves("fabric.allreduce", finds="a slow link")
+@pytest.mark.proves("fabric.allreduce", finds="a killed worker")
+@pytest.mark.proves("fabric.allreduce", finds="a firewall between two hosts only")
 def test_a_slow_link_a_killed_worker_and_a_shut_path(judge: Callable[..., Told]) -> None:
     """Two nodes to leave out, and two fine ones that must not be in one job."""
     told = judge(
@@ -78,10 +81,13 @@ def test_a_slow_link_a_killed_worker_and_a_shut_path(judge: Callable[..., Told])
     assert told.report["fleet"]["apart"] == [["h4", "h5"]]
     assert (told.folder / "ready.hosts").read_text() == "h1\nh3\nh4\nh6\nh8\n"
     assert "its measuring process was killed by SIGKILL" in " ".join(told.out.split())
-    assert "\npicture " in told.out
-    assert "Blamed: h2, h7, pair h4-h5<" in (told.folder / "fabric.html").read_text()
+    assert "do: look at the kernel log on h7 for out-of-memory kills" in told.out
+    assert "\npage " in told.out
+    assert "Blamed: h2, h7, pair h4-h5<" in (told.folder / "report.html").read_text()
 
 
+@pytest.mark.proves("fabric.allreduce", finds="a lossy link")
+@pytest.mark.proves("fabric.allreduce", finds="a hung worker")
 def test_a_lossy_link_and_a_hung_worker(judge: Callable[..., Told]) -> None:
     """What is lost now and then is counted; of two that hang, who stands still is named."""
     told = judge(Fault("lossy link", ("h3",)), Fault("hung worker", ("h6",)))
@@ -91,6 +97,8 @@ def test_a_lossy_link_and_a_hung_worker(judge: Callable[..., Told]) -> None:
     assert "only the process on h6 stood still" in said
 
 
+@pytest.mark.proves("fabric.allreduce", finds="loss in one direction")
+@pytest.mark.proves("fabric.allreduce", finds="a link that dies")
 def test_loss_in_one_direction_and_a_link_that_dies(judge: Callable[..., Told]) -> None:
     """Named is neither the end that waits for lost packets nor who lost its partner."""
     told = judge(Fault("one-direction loss", ("h5",), way="out"), Fault("dead link", ("h8",)))
@@ -98,6 +106,8 @@ def test_loss_in_one_direction_and_a_link_that_dies(judge: Callable[..., Told]) 
     assert "the connection to it was lost" in " ".join(told.out.split())
 
 
+@pytest.mark.proves("fabric.allreduce", finds="a spiking cable")
+@pytest.mark.proves("fabric.allreduce", finds="a stalled host")
 def test_a_spiking_cable_and_a_stalled_host(judge: Callable[..., Told]) -> None:
     """Both come and go: their partners share every spike of theirs, and are not named."""
     told = judge(Fault("spiking cable", ("h4",)), Fault("stalled host", ("h6",)))

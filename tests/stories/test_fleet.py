@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import impostors, processes, wire
+from tests.lab import impostors, processes, sysfs, wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +48,12 @@ def _commands(lab: Lab, name: str) -> set[str]:
     return {line for line in listing.splitlines() if "ps -eo" not in line}
 
 
+@pytest.mark.proves("gpu.count", passes="four healthy lab hosts")
+@pytest.mark.proves("gpu.topology", passes="four healthy lab hosts")
+@pytest.mark.proves("host.driver_hung", passes="four healthy lab hosts")
+@pytest.mark.proves("host.stale_processes", passes="four healthy lab hosts")
+@pytest.mark.proves("net.ports", passes="four healthy lab hosts")
+@pytest.mark.proves("fabric.allreduce", passes="four healthy lab hosts")
 def test_a_healthy_fleet_is_ready(judge: Callable[..., Told]) -> None:
     """Every expected verdict arrives, none is bad, and all six pairs were really measured."""
     told = judge()
@@ -72,6 +78,7 @@ def test_fewer_places_than_nodes(judge: Callable[..., Told]) -> None:
     assert [pair["state"] for pair in told.report["pairs"]] == ["measured"] * 6
 
 
+@pytest.mark.proves("gpu.count", finds="a GPU that fell off the bus")
 def test_a_missing_gpu(judge: Callable[..., Told], lab: Lab) -> None:
     """A GPU that fell off the bus is that node's finding, and nobody else's."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(3))
@@ -80,6 +87,83 @@ def test_a_missing_gpu(judge: Callable[..., Told], lab: Lab) -> None:
     assert told.found() == {("gpu.count", "h2")}
     assert "7 of 8 GPUs answer" in told.out
     assert "not ready  h2  --exclude=h2" in told.out
+
+
+def test_gpus_that_fail(judge: Callable[..., Told], lab: Lab) -> None:
+    """Each sick reading is one finding of its node; what one broken memory shows is one cause."""
+    h1, h2, h3, h4 = lab.hosts.values()
+    bad_memory = h1.scenario.counted(2, "ecc_uncorrected", 1).counted(2, "remap_pending", 1)
+    h1.set_scenario(bad_memory.counted(2, "recovery_action", 1))
+    hot = h2.scenario.counted(5, "reasons", 0x48).counted(5, "margin_c", -2)
+    h2.set_scenario(hot.counted(1, "pcie_width", 8))
+    h3.set_scenario(h3.scenario.refused(0, "inforom_valid", 14).counted(0, "fabric_state", 1))
+    h4.set_scenario(h4.scenario.refused(7, "ecc_uncorrected", 999))
+    told = judge(ALL, "-m", "preflight_facts")
+    assert told.exit == 1
+    assert told.found() == {
+        ("gpu.ecc", "h1"), ("gpu.remap", "h1"), ("gpu.recovery", "h1"),
+        ("gpu.throttle", "h2"), ("gpu.temperature", "h2"), ("gpu.pcie", "h2"),
+        ("gpu.inforom", "h3"), ("gpu.fabric", "h3"),
+        ("gpu.readings", "h4"), ("gpu.ecc", "h4"),
+    }  # fmt: skip
+    for heading in (
+        "h1  gpu.ecc  (also gpu.recovery, gpu.remap)",
+        "h2  gpu.temperature  (also gpu.throttle)",
+        "h4  gpu.readings  (also gpu.ecc)",
+    ):
+        assert told.out.count(f"FAIL   {heading}\n") == 1, told.out
+
+
+@pytest.mark.proves("gpu.xid", finds="Xid 79 and its echoes in a host's kernel log")
+@pytest.mark.proves("gpu.sxid", finds="a fatal SXid in a host's kernel log")
+@pytest.mark.proves("net.kernel_log", finds="mlx5 firmware that stopped, in a host's kernel log")
+@pytest.mark.proves("host.hardware_errors", finds="a failed DIMM in a host's kernel log")
+def test_what_the_kernels_said(judge: Callable[..., Told], lab: Lab) -> None:
+    """Each host's kernel tells of another part; what was before the window is nobody's finding."""
+    h1, h2, h3, h4 = lab.hosts.values()
+    restart = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    h1.set_scenario(h1.scenario.without_gpu(1))
+    h1.kernel_says(
+        "NVRM: Xid (PCI:0000:43:00): 79, pid=77, name=python3, GPU has fallen off the bus.",
+        f"NVRM: Xid (PCI:0000:1b:00): 154, {restart}",
+        f"NVRM: Xid (PCI:0000:43:00): 154, {restart}",
+    )
+    h2.kernel_says("nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 22003, Fatal, Link 03 Minion Halt")
+    h3.kernel_says("mlx5_core 0000:1a:00.0: device's health compromised - reached miss count")
+    h4.kernel_says("EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#0_DIMM#1 (page:0x1)")
+    h4.kernel_says("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault", ago_s=7200)
+    told = judge(ALL, "-m", "not preflight_fabric", "--preflight-kernel-log-since=1h")
+    assert told.exit == 1
+    assert told.found() == {
+        ("gpu.count", "h1"), ("gpu.xid", "h1"), ("gpu.sxid", "h2"), ("net.kernel_log", "h3"),
+        ("host.hardware_errors", "h4"),
+    }  # fmt: skip
+    words = " ".join(told.out.split())
+    assert "(also gpu.count)" in words or "(also gpu.xid)" in words
+    assert "7 of 8 GPUs answer; missing: 0000:43:00" in words
+    assert "GPU 0000:43:00: Xid 79 (the GPU has fallen off the bus)" in words
+    assert "CPU_SrcID#1_MC#0_Chan#0_DIMM#1" in words
+
+
+@pytest.mark.proves("host.stale_processes", finds="a rank that outlived its torchrun")
+@pytest.mark.proves("net.ports", finds="the holder of the master port")
+@pytest.mark.proves("ib.port", finds="a port that is down on one of four real hosts")
+@pytest.mark.proves("ib.rate", finds="a port at half rate on one of four real hosts")
+@pytest.mark.proves("host.pci_acs", finds="ACS redirection on one of four real hosts")
+def test_three_sick_rails(judge: Callable[..., Told], lab: Lab) -> None:
+    """A dead port, a slow one and a redirected one: each is its own node's finding alone."""
+    scenario = {name: host.scenario for name, host in lab.hosts.items()}
+    down = {"state": "1: DOWN", "phys_state": "2: Polling"}
+    lab.hosts["h2"].set_scenario(scenario["h2"].nic(3, **down))
+    lab.hosts["h3"].set_scenario(scenario["h3"].nic(5, rate="200 Gb/sec (2X NDR)"))
+    sysfs.redirect(lab.hosts["h4"].folder / "sys", scenario["h4"].gpus[2].path[-2])
+    try:
+        told = judge(ALL, "-m", "not preflight_fabric")
+    finally:
+        lab.hosts["h4"].set_scenario(scenario["h4"])
+    assert told.exit == 1
+    assert told.found() == {("ib.port", "h2"), ("ib.rate", "h3"), ("host.pci_acs", "h4")}
+    assert "mlx5_3/1 is DOWN (Polling), ACTIVE on 3 of 4 nodes" in " ".join(told.out.split())
 
 
 def test_a_stale_rank_on_the_master_port(judge: Callable[..., Told], lab: Lab) -> None:
@@ -93,6 +177,7 @@ def test_a_stale_rank_on_the_master_port(judge: Callable[..., Told], lab: Lab) -
     assert told.report["fleet"]["not_ready"] == ["h1"]
 
 
+@pytest.mark.proves("reach.route", finds="a host that is down")
 def test_a_host_that_is_down(judge: Callable[..., Told], lab: Lab) -> None:
     """A dead host is one line; the others and their pairs are judged."""
     with lab.hosts["h3"].down():
@@ -151,6 +236,7 @@ def test_a_wrong_login(judge: Callable[..., Told], lab: Lab) -> None:
     assert "root" in told.out
 
 
+@pytest.mark.proves("reach.python", finds="a node without the job's Python")
 def test_no_python_on_a_node(judge: Callable[..., Told]) -> None:
     """A missing interpreter is named by its path."""
     told = judge(
@@ -161,6 +247,7 @@ def test_no_python_on_a_node(judge: Callable[..., Told]) -> None:
     assert impostors.NO_PYTHON in told.out
 
 
+@pytest.mark.proves("reach.answer", finds="an answer that is none")
 @pytest.mark.parametrize(
     "kind", ["garbage", "flood", "one_long_line", "control_characters", "empty", "fails"]
 )
@@ -177,6 +264,7 @@ def test_a_node_that_answers_nonsense(judge: Callable[..., Told], lab: Lab, kind
         assert "\x07" not in text
 
 
+@pytest.mark.proves("host.driver_hung", finds="a driver that never answers")
 @pytest.mark.parametrize("unkillable", [False, True])
 def test_a_hung_driver(judge: Callable[..., Told], lab: Lab, *, unkillable: bool) -> None:
     """A driver call that never returns, or that SIGKILL cannot end, costs its node a deadline."""
@@ -195,6 +283,7 @@ def test_a_hung_driver(judge: Callable[..., Told], lab: Lab, *, unkillable: bool
     assert ("survivor" in str(evidence["evidence"])) or not unkillable
 
 
+@pytest.mark.proves("net.ports", finds="a firewall in front of the master")
 def test_a_firewall_in_front_of_the_master(judge: Callable[..., Told], lab: Lab) -> None:
     """When nobody reaches the master's port the master is blamed, not its clients."""
     with wire.firewall(lab.hosts["h1"], ports="29500"):
@@ -205,6 +294,7 @@ def test_a_firewall_in_front_of_the_master(judge: Callable[..., Told], lab: Lab)
     assert told.out.count("  net.ports\n") == 1
 
 
+@pytest.mark.proves("net.ports", finds="a firewall between the master and one node")
 def test_a_firewall_between_the_master_and_one_node(judge: Callable[..., Told], lab: Lab) -> None:
     """Their path is named, with what a job would do there; all other pairs are measured."""
     one, other = lab.hosts["h1"], lab.hosts["h3"]
@@ -280,6 +370,7 @@ def test_tokens_appear_in_no_artefact(judge: Callable[..., Told], lab: Lab, tmp_
     assert not any(SECRET in artefact for artefact in artefacts)
 
 
+@pytest.mark.proves("env.cuda_visible_devices", finds="a device that is not there")
 def test_a_wrong_cuda_visible_devices(judge: Callable[..., Told], tmp_path: Path) -> None:
     """A device that is not there, on the one node whose environment differs, is that node's."""
     for name in ("h1", "h2", "h3", "h4"):
@@ -287,10 +378,12 @@ def test_a_wrong_cuda_visible_devices(judge: Callable[..., Told], tmp_path: Path
         (tmp_path / f"{name}.env").write_text(f"CUDA_VISIBLE_DEVICES={devices}\n")
     told = judge(ALL, "-m", "preflight_facts", f"--preflight-env-file={tmp_path}/{{node}}.env")
     assert told.exit == 1
-    assert told.found() == {("env.cuda_visible_devices", "h3")}
+    quiet = {("env.debugging", name) for name in ("h1", "h2", "h3", "h4")}  # no recorder asked for
+    assert told.found() == {("env.cuda_visible_devices", "h3"), *quiet}
     assert "0,1,2,9" in told.out
 
 
+@pytest.mark.proves("gpu.topology", finds="an NVLink that is down")
 def test_a_broken_nvlink(judge: Callable[..., Told], lab: Lab) -> None:
     """One NVLink down on one GPU is named with node, GPU and link."""
     host = lab.hosts["h4"]
@@ -301,6 +394,7 @@ def test_a_broken_nvlink(judge: Callable[..., Told], lab: Lab) -> None:
     assert "GPU5" in told.out.replace("GPU 5", "GPU5")
 
 
+@pytest.mark.proves("net.ports", finds="a node that gets out to nobody")
 def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: Lab) -> None:
     """A host whose own firewall drops data ports is blamed once, and the rest is still measured."""
     with wire.firewall(lab.hosts["h2"], ports="1024-65535"):
@@ -309,6 +403,22 @@ def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: La
     assert told.report["fleet"]["not_ready"] == ["h2"]
     measured = {f"{p['a']}-{p['b']}" for p in told.report["pairs"] if p["state"] == "measured"}
     assert measured >= {"h1-h3", "h1-h4", "h3-h4"}
+
+
+def test_an_interface_that_some_nodes_lack(judge: Callable[..., Told], lab: Lab) -> None:
+    """One finding names both and the option; the others are measured over what was named."""
+    with wire.renamed(lab.hosts["h3"], "net9"), wire.renamed(lab.hosts["h4"], "net9"):
+        told = judge(ALL, "--preflight-checks=fabric.allreduce", "--preflight-interface=eth0")
+    assert told.exit == 1, told.out
+    assert told.report["fleet"]["not_ready"] == ["h3", "h4"]
+    findings = [line for line in told.out.splitlines() if line.startswith(("UNKN", "FAIL"))]
+    assert findings[-1] == "UNKN   h[3-4]  fabric.allreduce"
+    said = " ".join(told.out.split())
+    assert (
+        "h[3-4] were left out: no interface eth0 there (--preflight-interface), only net9 do: give "
+        "an interface that all nodes have"
+    ) in said
+    assert [p["state"] for p in told.report["pairs"]] == ["measured"]
 
 
 def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:

@@ -53,9 +53,10 @@ def judged(here: Here, folder: Path, *arguments: str) -> tuple[Told, Path]:
 def test_a_report_that_does_not_fit_is_kept_elsewhere(here: Here) -> None:
     """The line says where; what fits stays in its place; no half file is left."""
     here.check("site.a", "conclude(ok('fine', padding='x' * 100_000))")
-    with disk(here, "size=64k") as folder:
+    with disk(here, "size=128k") as folder:
         _, kept = judged(here, folder)
-        assert {path.name for path in folder.iterdir()} == {"measured.json", "ready.hosts"}
+        left = {path.name for path in folder.iterdir()}
+        assert left == {"events.jsonl", "measured.json", "ready.hosts", "report.html"}
     assert kept.stat().st_mode & 0o777 == 0o700
     assert json.loads((kept / "report.json").read_text())["counts"]["ok"] == 3
 
@@ -63,12 +64,12 @@ def test_a_report_that_does_not_fit_is_kept_elsewhere(here: Here) -> None:
 def test_no_report_of_an_earlier_run_is_left_in_the_place_of_this_ones(here: Here) -> None:
     """No inodes left: whoever reads the folder next must not take last night's nodes as ready."""
     here.check("site.a", "conclude(ok('fine'))")
-    with disk(here, "nr_inodes=4") as folder:
+    with disk(here, "nr_inodes=5") as folder:
         (folder / "report").mkdir()
         (folder / "report" / "ready.hosts").write_text("gpu001\n")
         _, kept = judged(here, folder / "report")
         left = {path.name for path in (folder / "report").iterdir()}
-    assert left == {"measured.json", "report.json"}
+    assert left == {"events.jsonl", "measured.json", "report.json"}
     assert (kept / "ready.hosts").read_text() == "n1\nn2\nn3\n"
 
 
@@ -80,7 +81,8 @@ def test_measurements_that_do_not_fit_can_be_judged_again(
     here.check("site.a", "conclude(ok('fine'))")
     with disk(here, "nr_inodes=2") as folder:
         _, kept = judged(here, folder / "report", *workers)
-    assert {path.name for path in kept.iterdir()} == {"measured.json", "ready.hosts", "report.json"}
+    names = {path.name for path in kept.iterdir()}
+    assert names == {"measured.json", "ready.hosts", "report.html", "report.json"}
     again = here.judge(f"--preflight-replay={kept / 'measured.json'}")
     assert again.exit == 0, again.out
     assert "3 ok, 0 failed, 0 lost" in again.out

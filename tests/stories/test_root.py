@@ -103,6 +103,25 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
 
 
 @root_only
+def test_a_path_after_a_blank_is_told_apart_from_a_folder_of_tests(tmp_path: Path) -> None:
+    """After a blank a file is a path of tests, whose folder's ini counts: the way out is `=`."""
+    his = tmp_path / "his"
+    his.mkdir()
+    (his / "pytest.ini").write_text("[pytest]\n")
+    (his / "fleet.toml").write_text('nodes = "localhost"\n')
+    _give_away(his)
+    own = tmp_path / "own"
+    own.mkdir()
+    told = _pytest("--preflight-inventory", str(his / "fleet.toml"), folder=own)
+    assert told.returncode == 4
+    assert f"root would run the code of {his / 'pytest.ini'}" in told.stderr
+    assert f"write --preflight-inventory={his / 'fleet.toml'}" in told.stderr
+    assert "what it names may have run" in told.stderr
+    joined = _pytest(f"--preflight-inventory={his / 'fleet.toml'}", folder=own)
+    assert "root would run" not in joined.stderr
+
+
+@root_only
 def test_root_runs_its_own_conftest(tmp_path: Path) -> None:
     """What root alone may write is loaded as ever."""
     (tmp_path / "conftest.py").write_text("open('loaded', 'w').close()\n")
@@ -141,6 +160,22 @@ def test_the_isolated_run_springs_no_trap(
     assert (tmp_path / "sprung").exists(), "the trap itself is broken"
     assert (trap / "out" / "report.json").stat().st_mode & 0o777 == 0o640
     assert (trap / "out").stat().st_mode & 0o777 == 0o750
+
+
+def test_the_waves_of_a_sweep_spring_no_trap(tmp_path: Path, trap: Path) -> None:
+    """Neither the sweep nor the process of a wave loads anything of the folder it is started in."""
+    variables = {"PYTHONPATH": str(trap), "PYTEST_ADDOPTS": "-p evil", "PYTEST_PLUGINS": "evil"}
+    command = [str(Path(sys.executable).with_name("preflight")), "sweep", "--whole-fleet"]
+    alone = ["--preflight-nodes=localhost", "--preflight-tier=quick", "-m", "preflight_reach"]
+    told = subprocess.run(
+        [*command, *alone], cwd=trap,
+        env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "1 of 1" in told.stdout
+    assert not (tmp_path / "sprung").exists()
+    assert not list(trap.glob("**/__pycache__"))
 
 
 def test_the_isolated_run_takes_a_folder_of_site_checks(tmp_path: Path) -> None:

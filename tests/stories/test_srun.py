@@ -66,7 +66,8 @@ def test_in_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
     assert "reach    srun (Slurm job " in told
     assert ", one step), 64 at a time" in told
     pairs = json.loads((report / "report.json").read_text())["pairs"]
-    assert [pair["state"] for pair in pairs] == ["measured"] * 6
+    assert {pair["state"] for pair in pairs} == {"measured"}  # once more where it was noisy
+    assert len({(pair["a"], pair["b"]) for pair in pairs}) == 6
     assert relays(slurm) == []
 
 
@@ -77,12 +78,14 @@ def test_the_same_verdicts_as_by_ssh(
     lab = slurm.lab
     job = tmp_path / "job.env"
     job.write_text("CUDA_VISIBLE_DEVICES=0,1,2,3\n")
+    # A job of root locks any memory; that slurmd may not, for others' jobs, only a login sees.
+    rest = (f"--preflight-env-file={job}", "-k", "not memlock")
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(3))
     with processes.stale_rank(lab.hosts["h1"], port=29500), wire.slow_link(lab.hosts["h4"]):
-        by_srun = judge(ALL, f"--preflight-env-file={job}")
+        by_srun = judge(ALL, *rest)
         seen = [_comparable(by_srun), by_srun.report["fleet"]["not_ready"]]
         inventory = str(lab.inventory())
-        by_ssh = preflight("--preflight-inventory", inventory, ALL, f"--preflight-env-file={job}")
+        by_ssh = preflight("--preflight-inventory", inventory, ALL, *rest)
     assert seen == [_comparable(by_ssh), by_ssh.report["fleet"]["not_ready"]]
     assert seen[1] == ["h1", "h2", "h4"]
     assert (by_srun.exit, by_ssh.exit) == (1, 1)

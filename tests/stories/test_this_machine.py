@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tests.stories.here import Here
 
 LONGEST_S = 120
-HEAVY = "paramiko", "cryptography", "torch", "pynvml", "ClusterShell", "msgspec", "yaml"
+HEAVY = (
+    *("paramiko", "cryptography", "torch", "pynvml", "ClusterShell", "msgspec", "yaml"),
+    *("sqlalchemy", "prometheus_client"),
+)
 
 
 def _python(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

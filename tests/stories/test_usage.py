@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.stories.conftest import Told
+    from tests.stories.here import Here
 
 
 @pytest.mark.parametrize(
@@ -27,11 +29,19 @@ if TYPE_CHECKING:
         (["--preflight-tier", "quik"], "invalid choice: 'quik'"),
         (["--preflight-budget", "0"], "give seconds"),
         (["--preflight-at-once", "0"], "give a number, 1 to 1024"),
+        (["--preflight-kernel-log-since", "yesterday"], "give boot, an age such as 90m"),
+        (
+            ["--preflight-nodes", "a,b", "--preflight-interface", "lo"],
+            "--preflight-interface = lo: no node reaches another by loopback; leave it away",
+        ),
         (["--preflight-catch-rate", "0"], "give events per second of load"),
         (["--preflight-need", "0"], "number of nodes the job needs"),
         (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),
         (["--preflight-launch", "torchrun --nproc-per-node=none t.py"], "number of ranks"),
+        (["--preflight-launch", "torchrun --nnodes=two t.py"], "give a number, or MIN:MAX"),
+        (["--preflight-script", "/nonexistent.py"], "give the training script itself"),
+        (["--preflight-script", ""], "--preflight-script is empty"),
     ],
 )
 def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said: str) -> None:
@@ -50,6 +60,16 @@ def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_pat
     told = preflight("--preflight-inventory", str(path))
     assert told.exit == 4
     assert f"{path}: unknown key 'gpu' in [group.train]; did you mean 'gpus'?" in told.err
+
+
+def test_an_interface_that_no_node_has(here: Here) -> None:
+    """Once the nodes have told what they have, and before anything is loaded; in a worker, too."""
+    words = ("--preflight-checks=fabric.allreduce", "--preflight-interface=nope0")
+    told = here.judge_all(*words)
+    assert told.exit == 4, told.out
+    assert "--preflight-interface = nope0: no node has such an interface, n[1-3] has " in told.err
+    assert "Traceback" not in told.out + told.err
+    assert here.judge_all(*words, "-n", "1").exit == 4
 
 
 def test_collecting_measures_nothing(preflight: Callable[..., Told]) -> None:
@@ -77,6 +97,17 @@ def test_a_budget_that_is_too_short_condemns_nobody(preflight: Callable[..., Tol
     assert said.count("of the budget of 1 s") == 1
     assert "--exclude" not in said
     assert "this looks like the inventory" not in said
+
+
+def test_a_node_that_needs_longer_than_a_short_budget_is_not_condemned(
+    preflight: Callable[..., Told],
+) -> None:
+    """A healthy Python that takes 5 s to start is cut off after 3 s: not judged, exit 3."""
+    slow = f"sh -c 'sleep 5; exec {sys.executable} \"$@\"' -"
+    told = preflight("--preflight-budget", "3", f"--preflight-python={slow}")
+    assert told.exit == 3, told.out
+    assert "the run's time was up before it had answered" in " ".join(told.out.split())
+    assert told.report["fleet"]["not_ready"] == []
 
 
 def test_the_environment_names_nodes(preflight: Callable[..., Told]) -> None:

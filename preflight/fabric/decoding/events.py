@@ -15,7 +15,7 @@ from preflight.fabric.decoding.parts import ALL_RAILS, Place
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.fabric.decoding.meetings import Kind, Meetings
     from preflight.fabric.digest import Digest, Standout
@@ -43,7 +43,7 @@ class Watched(NamedTuple):
     """From which time on an operation of that size is a spike."""
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """One operation that took too long."""
 
     at_s: float
@@ -53,8 +53,8 @@ class _Mark(NamedTuple):
 
 def watch(met: Meetings, least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
-    limits_us = _limits(met, least_us)
-    marks = _marks(met, limits_us)
+    limits_us = limits_of(met, least_us)
+    marks = marks_of(met, limits_us)
     watched = Watched(Exposures(), Exposures(), limits_us)
     alone = _Alone()
     for rows in met.together:
@@ -82,21 +82,22 @@ class _Alone(dict[tuple[str, int], Place]):
         return self.setdefault(key, Place(host, "", rail))
 
 
-def _limits(met: Meetings, least_us: float) -> dict[Kind, float]:
+def limits_of(met: Meetings, least_us: float) -> dict[Kind, float]:
+    """From which time on an operation of each size is a spike."""
     return {
         kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
     }
 
 
-def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, _Mark]]]:
+def marks_of(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
-    marks: dict[int, list[tuple[str, _Mark]]] = {}
+    marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
         limit_us = limits_us[digest.size_bytes, digest.phase]
         for one in digest.standouts:
             longest = max(one.first_us, one.second_us)
             if longest > limit_us:
-                mark = _Mark(one.at_s, digest.rail, longest)
+                mark = Mark(one.at_s, digest.rail, longest)
                 marks.setdefault(row, []).append((_late(digest, one), mark))
     return marks
 
@@ -126,23 +127,31 @@ def _began_late(digest: Digest, one: Standout) -> str:
     return host if one_sided and gap_us >= _EXPLAINS * excess_us else ""
 
 
-def _count(exposures: Exposures, first: int, marks: Sequence[_Mark]) -> None:
-    """Into the rows of one pair from `first` on: what hits most rails at once is no rail's own."""
+def _count(exposures: Exposures, first: int, marks: Sequence[Mark]) -> None:
+    """Into the rows of one pair from `first` on."""
     if not marks:
         return
     rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
-    rails = len(rows.keys() - {ALL_RAILS})
+    for rail, worst_us in events_on(marks, len(rows.keys() - {ALL_RAILS})):
+        exposures.count(rows[rail], worst_us)
+
+
+def events_on(marks: Sequence[Mark], rails: int) -> Iterator[tuple[int, float]]:
+    """(rail, its longest operation) of each event of a pair that has so many rails.
+
+    What hits most rails at once is no rail's own: its rail is `ALL_RAILS`.
+    """
     for cluster in _clusters(marks):
         hit = {mark.rail for mark in cluster}
         if len(hit) > max(1.0, _MOST_RAILS * rails):
             hit = {ALL_RAILS}
         for rail in hit:
-            exposures.count(rows[rail], max(mark.us for mark in cluster))
+            yield rail, max(mark.us for mark in cluster)
 
 
-def _clusters(marks: Sequence[_Mark]) -> list[list[_Mark]]:
+def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
     """Those near in time are one event."""
-    clusters: list[list[_Mark]] = []
+    clusters: list[list[Mark]] = []
     last_s = float("-inf")
     for mark in sorted(marks):
         if mark.at_s - last_s > ONE_EVENT_S:

@@ -10,6 +10,8 @@ import heapq
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from preflight.fabric.decoding.parts import alike
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
@@ -152,7 +154,7 @@ def _several(
     aside: set[int] = set()
     for key in doubted:
         own = through[key]
-        known = any(parts.alike(key, other) for other in chosen)
+        known = any(alike(key, other) for other in chosen)
         if not known and len(aside.intersection(own)) * 2 < len(own):
             chosen.append(key)
             aside.update(own)
@@ -253,7 +255,7 @@ def _near(
     own = set(through[key])
     near: dict[Key, float] = {}
     for other, theirs in through.items():
-        if other == key or own.isdisjoint(theirs) or parts.alike(key, other):
+        if other == key or own.isdisjoint(theirs) or alike(key, other):
             continue
         gains = model.fit(theirs)[1]
         rival = gains > gain - _RIVAL

@@ -28,7 +28,7 @@ from preflight.fabric.uncollected import uncollected
 from preflight.stats.shared_cause import shared_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.fabric.culprit import Symptom
     from preflight.fabric.decoding.events import Watched
@@ -70,12 +70,9 @@ def _nodes(found: Sequence[Found]) -> frozenset[str]:
 
 
 @uncollected()
-def find(observed: Observed, too_slow: Collection[tuple[str, str, int]] = ()) -> Findings:
-    """Name the parts at fault, or the sets among which they lie.
-
-    `too_slow`: pairs (a, b, rail) that are slower than an absolute limit, whoever their peers are.
-    """
-    found = failures(observed, too_slow)
+def find(observed: Observed) -> Findings:
+    """Name the parts at fault, or the sets among which they lie."""
+    found = failures(observed)
     doubted: list[Component] = []
     met = meetings(observed)
     for search in _searches(observed, met):

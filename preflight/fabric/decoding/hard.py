@@ -22,7 +22,7 @@ _SYMPTOMS: Mapping[PairState, Symptom] = {
     "absent": "broken",
     "error": "broken",
 }
-_WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken", "slow")
+_WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
 _TWO = 2
 _MOST_RAILS = 0.5
@@ -38,14 +38,9 @@ class _Result(NamedTuple):
     suspect: str
 
 
-def failures(observed: Observed, too_slow: Collection[Where] = ()) -> list[Found]:
-    """Decode what failed, or is slower than an absolute limit: `too_slow`, by (a, b, rail)."""
-    slow = frozenset(too_slow)
-    bad = {
-        (one.a, one.b, one.rail): one
-        for one in observed.tried
-        if one.state in _SYMPTOMS or (one.a, one.b, one.rail) in slow
-    }
+def failures(observed: Observed) -> list[Found]:
+    """Decode what failed outright: no statistics are needed for it."""
+    bad = {(one.a, one.b, one.rail): one for one in observed.tried if one.state in _SYMPTOMS}
     if not bad:
         return []
     near = {name for a, b, _ in bad for name in (a, b)}
@@ -110,7 +105,7 @@ def _found(
 
 
 def _symptom(own: Sequence[Tried]) -> Symptom:
-    seen = {_SYMPTOMS.get(one.state, "slow") for one in own}
+    seen = {_SYMPTOMS[one.state] for one in own}
     return min(seen, key=_WORST_FIRST.index)
 
 

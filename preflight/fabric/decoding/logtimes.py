@@ -36,6 +36,8 @@ class LogTimes(NamedTuple):
     logs: list[float]
     again: bool
     """Whether any pair was measured in more rounds than one."""
+    rows: Sequence[int] = ()
+    """Of `Meetings`, one for each."""
 
 
 class _Group(NamedTuple):
@@ -67,6 +69,7 @@ def log_times(
         [place for place, log in zip(met.places, logs, strict=False) if log is not None],
         [log for log in logs if log is not None],
         len(who) < len(met.together),
+        [row for row, log in enumerate(logs) if log is not None],
     )
 
 

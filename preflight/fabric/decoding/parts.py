@@ -40,6 +40,11 @@ A host that is late is late on all of them: that its rails one by one show nothi
 """
 
 
+def alike(key: Key, other: Key) -> bool:
+    """Whether they are one node, judged in two ways."""
+    return key.kind == "node" and key[:3] == other[:3]
+
+
 class Place(NamedTuple):
     """Where an observation was made. Of one node alone (a late host): `b` is empty."""
 
@@ -160,10 +165,6 @@ class Parts:
         """The pairs of nodes that these observations were made of."""
         places = (self._places[number] for number in through)
         return tuple(dict.fromkeys((place.a, place.b) for place in places if place.b))
-
-    def alike(self, key: Key, other: Key) -> bool:
-        """Whether they are one node, judged in two ways."""
-        return key.kind == "node" and key[:3] == other[:3]
 
     def penalty(self, key: Key) -> float:
         """What a part costs as an explanation; with one rail the node is its own endpoint."""

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from preflight.fabric.decoding.parts import Place
 
 _DEGREES = 8.0
-_HOT = 3.0
+HOT = 3.0
+"""Of the healthy scatter: what is slower by more is looked at."""
+
 _LEAST_PEERS = 3
 _MANY_PEERS = 200
 _FEW_PEERS, _ENOUGH_PEERS = 10, 20
@@ -60,7 +62,7 @@ class Shifts:
 
     def hot(self) -> list[int]:
         """Observations that stand out at all, by effect: their parts are looked at."""
-        least = self._whole.log + min(self._effect, _HOT * self._whole.scatter)
+        least = self._whole.log + min(self._effect, HOT * self._whole.scatter)
         fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
         bound = min(least, fastest + self._effect)
         return [number for number, log in enumerate(self._logs) if log > bound]

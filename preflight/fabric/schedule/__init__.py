@@ -10,7 +10,7 @@ from preflight.fabric.schedule.circle import (
 )
 from preflight.fabric.schedule.frame import Frame, frame_of
 from preflight.fabric.schedule.leaves import LeafAware
-from preflight.fabric.schedule.repair import Repaired, fill, repair
+from preflight.fabric.schedule.repair import Repaired, fill, nobody_sits_out, repair
 
 __all__ = [
     "Circle",
@@ -23,6 +23,7 @@ __all__ = [
     "default_rounds",
     "fill",
     "frame_of",
+    "nobody_sits_out",
     "repair",
     "rounds_among",
 ]

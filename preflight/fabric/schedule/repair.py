@@ -63,6 +63,23 @@ def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     return tuple(filled)
 
 
+def nobody_sits_out(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
+    """Add a round for those that no pair holds: of an odd fleet, one round alone leaves one out.
+
+    They meet each other, and the last one somebody who was measured already.
+    """
+    met = {name for around in rounds for pair in around for name in pair}
+    alone = [name for name in nodes if name not in met]
+    if not alone or not met:
+        return rounds
+    place = {name: at for at, name in enumerate(nodes)}
+    made = _match(alone, (), place)
+    left = [name for name in alone if not any(name in pair for pair in made)]
+    partner = next(name for name in nodes if name in met)
+    made += [(a, b) for name in left for a, b in (sorted((name, partner), key=place.__getitem__),)]
+    return (*rounds, tuple(made))
+
+
 def _match(
     alone: Sequence[str], known: Collection[Pairing], place: dict[str, int] | None = None
 ) -> list[Pairing]:

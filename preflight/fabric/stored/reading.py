@@ -14,7 +14,7 @@ from preflight.fabric.samples import Sweep
 from preflight.fabric.stored.forms import Document, Stored
 from preflight.fabric.stored.opening import open_samples
 from preflight.fabric.stored.sane import refuse_absurd, refuse_absurd_sweep
-from preflight.fleet.inventory import plainly
+from preflight.fleet.inventory_keys import plainly
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import sysfs
+from . import gpu_health, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +26,14 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
     memory = _memory(nvml, handle)
     mig = nvml.ask(lib.nvmlDeviceGetMigMode, handle)
+    links = _links(nvml, handle)
+    health = gpu_health.read(nvml, handle, links)
+    if hasattr(memory, "reserved"):
+        health["memory_reserved_mib"] = memory.reserved // MIB
+    compute = nvml.ask(lib.nvmlDeviceGetCudaComputeCapability, handle)
     return {
         "index": index,
+        "compute": None if compute is None else "{}.{}".format(*compute),
         "uuid": uuid,
         "name": nvml.text(lib.nvmlDeviceGetName, handle),
         "bus_id": bus_id,
@@ -35,11 +41,13 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "memory_used_mib": memory and memory.used // MIB,
         "mig_enabled": None if mig is None else mig[0] == 1,
         "mig": _mig(nvml, handle) if mig and mig[0] == 1 else [],
-        "links": _links(nvml, handle),
+        "links": links,
         "processes": _processes(nvml, handle),
         "pci_path": sysfs.pci_path(device) if device else None,
         "numa": sysfs.numa(device) if device else None,
         "cpus": sysfs.local_cpus(device) if device else "",
+        "health": health,
+        "minor": nvml.ask(lib.nvmlDeviceGetMinorNumber, handle),
     }
 
 

@@ -103,11 +103,27 @@ def spawn(work: Callable[..., Any], *given: object) -> Child:
     return _fork(run)
 
 
-def spawn_program(argv: list[str], environ: Mapping[str, str]) -> Child:
-    """Start a program whose standard output is the pipe."""
+def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], None]) -> Any:
+    """Return what a section's child answers till then; None, and why to `complain`, if nothing."""
+    answered = asked.listen(until)
+    if not asked.dismiss(kill=not answered):
+        complain(f"{name}: its reader {asked.pid} cannot be killed")
+    try:
+        if answered:
+            return asked.value()
+        complain(f"{name}: no answer in time")
+    except BrokenError as error:
+        complain(f"{name}: {error}")
+    return None
+
+
+def spawn_program(argv: list[str], environ: Mapping[str, str], *, errors: bool = False) -> Child:
+    """Start a program whose standard output is the pipe; its standard error too with `errors`."""
 
     def run(pipe: int) -> None:
         os.dup2(pipe, 1)
+        if errors:
+            os.dup2(pipe, 2)
         os.execve(argv[0], argv, environ)  # noqa: S606 (no shell is wanted)
 
     return _fork(run)

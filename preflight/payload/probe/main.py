@@ -8,7 +8,21 @@ import time
 
 import wire
 
-from . import extra, guard, nics, nvml, processes, smi
+from . import (
+    extra,
+    gpudirect,
+    guard,
+    host,
+    kmsg,
+    nccl_conf,
+    network,
+    nics,
+    nvml,
+    processes,
+    resolve,
+    smi,
+    software,
+)
 from .text import LINE_LIMIT, TEXT_LIMIT, clean
 from .users import Users, me
 
@@ -35,15 +49,30 @@ def run(
     driver_s = float(request["driver_deadline_s"])
     root = str(request.get("sysfs", "/sys"))
     problems: list[str] = []
+    facts = _identity(request["nonce"])  # first: its clock is read at `began`
     asked = guard.spawn(nvml.survey, root)
     nics_asked = guard.spawn(nics.read, root)
-    facts = _identity(request["nonce"])
+    log_asked = kmsg.Asked(str(request.get("kmsg", kmsg.LOG)), request.get("kernel_log_since_s"))
+    software_asked = guard.spawn(software.read, request.get("libraries") or [])
+    network_asked = guard.spawn(network.read, root)
+    direct_asked = guard.spawn(gpudirect.survey, root)
+    names_asked = resolve.start(request.get("names") or [])
+    machine = host.Machine(root, began)
+    conf_asked = nccl_conf.start(request)
     facts.update(_driver(asked, began, min(until, began + driver_s), problems))
-    drawing = smi.start() if facts["driver"]["state"] == "answered" else None
+    asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
+    drawing = smi.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
     facts["nics"] = _section("nics", nics_asked, min(until, began + driver_s), problems)
+    facts["kernel_log"] = log_asked.finish(min(until, began + kmsg.PATIENCE_S), problems)
+    facts["software"] = _section("software", software_asked, min(until, began + driver_s), problems)
+    facts["network"] = _section("network", network_asked, min(until, began + driver_s), problems)
+    facts["gpudirect"] = _section("gpudirect", direct_asked, min(until, began + driver_s), problems)
+    _add_names(facts, resolve.finish(names_asked, began, until))
+    facts["nccl_conf"] = _section("nccl_conf", conf_asked, min(until, began + driver_s), problems)
     facts["topo_text"] = smi.finish(drawing, min(until, time.monotonic() + driver_s), problems)
+    facts["machine"] = machine.finish(min(until, began + driver_s), problems)
     # Last and alone: what a site adds can take time from nothing of ours.
     sections = request.get("sections") or []
     facts["extra"] = extra.read(sections, str(request["name"]), until, problems)
@@ -83,7 +112,7 @@ def _driver(asked: guard.Child, began: float, until: float, problems: list[str])
         try:
             sections = asked.value()
         except guard.BrokenError as error:
-            sections["driver"] = {"state": "error", "error": str(error)}
+            sections["driver"] = {"state": "error", "error": nvml.OURS + str(error)}
         problems += sections.pop("problems", [])
     sections["driver"]["seconds"] = seconds
     if not gone:
@@ -93,17 +122,16 @@ def _driver(asked: guard.Child, began: float, until: float, problems: list[str])
 
 def _section(name: str, asked: guard.Child, until: float, problems: list[str]) -> Any:
     """Return what a guarded section answered; None, and a line in `problems`, if it did not."""
-    answered = asked.listen(until)
-    gone = asked.dismiss(kill=not answered)
-    if not gone:
-        problems.append(f"{name}: its reader {asked.pid} cannot be killed")
-    try:
-        if answered:
-            return asked.value()
-        problems.append(f"{name}: no answer in time")
-    except guard.BrokenError as error:
-        problems.append(f"{name}: {error}")
-    return None
+    return guard.answer_of(name, asked, until, problems.append)
+
+
+def _add_names(facts: dict[str, Any], resolved: list[dict[str, Any]]) -> None:
+    """Put where names lead beside the interfaces; without those there is nothing to hold them to.
+
+    The first is the host's own.
+    """
+    if facts["network"] is not None and resolved:
+        facts["network"].update(own_name=resolved[0], names=resolved[1:])
 
 
 def _held(gpus: list[dict[str, Any]]) -> dict[int, int | None]:

@@ -16,6 +16,7 @@ from .users import Users, me
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .stat import Stat
@@ -35,10 +36,25 @@ def read(
     it hangs in the driver under that lock, the reader hangs too: so a child reads and notes
     where it is, and after a stall the next one leaves that process (and all in D state) alone.
     """
+    answer = patiently(_survey, (os.getpid(), gpu_mib), until, problems)
+    dropped = 0 if answer is None else answer.pop("dropped")
+    if dropped:
+        problems.append(f"processes: {dropped} more notable ones were left out")
+    return answer
+
+
+def patiently(
+    survey: Callable[..., dict[str, Any]], given: tuple[object, ...], until: float,
+    problems: list[str],
+) -> dict[str, Any] | None:  # fmt: skip
+    """Run `survey(*given, untouchable, mark)` in a child; None where even that did not answer.
+
+    It calls `mark(pid)` before it reads what can hang, and leaves alone who is `untouchable`.
+    """
     stuck: set[int] = set()
     shared = mmap.mmap(-1, 8)
     for _ in range(TRIES):
-        asked = guard.spawn(_survey, os.getpid(), gpu_mib, stuck, shared)
+        asked = guard.spawn(_carefully, survey, given, stuck, shared)
         answered = _listen(asked, shared, until)
         if not asked.dismiss(kill=not answered):
             problems.append(f"processes: our reader {asked.pid} cannot be killed")
@@ -53,7 +69,19 @@ def read(
 
 
 def _survey(
-    run_pid: int, gpu_mib: dict[int, int | None], stuck: set[int], shared: mmap.mmap
+    run_pid: int,
+    gpu_mib: dict[int, int | None],
+    untouchable: Callable[[Stat], bool],
+    mark: Callable[[int], None],
+) -> dict[str, Any]:
+    return Survey(run_pid, gpu_mib, untouchable, mark).run()
+
+
+def _carefully(
+    survey: Callable[..., dict[str, Any]],
+    given: tuple[object, ...],
+    stuck: set[int],
+    shared: mmap.mmap,
 ) -> dict[str, Any]:
     def untouchable(one: Stat) -> bool:
         return one.pid in stuck or bool(stuck and one.state == "D")
@@ -61,7 +89,7 @@ def _survey(
     def mark(pid: int) -> None:
         struct.pack_into("q", shared, 0, pid)
 
-    return Survey(run_pid, gpu_mib, untouchable, mark).run()
+    return survey(*given, untouchable, mark)
 
 
 def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
@@ -90,9 +118,6 @@ def _told(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str,
     problems += [
         f"process {pid}: reading its command or environment hangs" for pid in sorted(stuck)
     ]
-    dropped = answer.pop("dropped")
-    if dropped:
-        problems.append(f"processes: {dropped} more notable ones were left out")
     return answer
 
 

@@ -15,13 +15,18 @@ PATIENCE_S = 5.0
 _PAUSE_S = 0.1
 
 
+def address(name: str) -> str:
+    """Where the lock of that node is bound."""
+    return "\0preflight-load-" + name[:80]
+
+
 def claim(name: str) -> socket.socket | None:
     """Hold the node until the returned socket (or the process) goes; None if another run does."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     ends = time.monotonic() + PATIENCE_S
     while True:
         try:
-            lock.bind("\0preflight-load-" + name[:80])
+            lock.bind(address(name))
         except OSError:
             if time.monotonic() > ends:
                 lock.close()

@@ -12,7 +12,7 @@ import socket
 import threading
 from datetime import timedelta
 
-from . import lifeline, line, lock, plan, rails, seat, shared, torch_facts
+from . import holder, lifeline, line, lock, plan, rails, seat, shared, torch_facts
 from .account import short
 
 TYPE_CHECKING = False
@@ -34,7 +34,9 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     lifeline.adopt_orphans()
     held = lock.claim(seat.lock_name(request))
     if held is None:
-        emit({"event": "busy", "error": "another preflight run measures this node; wait for it"})
+        error, advice = holder.words(lock.address(seat.lock_name(request)))
+        emit({"event": "taken", "error": error, "advice": advice} if advice else
+             {"event": "busy", "error": error})  # fmt: skip
         return
     first = seat.own(torch_facts.describe(), request)
     emit(first)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from preflight.fabric.blame import Blame
+    from preflight.fabric.decoding.shown import Turn
     from preflight.fabric.observed import Observed
 
 _ROWS = ("node", "endpoint", "leaf_rail")
@@ -29,6 +30,21 @@ class Accused(Struct, frozen=True, kw_only=True):
     """The bad pairs that it explains."""
     certain: bool = True
     """False where it is only one of several that the samples do not tell apart."""
+
+
+def blamed_turns(found: Iterable[Accused], observed: Observed) -> frozenset[Turn]:
+    """Give every pair, rail and round that goes through what is blamed, or may be."""
+    nodes: set[tuple[str, int | None]] = set()
+    paths: set[tuple[str, str, int | None]] = set()
+    for one in found:
+        nodes.update((name, one.rail) for name in one.nodes)
+        paths.update((a, b, one.rail) for a, b in one.pairs if not one.nodes)
+    return frozenset(
+        (one.a, one.b, one.rail, one.round)
+        for one in observed.tried
+        if any((name, rail) in nodes for name in (one.a, one.b) for rail in (None, one.rail))
+        or any((one.a, one.b, rail) in paths for rail in (None, one.rail))
+    )
 
 
 def accused(blames: Iterable[Blame], observed: Observed) -> tuple[Accused, ...]:

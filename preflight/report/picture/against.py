@@ -6,9 +6,6 @@ from msgspec import Struct
 
 _AS_PEERS = 1.1
 
-Turn = tuple[str, str, int, int]
-"""a, b, rail, round."""
-
 
 class Against(Struct, frozen=True):
     """One number of one pair, and the same number of its peers."""
@@ -16,7 +13,10 @@ class Against(Struct, frozen=True):
     value: float
     peers: float | None
     ratio: float | None
-    """How many times as long (or as often) as the peers; None where there are none."""
+    """How many times as long (or as often) as the peers; None where there are none.
+
+    At most 1 where it is no more than what healthy pairs scatter by, and nobody is blamed for it.
+    """
     size_bytes: int = 0
     of: int = 0
     """Operations, of a count."""

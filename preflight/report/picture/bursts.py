@@ -1,93 +1,74 @@
-"""How often a pair spikes, against the others: rare events shown so that chance is no colour."""
+"""How often a pair spikes, against the healthy rest: what chance explains is no colour."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from preflight.report.picture.against import Against, Turn
+from preflight.report.picture.against import Against
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
-    from preflight.fabric.digest import Digest
+    from preflight.fabric.decoding.shown import Events, Turn
 
-_ONE_BURST_S = 0.05
-"""What stands out within so long is one event: a stall of the wire delays all that is on it."""
+_SEEN = 0.5
+"""Events added to those seen and to those expected: none in n operations is no rate of zero."""
 
-_PRIOR = 3.0
-"""Bursts added to those seen and to those expected, so that one odd burst is no colour."""
+_CHANCE = 2.5
+"""So many deviations beyond what is expected is no chance, even of hundreds of pairs."""
 
-
-class Count(Struct, frozen=True):
-    """What one pair showed on one rail in one round, over all sizes."""
-
-    bursts: int
-    late: int
-    operations: int
-    longest_us: float
+_LEAST_PEERS = 3
 
 
-def counted(own: Iterable[Digest]) -> Count:
-    """Count what took long at both ends, and what did at one end: that began late at the other."""
-    operations, longest = 0, 0.0
-    long_s: list[tuple[float, float]] = []
-    late_s: list[tuple[float, float]] = []
-    for digest in own:
-        operations += digest.operations
-        longest = max(longest, digest.most_us)
-        for one in digest.standouts:
-            kept = long_s if one.network_us > digest.cut_us else late_s
-            kept.append((one.at_s, one.at_s + max(one.first_us, one.second_us) / 1e6))
-    return Count(_bursts(long_s), _bursts(late_s), operations, longest)
+def against_others(
+    events: Mapping[Turn, Events],
+    scatter: float,
+    blamed: Collection[Turn],
+    *,
+    late: bool = False,
+) -> dict[Turn, Against]:
+    """Each count of spikes, or of late starts, against the rate of all that nobody is blamed for.
 
-
-def _bursts(spans: list[tuple[float, float]]) -> int:
-    """How many there are, when those that follow within 50 ms are one."""
-    number, until_s = 0, -math.inf
-    for began_s, ended_s in sorted(spans):
-        number += began_s - until_s > _ONE_BURST_S
-        until_s = max(until_s, ended_s)
-    return number
-
-
-def against_others(counts: Mapping[Turn, Count], *, late: bool = False) -> dict[Turn, Against]:
-    """Each count of bursts, or of late starts, against the rate of the others.
-
-    Those with other nodes, or all if they have more: in a small fleet hardly any pair holds
-    neither node, and one quiet pair makes no yardstick.
+    `scatter`: times the variance that Poisson's law gives counts of healthy pairs. Within it a pair
+    is as its peers, unless something through it is `blamed`.
     """
-    hits: Counter[frozenset[str]] = Counter()
-    tries: Counter[frozenset[str]] = Counter()
-    for (a, b, _, _), one in counts.items():
-        for whose in ((), (a,), (b,), (a, b)):
-            hits[frozenset(whose)] += one.late if late else one.bursts
-            tries[frozenset(whose)] += one.operations
-    return {
-        turn: _against(turn, one, one.late if late else one.bursts, hits, tries)
-        for turn, one in counts.items()
-    }
+    sums = _Sums(events, blamed, late=late)
+    return {turn: _against(turn, one, sums, scatter) for turn, one in events.items()}
 
 
-def _against(
-    turn: Turn, one: Count, seen: int, hits: Counter[frozenset[str]], tries: Counter[frozenset[str]]
-) -> Against:
-    everyone: frozenset[str] = frozenset()
-    apart = (_apart(hits, turn), _apart(tries, turn))
-    others = (hits[everyone] - seen, tries[everyone] - one.operations)
-    rates = [some / of for some, of in (apart, others) if of > 0]
-    if not rates:
+class _Sums:
+    """Events and operations of the fabric, with and without what is blamed."""
+
+    def __init__(
+        self, events: Mapping[Turn, Events], blamed: Collection[Turn], *, late: bool
+    ) -> None:
+        self.late = late
+        self.blamed = blamed
+        healthy = [one for turn, one in events.items() if turn not in blamed]
+        enough = len(healthy) > _LEAST_PEERS
+        kept = healthy if enough else list(events.values())
+        self._hits = sum(self.seen(one) for one in kept)
+        self._tries = sum(one.operations for one in kept)
+        self._excluded = frozenset(blamed) if enough else frozenset[str]()
+
+    def seen(self, one: Events) -> int:
+        return one.late if self.late else one.wire
+
+    def expected(self, turn: Turn, one: Events) -> float | None:
+        """By the others' rate; None where there are no others."""
+        mine = turn not in self._excluded
+        tries = self._tries - (one.operations if mine else 0)
+        hits = self._hits - (self.seen(one) if mine else 0)
+        return one.operations * hits / tries if tries > 0 else None
+
+
+def _against(turn: Turn, one: Events, sums: _Sums, scatter: float) -> Against:
+    seen, expected = sums.seen(one), sums.expected(turn, one)
+    if expected is None:
         return Against(seen, None, None, of=one.operations, longest_us=one.longest_us)
-    expected = one.operations * max(rates)
-    ratio = (seen + _PRIOR) / (expected + _PRIOR)
+    ratio = (seen + _SEEN) / (expected + _SEEN)
+    chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
+    if turn not in sums.blamed and seen - expected <= chance:
+        ratio = min(1.0, ratio)
     return Against(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
-
-
-def _apart(sums: Counter[frozenset[str]], turn: Turn) -> int:
-    """Sum over the pairs that hold neither of its nodes."""
-    a, b = turn[:2]
-    all_of = sums[frozenset()] - sums[frozenset((a,))] - sums[frozenset((b,))]
-    return all_of + sums[frozenset((a, b))]

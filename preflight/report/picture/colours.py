@@ -32,8 +32,8 @@ BROKEN = Step(
     strong=True,
 )
 STEPS = (
-    Step("c0", "#e9e5da", "#2a2d32", "as its peers (under 1.15 x)", 1.15),
-    Step("c1", "#fdd49e", "#5a4020", "1.15 to 1.5 x", 1.5),
+    Step("c0", "#e9e5da", "#2a2d32", "as its peers (under 1.1 x, or by chance)", 1.1),
+    Step("c1", "#fdd49e", "#5a4020", "1.1 to 1.5 x", 1.5),
     Step("c2", "#fc8d59", "#a85a24", "1.5 to 2.5 x", 2.5),
     Step("c3", "#d7301f", "#f08a4b", "2.5 to 5 x", 5.0, strong=True),
     Step("c4", "#7f0000", "#ffd3a8", "5 x and more", float("inf"), strong=True),

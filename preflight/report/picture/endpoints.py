@@ -24,7 +24,7 @@ ENDPOINTS = 40_000
 """Beyond, neighbours share a dot, and the worst of them colours it."""
 
 _PER_LINE = 128
-_DOT, _GAP, _GUTTER, _LEAF_GAP = 4.0, 6.0, 130.0, 3.0
+_DOT, _GAP, _GUTTER, _LEAF_GAP, _LINE = 4.0, 6.0, 130.0, 3.0, 13.0
 _ORDER = (NO_PEERS, *STEPS, BROKEN)
 
 
@@ -38,7 +38,7 @@ def thumbnail(observed: Observed, best: Mapping[Endpoint, float]) -> str:
     share = math.ceil(len(order) * max(1, len(rails)) / ENDPOINTS)
     dots = [order[at : at + share] for at in range(0, len(order), share)]
     lines = list(_lines(dots, observed.leaves))
-    height = len(rails) * _DOT + _GAP
+    height = max(_LINE, len(rails) * _DOT + _GAP)
     paths: dict[str, list[str]] = {}
     labels = []
     for number_of_line, line in enumerate(lines):

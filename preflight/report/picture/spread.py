@@ -6,6 +6,7 @@ A mean, or a median, hides what breaks a job: one operation in a thousand that t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -39,19 +40,20 @@ def bin_of(time_us: float) -> int:
 
 def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     """Count every operation that both ends timed (the shorter counts); None if there is none."""
-    counts: dict[int, int] = {}
-    operations, longest, number = 0, 0.0, 0
+    seen: Counter[float] = Counter()  # of many operations few times differ: they are rounded
+    number = 0
     for pair in pairs:
         times = network_us(pair, kind)
         number += bool(times)
-        operations += len(times)
-        for time_us in times:
-            counts[bin_of(time_us)] = counts.get(bin_of(time_us), 0) + 1
-            longest = max(longest, time_us)
+        seen.update(times)
+    operations = seen.total()
     if not operations:
         return None
+    counts: Counter[int] = Counter()
+    for time_us, many in seen.items():
+        counts[bin_of(time_us)] += many
     shares = {at: count / operations for at, count in counts.items()}
-    return Spread(shares, operations, longest, number)
+    return Spread(shares, operations, max(seen), number)
 
 
 def kind_of(digest: Digest) -> Kind:

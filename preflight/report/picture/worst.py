@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 from preflight.fleet.nodeset import fold
 from preflight.report.picture.colours import STEPS
 from preflight.report.picture.markup import text
-from preflight.report.picture.ratios import CUT_SHORT, LATE, PANELS
+from preflight.report.picture.ratios import CUT_SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.report.picture.grid import Endpoint
-    from preflight.report.picture.ratios import Cell
+    from preflight.report.picture.ratios import Cell, Panel
 
 ROWS = 24
 
 _HEAD = ("pair", "rail", "round", "what", "seen", "times its peers'")
 
 
-def worst(compared: Sequence[Cell]) -> Iterator[str]:
+def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> Iterator[str]:
     """List them, those without result first; nothing where no cell stands out."""
-    found = sorted(_rows(compared), key=lambda row: -row[0])
+    found = sorted(_rows(compared, panels), key=lambda row: -row[0])
     if not found:
         return
     shown = found[:ROWS]
@@ -37,14 +37,16 @@ def worst(compared: Sequence[Cell]) -> Iterator[str]:
     yield "</table></details>"
 
 
-def _rows(compared: Sequence[Cell]) -> Iterator[tuple[float, tuple[str, ...]]]:
+def _rows(
+    compared: Sequence[Cell], panels: Sequence[Panel]
+) -> Iterator[tuple[float, tuple[str, ...]]]:
     for cell in compared:
         who = (f"{cell.a}-{cell.b}", str(cell.rail), str(cell.round))
         if cell.state != "measured":
             said = f"{cell.state.replace('_', ' ')} {cell.error}".rstrip()
             yield math.inf, (*who, "no result", said)
             continue
-        for panel in (*PANELS, LATE):
+        for panel in panels:
             against = panel.pick(cell)
             if against is None or against.ratio is None or against.ratio < STEPS[0].up_to:
                 continue

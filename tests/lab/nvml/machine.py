@@ -58,6 +58,11 @@ class Nic(Card):
     phys_state: str = "5: LinkUp"
     rate: str = "400 Gb/sec (4X NDR)"
     link_layer: str = "InfiniBand"
+    fw_ver: str = "28.39.1002"
+    board_id: str = "MT_0000000838"
+    hca_type: str = "MT4129"
+    gids: tuple[tuple[str, str], ...] = (("IB/RoCE v1", "fe80:0000:0000:0000:1070:fd03:0012:3456"),)
+    """(kind, GID) by index."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -79,6 +84,10 @@ class Gpu(Card):
     mig: tuple[str, ...] = ()
     counters: tuple[tuple[str, int], ...] = ()
     """(name as preflight tells it, value); "reasons": NVML's bits of why its clocks are down."""
+    refusals: tuple[tuple[str, int], ...] = ()
+    """(reading, NVML error with which it is answered)"""
+    words: tuple[tuple[str, str], ...] = ()
+    """(reading, what is said in place of a healthy H100's word)"""
 
     @property
     def path(self) -> tuple[str, ...]:

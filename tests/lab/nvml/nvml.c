@@ -13,8 +13,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
-enum { FI_DEV_NVLINK_LINK_COUNT = 91 };
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, VERSION_MISMATCH = 25 };
 
 typedef unsigned long long u64;
 typedef struct gpu *device; /* a struct gpu or, for a MIG instance, a struct mig */
@@ -25,6 +24,13 @@ struct memory { u64 total, free, used; };
 struct memory_v2 { unsigned version; u64 total, reserved, free, used; };
 struct process_v1 { unsigned pid; u64 used; };
 struct process_v2 { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; };
+struct bar1 { u64 total, free, used; };
+struct histogram { unsigned max, high, partial, low, none; };
+struct fabric_v1 { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; };
+struct fabric_v3 { unsigned version; unsigned char cluster[16]; int status; unsigned clique;
+                   unsigned char state; unsigned mask; unsigned char summary; };
+struct sram { unsigned version; u64 counts[11]; unsigned exceeded; };
+struct margin { unsigned version; int left; };
 struct utilization { unsigned gpu, memory; };
 struct field { unsigned id, scope; long long timestamp, latency_us; unsigned type; int result;
                union { double d; unsigned u; u64 ull; } value; };
@@ -128,6 +134,36 @@ static int usable(device handle)
     return INVALID_ARGUMENT;
 }
 
+static u64 counted(device d, const char *name);
+
+/* What every reading below begins with: the scenario may have it answer an NVML error. */
+static int refused(device d, const char *name)
+{
+    int trouble = usable(d);
+
+    for (unsigned i = 0; !trouble && i < d->refusals; i++)
+        if (!strcmp(d->refusal[i].name, name))
+            trouble = d->refusal[i].value;
+    return trouble;
+}
+
+static const char *word(device d, const char *name, const char *healthy)
+{
+    for (unsigned i = 0; i < d->words; i++)
+        if (!strcmp(d->word[i].name, name))
+            return d->word[i].text;
+    return healthy;
+}
+
+static u64 number(device d, const char *name, u64 healthy)
+{
+    for (unsigned i = 0; i < d->counters; i++)
+        if (!strcmp(d->counter[i].name, name))
+            return d->counter[i].value;
+    return healthy;
+}
+
+#define ASK(handle, name) do { int no = refused(handle, name); if (no) return no; } while (0)
 #define NEED(handle) do { int trouble = usable(handle); if (trouble) return trouble; } while (0)
 
 int nvmlDeviceGetCount_v2(unsigned *count) { NEED_INIT(); *count = here.gpus; return OK; }
@@ -189,7 +225,22 @@ int nvmlDeviceGetUUID(device d, char *into, unsigned size)
 }
 
 int nvmlDeviceGetSerial(device d, char *into, unsigned size) { NEED(d); return text(d->serial, into, size); }
-int nvmlDeviceGetVbiosVersion(device d, char *into, unsigned size) { NEED(d); return text("96.00.89.00.01", into, size); }
+int nvmlDeviceGetVbiosVersion(device d, char *into, unsigned size)
+{
+    ASK(d, "vbios");
+    return text(word(d, "vbios", "96.00.89.00.01"), into, size);
+}
+int nvmlDeviceGetInforomImageVersion(device d, char *into, unsigned size)
+{
+    ASK(d, "inforom");
+    return text(word(d, "inforom", "G520.0200.00.05"), into, size);
+}
+int nvmlDeviceGetGspFirmwareVersion(device d, char *into)
+{
+    ASK(d, "gsp_version");
+    return text(word(d, "gsp_version", here.driver), into, 64);
+}
+int nvmlDeviceValidateInforom(device d) { return refused(d, "inforom_valid"); }
 
 static int pci(const char *bus, struct pci_v3 *into)
 {
@@ -214,7 +265,14 @@ static int pci_short(const char *bus, struct pci_v2 *into)
     return trouble;
 }
 
-int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { NEED(d); return pci(d->bus, into); }
+static void dawdle(void)
+{
+    struct timespec pause_s = { here.slow_call_ms / 1000, here.slow_call_ms % 1000 * 1000000L };
+
+    nanosleep(&pause_s, NULL);
+}
+
+int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { NEED(d); dawdle(); return pci(d->bus, into); }
 int nvmlDeviceGetPciInfo_v2(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
 int nvmlDeviceGetPciInfo(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
 
@@ -379,17 +437,44 @@ int nvmlDeviceGetMemoryAffinity(device d, unsigned words, unsigned long *set, un
     return OK;
 }
 
+/* Numbered fields: of the GPU, or (by `scope`) of one of its links. */
+static const struct { unsigned id; const char *name; u64 healthy; } fields[] = {
+    { 29, "retired_single", 0 }, { 30, "retired_double", 0 }, { 82, "memory_temperature_c", 45 },
+    { 194, "slowdown_at", (u64)-2 }, { 230, "recovery_action", 0 },
+    { 270, "hw_thermal_ns", 0 }, { 271, "hw_brake_ns", 0 } };
+static const struct { unsigned id; const char *kind; u64 healthy; } link_fields[] = {
+    { 161, "dl_replay", 0 }, { 162, "dl_recovery", 0 }, { 163, "crc_flit", 0 },
+    { 164, "mbps", 26562 } };
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5, LINK_COUNT = 91 };
+
+static int field_value(device d, struct field *into)
+{
+    char name[32];
+
+    into->type = UNSIGNED_LONG_LONG;
+    if (into->id == LINK_COUNT)
+        return into->value.ull = d->links, OK;
+    for (unsigned i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].id == into->id) {
+            into->type = into->id == 194 ? SIGNED_INT : UNSIGNED_LONG_LONG;
+            into->value.ull = number(d, fields[i].name, fields[i].healthy);
+            return refused(d, fields[i].name);
+        }
+    for (unsigned i = 0; i < sizeof link_fields / sizeof *link_fields; i++)
+        if (link_fields[i].id == into->id) {
+            snprintf(name, sizeof name, "nvlink%u_%s", into->scope, link_fields[i].kind);
+            into->value.ull = number(d, name, link_fields[i].healthy);
+            return into->scope < d->links ? refused(d, "link_errors") : INVALID_ARGUMENT;
+        }
+    return NOT_SUPPORTED;
+}
+
 int nvmlDeviceGetFieldValues(device d, int count, struct field *values)
 {
     NEED(d);
-    for (int i = 0; i < count; i++) {
-        values[i].result = NOT_SUPPORTED;
-        if (values[i].id == FI_DEV_NVLINK_LINK_COUNT) {
-            values[i].result = OK;
-            values[i].type = 1; /* NVML_VALUE_TYPE_UNSIGNED_INT */
-            values[i].value.u = d->links;
-        }
-    }
+    scenario_recount(&here);
+    for (int i = 0; i < count; i++)
+        values[i].result = field_value(d, &values[i]);
     return OK;
 }
 
@@ -397,8 +482,9 @@ int nvmlDeviceGetFieldValues(device d, int count, struct field *values)
 
 int nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *pending)
 {
-    NEED(d);
-    *now = *pending = d->migs > 0;
+    ASK(d, "mig_pending");
+    *now = d->migs > 0;
+    *pending = number(d, "mig_pending", *now);
     return OK;
 }
 
@@ -427,24 +513,120 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device d, device *handle)
 
 #define NUMBER(function, value) \
     int function(device d, unsigned *into) { NEED(d); *into = value; return OK; }
+#define READING(function, name, healthy) \
+    int function(device d, unsigned *into) { ASK(d, name); *into = number(d, name, healthy); return OK; }
+#define TWO_READINGS(function, first, one, second, two) \
+    int function(device d, unsigned *into, unsigned *other) \
+    { ASK(d, first); *into = number(d, first, one); *other = number(d, second, two); return OK; }
 
 NUMBER(nvmlDeviceGetIndex, d->index)
 NUMBER(nvmlDeviceGetMinorNumber, d->minor)
-NUMBER(nvmlDeviceGetPersistenceMode, 1)
-NUMBER(nvmlDeviceGetComputeMode, 0)
 NUMBER(nvmlDeviceGetArchitecture, 9)
-NUMBER(nvmlDeviceGetPowerUsage, 70000)
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, 700000)
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, 5)
-NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, 5)
-NUMBER(nvmlDeviceGetCurrPcieLinkWidth, 16)
-NUMBER(nvmlDeviceGetMaxPcieLinkWidth, 16)
+READING(nvmlDeviceGetPersistenceMode, "persistence", 1)
+READING(nvmlDeviceGetComputeMode, "compute_mode", 0)
+READING(nvmlDeviceGetPowerUsage, "power_draw_mw", 70000)
+READING(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw", 700000)
+READING(nvmlDeviceGetPowerManagementDefaultLimit, "power_default_mw", 700000)
+READING(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen", 5)
+READING(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_gen_max", 5)
+READING(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width", 16)
+READING(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max", 16)
+READING(nvmlDeviceGetPerformanceState, "performance_state", 0)
+READING(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pending", 0)
+TWO_READINGS(nvmlDeviceGetEccMode, "ecc_on", 1, "ecc_pending", number(d, "ecc_on", 1))
+TWO_READINGS(nvmlDeviceGetGspFirmwareMode, "gsp_on", 1, "gsp_default", 1)
 
+int nvmlDeviceGetFanSpeed(device d, unsigned *percent)
+{
+    (void)percent;
+    NEED(d);
+    return refused(d, "fan_pct") ?: NOT_SUPPORTED; /* an SXM board has none */
+}
 int nvmlDeviceGetNumaNodeId(device d, unsigned *node) { (void)node; NEED(d); return NOT_SUPPORTED; } /* Grace only */
-int nvmlDeviceGetTemperature(device d, unsigned sensor, unsigned *celsius) { (void)sensor; NEED(d); *celsius = 31; return OK; }
-int nvmlDeviceGetEccMode(device d, unsigned *now, unsigned *pending) { NEED(d); *now = *pending = 1; return OK; }
-int nvmlDeviceGetUtilizationRates(device d, struct utilization *into) { NEED(d); into->gpu = into->memory = 0; return OK; }
+int nvmlDeviceGetTemperature(device d, unsigned sensor, unsigned *celsius)
+{
+    (void)sensor;
+    ASK(d, "temperature_c");
+    *celsius = number(d, "temperature_c", 31);
+    return OK;
+}
+int nvmlDeviceGetTemperatureThreshold(device d, unsigned kind, unsigned *celsius)
+{
+    ASK(d, "slowdown_c");
+    *celsius = kind == 1 ? number(d, "slowdown_c", 89) : 92;
+    return OK;
+}
+int nvmlDeviceGetMarginTemperature(device d, struct margin *into)
+{
+    ASK(d, "margin_c");
+    into->left = (int)number(d, "margin_c", 55);
+    return OK;
+}
+int nvmlDeviceGetBAR1MemoryInfo(device d, struct bar1 *into)
+{
+    ASK(d, "bar1_total_mib");
+    into->total = number(d, "bar1_total_mib", 131072) * MIB;
+    into->used = MIB;
+    into->free = into->total - into->used;
+    return OK;
+}
+int nvmlDeviceGetUtilizationRates(device d, struct utilization *into)
+{
+    ASK(d, "utilization_pct");
+    into->gpu = number(d, "utilization_pct", 0);
+    into->memory = 0;
+    return OK;
+}
 int nvmlDeviceGetCudaComputeCapability(device d, int *major, int *minor) { NEED(d); *major = 9; *minor = 0; return OK; }
+
+/* ---- memory that fails, the fabric ---- */
+
+int nvmlDeviceGetRemappedRows(device d, unsigned *corrected, unsigned *uncorrected,
+                              unsigned *pending, unsigned *failed)
+{
+    ASK(d, "remap_pending");
+    *corrected = number(d, "remapped_corrected", 0);
+    *uncorrected = number(d, "remapped_uncorrected", 0);
+    *pending = number(d, "remap_pending", 0);
+    *failed = number(d, "remap_failed", 0);
+    return OK;
+}
+
+int nvmlDeviceGetRowRemapperHistogram(device d, struct histogram *into)
+{
+    ASK(d, "banks_without_spares");
+    *into = (struct histogram){ 2560, 0, 0, 0, number(d, "banks_without_spares", 0) };
+    return OK;
+}
+
+int nvmlDeviceGetMemoryErrorCounter(device d, unsigned kind, unsigned span, unsigned where, u64 *count)
+{
+    (void)where;
+    ASK(d, "sram_aggregate_uncorrected");
+    *count = kind && span ? number(d, "sram_aggregate_uncorrected", 0) : 0;
+    return OK;
+}
+
+int nvmlDeviceGetSramEccErrorStatus(device d, struct sram *into)
+{
+    if (into->version != 0x1000068)
+        return VERSION_MISMATCH;
+    ASK(d, "sram_threshold");
+    into->exceeded = number(d, "sram_threshold", 0);
+    return OK;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(device d, struct fabric_v3 *into)
+{
+    if (into->version != 0x3000028)
+        return VERSION_MISMATCH;
+    ASK(d, "fabric_state");
+    into->state = number(d, "fabric_state", d->links ? 3 : 0);
+    into->status = number(d, "fabric_status", 0);
+    into->mask = number(d, "fabric_mask", 0xAA); /* two bits each: no trouble of four kinds */
+    into->summary = 1;
+    return OK;
+}
 
 /* ---- counters, which move ---- */
 
@@ -457,12 +639,14 @@ static u64 counted(device d, const char *name)
     return 0;
 }
 
-int nvmlDeviceGetPcieReplayCounter(device d, unsigned *count) { NEED(d); *count = counted(d, "pcie_replay"); return OK; }
+int nvmlDeviceGetPcieReplayCounter(device d, unsigned *count) { ASK(d, "pcie_replay"); *count = counted(d, "pcie_replay"); return OK; }
 int nvmlDeviceGetTotalEccErrors(device d, unsigned kind, unsigned span, u64 *count)
 {
-    (void)span;
-    NEED(d);
-    *count = counted(d, kind ? "ecc_uncorrected" : "ecc_corrected");
+    static const char *const names[] = { "ecc_corrected", "ecc_uncorrected",
+        "ecc_aggregate_corrected", "ecc_aggregate_uncorrected" };
+
+    ASK(d, names[kind + 2 * span]);
+    *count = counted(d, names[kind + 2 * span]);
     return OK;
 }
 int nvmlDeviceGetNvLinkErrorCounter(device d, unsigned number, unsigned kind, u64 *count)
@@ -470,7 +654,7 @@ int nvmlDeviceGetNvLinkErrorCounter(device d, unsigned number, unsigned kind, u6
     static const char *const kinds[] = { "dl_replay", "dl_recovery", "crc_flit", "crc_data" };
     char name[32];
     struct link *link;
-    int trouble = link_of(d, number, &link);
+    int trouble = refused(d, "link_errors") ?: link_of(d, number, &link);
 
     if (trouble || kind > 3)
         return trouble ? trouble : INVALID_ARGUMENT;
@@ -480,7 +664,7 @@ int nvmlDeviceGetNvLinkErrorCounter(device d, unsigned number, unsigned kind, u6
 }
 int nvmlDeviceGetCurrentClocksEventReasons(device d, u64 *reasons)
 {
-    NEED(d);
+    ASK(d, "clock_reasons");
     *reasons = counted(d, "reasons") ?: 1; /* GPU idle */
     return OK;
 }

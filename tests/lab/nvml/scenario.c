@@ -67,6 +67,14 @@ static int read_part(struct scenario *s, const char *key, const char *rest)
         struct counter *counter = &gpu->counter[gpu->counters++];
         return sscanf(rest, "%31s %llu", counter->name, &counter->value) == 2 ? 0 : -1;
     }
+    if (!strcmp(key, "refuse") && gpu->refusals < MAX_COUNTERS) {
+        struct counter *refusal = &gpu->refusal[gpu->refusals++];
+        return sscanf(rest, "%31s %llu", refusal->name, &refusal->value) == 2 ? 0 : -1;
+    }
+    if (!strcmp(key, "word") && gpu->words < MAX_WORDS) {
+        struct word *word = &gpu->word[gpu->words++];
+        return sscanf(rest, "%31s %79[^\n]", word->name, word->text) == 2 ? 0 : -1;
+    }
     if (!strcmp(key, "ancestor") && sscanf(rest, "%u %u", &peer, &value) == 2 && peer < MAX_GPUS) {
         gpu->ancestor[peer] = value;
         return 0;
@@ -115,6 +123,8 @@ static int read_line(struct scenario *s, char *line)
         return sscanf(rest, "%llu", &s->memory_mib) - 1;
     if (!strcmp(line, "reserved_mib"))
         return sscanf(rest, "%llu", &s->reserved_mib) - 1;
+    if (!strcmp(line, "slow_call_ms"))
+        return sscanf(rest, "%u", &s->slow_call_ms) - 1;
     if (!strcmp(line, "gpu"))
         return read_gpu(s, rest);
     return read_part(s, line, rest);

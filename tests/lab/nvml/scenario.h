@@ -3,7 +3,7 @@
 #define SCENARIO_H
 
 enum { MAX_GPUS = 16, MAX_LINKS = 18, MAX_PROCESSES = 32, MAX_MIG = 7, P2P_CAPS = 5,
-       MAX_COUNTERS = 32 };
+       MAX_COUNTERS = 96, MAX_WORDS = 16 };
 
 enum init_mode { INIT_ANSWERS, INIT_FAILS, INIT_HANGS, INIT_BLOCKS };
 
@@ -28,16 +28,23 @@ struct counter {
     unsigned long long value;
 };
 
+/* What NVML says in words in place of what a healthy H100 says: `word I vbios 96.00.61.00.01`. */
+struct word {
+    char name[32], text[80];
+};
+
 struct gpu {
     char bus[32], uuid[96], serial[32], cpus[128];
     unsigned index, minor, numa;
     unsigned long long used_mib;
     int error; /* every call on this GPU answers so; 0 is healthy */
-    unsigned links, processes, migs, counters;
+    unsigned links, processes, migs, counters, refusals, words;
     struct link link[MAX_LINKS];
     struct process process[MAX_PROCESSES];
     struct mig mig[MAX_MIG];
     struct counter counter[MAX_COUNTERS];
+    struct counter refusal[MAX_COUNTERS]; /* reading, and the NVML error that it answers with */
+    struct word word[MAX_WORDS];
     unsigned ancestor[MAX_GPUS];
     unsigned p2p[MAX_GPUS][P2P_CAPS];
 };
@@ -45,7 +52,7 @@ struct gpu {
 struct scenario {
     enum init_mode init;
     int init_error;
-    unsigned slow_ms;
+    unsigned slow_ms, slow_call_ms; /* nvmlInit; each question for a PCI address */
     char blocked_path[256]; /* INIT_BLOCKS: written to; on a frozen file system that never ends */
     char driver[80], nvml[80], name[96];
     int cuda;

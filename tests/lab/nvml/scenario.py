@@ -11,6 +11,7 @@ from tests.lab.nvml.machine import Gpu, Nic, h100_gpus, ndr_nics
 P2P_OK, P2P_CAPS = 0, 5
 P2P_NVLINK, P2P_NOT_SUPPORTED = 2, 5
 GPU_IS_LOST, DRIVER_NOT_LOADED = 15, 9
+NOT_SUPPORTED, NO_PERMISSION, CORRUPTED_INFOROM, UNKNOWN_ERROR = 3, 4, 14, 999
 NODE, SYSTEM = 40, 50
 _KINDS = {"gpu": 0, "switch": 2}
 
@@ -25,6 +26,8 @@ class Scenario:
     name: str = "NVIDIA H100 80GB HBM3"
     memory_mib: int = 81559
     reserved_mib: int = 551
+    slow_call_ms: int = 0
+    """How long the driver takes to tell a GPU's PCI address."""
     init: str = ""
     """What nvmlInit does: "" answers, "hangs", "slow_ms N", "error CODE", "blocks PATH"."""
     ancestors: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -87,6 +90,14 @@ class Scenario:
         others = tuple(each for each in self.gpus[index].counters if each[0] != name)
         return self._gpu(index, counters=(*others, (name, value)))
 
+    def refused(self, index: int, name: str, error: int = NOT_SUPPORTED) -> Scenario:
+        """One reading of a GPU ("ecc_uncorrected", "vbios", ...) answers with an NVML error."""
+        return self._gpu(index, refusals=(*self.gpus[index].refusals, (name, error)))
+
+    def worded(self, index: int, name: str, text: str) -> Scenario:
+        """A GPU says this in words: "vbios", "inforom", "gsp_version"."""
+        return self._gpu(index, words=(*self.gpus[index].words, (name, text)))
+
     def nic(self, index: int, **words: str) -> Scenario:
         """Change a NIC's words: `nic(3, state="1: DOWN", phys_state="2: Polling")`."""
         changed = replace(self.nics[index], **words)  # type: ignore[arg-type]  # all are words
@@ -117,6 +128,8 @@ class Scenario:
         lines = [f"driver {self.driver}", f"nvml 12.{self.driver}", "cuda 12040"]
         lines += [f"name {self.name}", f"memory_mib {self.memory_mib}"]
         lines += [f"reserved_mib {self.reserved_mib}"]
+        if self.slow_call_ms:
+            lines.append(f"slow_call_ms {self.slow_call_ms}")
         if self.init:
             lines.append(f"init {self.init}")
         for index, gpu in enumerate(self.gpus):
@@ -128,6 +141,8 @@ class Scenario:
             lines += [f"process {index} {pid} {mib}" for pid, mib in gpu.processes]
             lines += [f"mig {index} {name}" for name in gpu.mig]
             lines += [f"counter {index} {name} {value}" for name, value in gpu.counters]
+            lines += [f"refuse {index} {name} {error}" for name, error in gpu.refusals]
+            lines += [f"word {index} {name} {text}" for name, text in gpu.words]
             lines += self._pairs(index, gpu)
         return "\n".join(lines) + "\n"
 

@@ -41,4 +41,8 @@ def test_only_sure_signs_of_a_bad_machine_drain_it() -> None:
     """A drain costs a node: leftovers and settings are fixed without one."""
     passive = [registered.check for registered in CHECKS if not registered.check.disturbs]
     drains = {check.id for check in passive if check.drains and check.stage != "fabric"}
-    assert drains == {"gpu.count", "gpu.topology", "host.driver_hung"}
+    settings = {"gpu.mode", "gpu.model", "gpu.power", "gpu.software"}
+    gpu = {check.id for check in passive if check.id.startswith("gpu.")}
+    log = {"net.kernel_log", "host.hardware_errors"}
+    nic = {"ib.count", "ib.pcie", "ib.port", "ib.rate"}
+    assert drains == {"host.dimms", "host.driver_hung", *log, *(gpu - settings), *nic}

@@ -45,6 +45,7 @@ def test_without_gpus_nothing_is_judged() -> None:
     assert told("0", node=facts(gpus=None)).outcome is Outcome.NOT_RUN
 
 
+@pytest.mark.proves("env.cuda_visible_devices", passes="a list of GPUs that are there")
 @pytest.mark.parametrize(
     ("value", "nproc", "sentence"),
     [
@@ -62,6 +63,7 @@ def test_a_usable_list_is_ok_and_its_source_is_named(
     assert verdict.sentence.endswith(sentence)
 
 
+@pytest.mark.proves("env.cuda_visible_devices", finds="twice the same GPU, too few, an alien UUID")
 @pytest.mark.parametrize(
     ("value", "nproc", "words"),
     [

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from checks.test_gpu_count import judge as judge_count
 from checks.test_host_driver_hung import judge as judge_driver
 from preflight.facts import Majority
+from preflight.facts.gpu_errors import lost_of
 from preflight.facts.model import Driver
 from preflight.verdict import Outcome
-from tests.unit.facts.builders import gpus, process
+from tests.unit.facts.builders import facts, gpus, process
 
 
+@pytest.mark.proves("gpu.count", unknown="GPUs promised, and no reading")
 @pytest.mark.parametrize(
     ("promised", "answered", "outcome", "words"),
     [
@@ -31,6 +34,38 @@ def test_gpu_count(promised: int | None, answered: int | None, outcome: str, wor
     verdict = judge_count(promised, None if answered is None else gpus(answered))
     assert (verdict.outcome, verdict.sentence) == (outcome, words)
     assert verdict.advice or not verdict.condemns
+
+
+@pytest.mark.proves("gpu.count", finds="a GPU that is counted and does not answer, unpromised")
+def test_a_gpu_that_is_counted_must_answer() -> None:
+    """Without a promise NVML's own count is one: a lost GPU was passed where nobody promised it."""
+    verdict = judge_count(None, gpus(7), None, 8)
+    assert verdict.sentence == "7 of 8 GPUs answer; NVML counts the others too"
+    assert verdict.outcome == "fail"
+    assert judge_count(None, gpus(8), None, 8).outcome == "ok"
+
+
+@pytest.mark.proves("gpu.count", unknown="two GPUs with one UUID or one PCI address")
+@pytest.mark.parametrize("same", ["uuid", "bus_id"])
+def test_two_gpus_are_never_one(same: str) -> None:
+    """An answer that cannot be true does not make the node ready."""
+    eight = gpus(8)
+    told = (*eight[:7], replace(eight[7], **{same: getattr(eight[0], same)}))
+    for promised in (8, None):
+        verdict = judge_count(promised, told)
+        assert verdict.outcome == "unknown"
+        assert getattr(eight[0], same) in verdict.sentence
+        assert verdict.advice
+
+
+def test_a_lost_gpu_is_told_in_the_words_of_nvml() -> None:
+    """What NVML says of the one that is missing is in the sentence, and of no other."""
+    said = ("GPU 1: Corrupted infoROM", "GPU 3: GPU is lost", "nics: no answer in time")
+    seven = tuple(gpu for gpu in gpus(8) if gpu.index != 3)
+    lost = lost_of(facts(gpus=seven, problems=said))
+    assert lost == ("GPU 3: GPU is lost",)
+    verdict = judge_count(8, seven, None, 8, said=lost)
+    assert verdict.sentence == "7 of 8 GPUs answer; GPU 3: GPU is lost"
 
 
 def test_the_missing_gpu_is_named_by_its_peers() -> None:
@@ -80,6 +115,23 @@ def test_a_child_that_outlives_sigkill_is_named() -> None:
     assert "reboot" in verdict.advice
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "preflight's own reader broke: AttributeError: no 'read' in gpu_fabric",
+        "preflight's own reader broke: its process ended without an answer",
+        "libnvidia-ml.so.1: failed to map segment: Cannot allocate memory",
+        "libnvidia-ml.so.1: cannot open shared object file: Too many open files",
+    ],
+)
+def test_our_own_reader_is_not_the_driver(error: str) -> None:
+    """What broke on our side says nothing of the driver: unknown, also where GPUs are promised."""
+    verdict = judge_driver(8, Driver("error", error=error))
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert not verdict.grant
+
+
+@pytest.mark.proves("host.driver_hung", unknown="a login that may not open the GPUs")
 def test_missing_privilege_is_told_with_what_to_grant() -> None:
     """A login that may not open the GPUs is no fault of the node."""
     verdict = judge_driver(8, Driver("error", error="Insufficient Permissions"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from checks.test_gpu_topology import judge
@@ -59,6 +60,37 @@ def test_a_link_that_is_down_is_named() -> None:
         assert "reseat" in verdict.advice
 
 
+def meshed(dead: dict[int, tuple[int, ...]], count: int = 7) -> Facts:
+    """GPUs with six links each to others, of which these are dead."""
+    told = tuple(
+        replace(
+            gpu(at),
+            bus_id="",
+            links=tuple(NvLink(n, up=n not in dead.get(at, ())) for n in range(6)),
+        )
+        for at in range(count)
+    )
+    return facts(gpus=told, gpu_pairs=None)
+
+
+def test_the_dead_ends_of_a_missing_gpu_blame_no_other() -> None:
+    """Seven of eight GPUs whose six dead links are as many as one has: the eighth is missing."""
+    said = alone(meshed({3: (3, 5), 4: (1,), 5: (0, 4), 6: (1,)}))
+    assert said.outcome is Outcome.FAIL
+    assert said.sentence == (
+        "a GPU is missing: 7 are listed, 8 expected, and the 6 dead NVLinks of the others "
+        "(GPU3 link 3, 5; GPU4 link 1; GPU5 link 0, 4; GPU6 link 1) are as many as one GPU has"
+    )
+    assert "lspci" in said.advice
+
+
+def test_dead_links_that_no_missing_gpu_explains_are_their_gpus() -> None:
+    """Too few of them, all of one GPU, or a full machine: then the GPU with them is named."""
+    for torn in (meshed({3: (3,)}), meshed({3: (3, 5), 4: (1, 2, 3, 5)}, 8)):
+        assert alone(torn).sentence.startswith("GPU3: ")
+    assert alone(meshed({3: tuple(range(6))})).sentence.startswith("GPU3: 0 NVLinks up")
+
+
 def test_every_torn_gpu_is_counted_and_listed() -> None:
     """Two torn GPUs are one verdict whose evidence lists both."""
     torn = with_gpu(5, with_gpu(3, links=links(0, 18)), links=links(9, 9))
@@ -68,6 +100,7 @@ def test_every_torn_gpu_is_counted_and_listed() -> None:
     assert [line[:4] for line in verdict.evidence["findings"]] == ["GPU3", "GPU5"]
 
 
+@pytest.mark.proves("gpu.topology", unknown="NVML does not tell the NVLinks")
 def test_unread_links_with_a_promise_are_unknown() -> None:
     """A promise that could not be checked is not kept."""
     verdict = alone(with_gpu(0, links=None), HGX)
@@ -104,6 +137,7 @@ def test_mig_switches_nvlinks_off_by_design() -> None:
     assert not alone(mixed, HGX).condemns
 
 
+@pytest.mark.proves("gpu.topology", finds="a pair of GPUs without peer access")
 def test_a_refused_peer_is_named() -> None:
     """One pair without peer access among 27 with it is odd; all without is how that machine is."""
     refused = replace(pairs()[0], p2p_read="chipset not supported")
@@ -112,6 +146,31 @@ def test_a_refused_peer_is_named() -> None:
     assert verdict.sentence.startswith("GPU0-GPU1 (NV18): no peer access, chipset not supported")
     none = tuple(replace(pair, p2p_read="disabled by regkey") for pair in pairs())
     assert alone(facts(gpu_pairs=none)).outcome is Outcome.OK
+
+
+@pytest.mark.proves("gpu.topology", finds="NVLinks that are down on every second GPU")
+def test_links_are_missed_where_three_gpus_have_all_of_theirs() -> None:
+    """No number of links is of most GPUs here, and still three whole ones show what is torn."""
+    torn = tuple(gpu(index, links=links(18 - index, index)) for index in (1, 2, 3, 4))
+    whole = tuple(gpu(index) for index in (0, 5, 6))
+    verdict = alone(facts(gpus=(*whole[:1], *torn, *whole[1:])))
+    assert verdict.outcome is Outcome.FAIL
+    assert "GPU1 (00000000:2B:00.0): 17 NVLinks up, 18 up on its peers" in verdict.sentence
+    assert alone(facts(gpus=(*torn, *whole[:2]))).outcome is Outcome.OK
+
+
+def test_peer_access_alone() -> None:
+    """Where nothing is known but who may reach whom, one refusal or a ban for all is odd."""
+    unknown = tuple(replace(pair, ancestor="unknown") for pair in pairs())
+    bare = facts(gpus=tuple(gpu(index, links=None) for index in range(8)), nics=None)
+    refused = replace(unknown[3], p2p_read="chipset not supported")
+    one = alone(replace(bare, gpu_pairs=(*unknown[:3], refused, *unknown[4:])))
+    assert (one.outcome, "GPU0-GPU4" in one.sentence) == (Outcome.FAIL, True)
+    banned = tuple(replace(pair, p2p_read="chipset not supported") for pair in unknown)
+    everyone = alone(replace(bare, gpu_pairs=banned))
+    assert everyone.outcome is Outcome.WARN
+    assert "no GPU may reach another's memory: chipset not supported" in everyone.sentence
+    assert alone(replace(bare, gpu_pairs=unknown)).outcome is Outcome.OK
 
 
 def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
@@ -134,6 +193,7 @@ def test_fewer_gpus_than_the_group_is_told_as_such() -> None:
     assert verdict.sentence.startswith("7 GPUs here, 8 on 3 of 4 nodes")
 
 
+@pytest.mark.proves("gpu.topology", finds="a NIC in the wrong slot")
 def test_a_rail_whose_nic_is_far_is_named() -> None:
     """A NIC in the wrong slot: SYS against PIX, by the group or by the seven other rails."""
     nics = tuple(nic(index) for index in range(7))

@@ -26,9 +26,26 @@ def test_a_failed_step_divides_the_way(failed: Step) -> None:
         assert judge_step(step, reach).sentence == f"not reached: {failed} failed"
 
 
+@pytest.mark.proves("reach.name", passes="a node that answers")
+@pytest.mark.proves("reach.route", passes="a node that answers")
+@pytest.mark.proves("reach.hostkey", passes="a node that answers")
+@pytest.mark.proves("reach.login", passes="a node that answers")
+@pytest.mark.proves("reach.python", passes="a node that answers")
+@pytest.mark.proves("reach.answer", passes="a node that answers")
 def test_a_whole_way_is_ok() -> None:
     """A node that answered passed every step."""
     assert {judge_step(step, Reach("paramiko")).outcome.value for step in STEPS} == {"ok"}
+
+
+def test_the_end_of_our_own_time_is_no_fault_of_a_node() -> None:
+    """What was cut off by the budget is owed still: neither a failure nor a pass."""
+    reach = Reach("paramiko", "answer", "it had not ended", "look", 1.8, out_of_time=True)
+    verdict = judge_step("answer", reach)
+    assert (verdict.outcome.value, verdict.evidence["stopped"]) == ("not_run", True)
+    assert verdict.sentence == (
+        "the run's time was up before it had answered (1.8 s); "
+        "give more: --preflight-budget SECONDS"
+    )
 
 
 def test_this_machine_needs_no_login() -> None:

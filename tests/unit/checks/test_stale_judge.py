@@ -15,6 +15,7 @@ def left(*notable: Process, scheduler: str = "none") -> Verdict:
     return judge(facts(processes=seen(*notable, scheduler=scheduler)))
 
 
+@pytest.mark.proves("host.stale_processes", unknown="processes that could not be listed")
 def test_an_idle_node_is_ok_and_an_unread_one_unknown() -> None:
     """Nothing notable passes; processes that could not be listed do not."""
     assert left().sentence == "nothing stale among 100 processes"
@@ -88,18 +89,37 @@ def test_a_process_of_this_run_never_counts() -> None:
     assert left(rank(orphan=True, ours=True)).outcome is Outcome.OK
 
 
+@pytest.mark.proves("host.stale_processes", finds="a zombie that keeps its GPU")
 def test_zombies() -> None:
     """Short-lived ones are harmless, old ones untidy, one with live threads keeps its GPU."""
     young = process(14929, state="Z", command="[python]", age_s=20, ppid=14860)
     assert left(young).outcome is Outcome.OK
     old = left(process(14929, state="Z", command="[python]", age_s=8042, ppid=14860))
     assert old.outcome is Outcome.WARN
-    assert "its parent 14860 never reaped it" in old.sentence
-    assert "kill 14860" in old.advice
+    assert "its parent 14860 (-bash) never reaped it" in old.sentence
     threads = left(process(7, state="Z", command="[python]", age_s=20, threads=3))
     assert threads.outcome is Outcome.FAIL
     assert "has 3 live threads" in threads.sentence
     assert left(process(7, state="Z", holds_gpu=True)).outcome is Outcome.FAIL
+
+
+def test_no_live_job_is_killed_for_a_zombie() -> None:
+    """Its parent is named; a command that ends it is given only where it is left over itself."""
+    held = {"state": "Z", "age_s": 8042.0, "ppid": 4242, "parent_command": "python train.py"}
+    for threads in (0, 3):
+        zombie = process(7, command="[sh]", threads=threads, **held)
+        live = left(rank(4242), zombie)
+        assert "pid 4242" in live.advice
+        assert "kill" not in live.advice
+    assert (
+        "its parent 4242 (python train.py) never reaped it"
+        in left(rank(4242), process(7, command="[sh]", **held)).sentence
+    )
+    for parent in (rank(4242, orphan=True), process(4242, job="9", job_alive=False)):
+        stale = left(parent, process(7, command="[sh]", threads=3, **held))
+        assert any("has 3 live threads" in line for line in stale.evidence["findings"])
+    dead = left(process(4242, job="9", job_alive=False), process(7, command="[sh]", **held))
+    assert "end its parent, which is left over: kill 4242" in dead.advice
 
 
 def test_a_container_without_an_init_is_told_once() -> None:
@@ -112,6 +132,7 @@ def test_a_container_without_an_init_is_told_once() -> None:
     assert "--init" in verdict.advice
 
 
+@pytest.mark.proves("host.stale_processes", finds="a process in D state in the driver")
 def test_d_state() -> None:
     """Waiting in the driver, or orphaned with a GPU, fails; waiting for a disk is a warning."""
     disk = left(process(state="D", stuck_s=0.2, wchan="nfs_wait_bit_killable"))

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,13 @@ def strike(pids: list[int], number: signal.Signals) -> None:
     """Send a signal to processes of ours, by pid."""
     for pid in pids:
         os.kill(pid, number)
+
+
+def strike_all(pids: list[int], number: signal.Signals) -> None:
+    """The same to those that are still there: one that is gone must not leave another stopped."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _children(pid: int) -> list[int]:

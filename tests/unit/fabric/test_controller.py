@@ -95,7 +95,8 @@ def test_accounts_that_nobody_was_asked_for_are_refused(
     """Another's pair, another round, more iterations than asked: a node cannot speak for others."""
     collected = Collected(who)
     assert not collected.take(node, msgspec.structs.replace(SEEN, **change))
-    assert collected.accounts == 0
+    kept = [end for pair in collected.pairs() for end in (pair.first, pair.second)]
+    assert not any(end is not None and end.state == "measured" for end in kept)
 
 
 def test_a_size_of_the_ladder_may_be_the_soaks_too() -> None:
@@ -108,12 +109,13 @@ def test_a_size_of_the_ladder_may_be_the_soaks_too() -> None:
 
 
 def test_an_end_speaks_once(who: Roster) -> None:
-    """The first account of an end stands; both ends' accounts make the pair."""
+    """The first account of an end stands; the pair is told when both ends' accounts are there."""
     collected = Collected(who)
     assert collected.take("h1", SEEN)
     assert not collected.take("h1", SEEN)
+    assert (collected.told, collected.expected) == (0, 6)
     assert collected.take("h4", SEEN)
-    assert collected.accounts == 2
+    assert collected.told == 1
 
 
 def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:

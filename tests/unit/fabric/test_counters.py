@@ -53,7 +53,8 @@ def test_only_what_means_trouble_is_read_of_a_nic(tree: Path) -> None:
     found = counters.rdma(str(tree), ["mlx5_3"])
     assert found == {
         "mlx5_3/1 symbol_error": 7, "mlx5_3/1 link_error_recovery": 0, "mlx5_3/1 link_downed": 0,
-        "mlx5_3/1 packet_seq_err": 0, "mlx5_3/1 out_of_sequence": 0,
+        "mlx5_3/1 port_rcv_errors": 0, "mlx5_3/1 packet_seq_err": 0,
+        "mlx5_3/1 out_of_sequence": 0,
     }  # fmt: skip
     assert len(counters.rdma(str(tree), None)) == 8 * len(found)
     assert counters.rdma("/nonexistent", None) == {}

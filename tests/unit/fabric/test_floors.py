@@ -11,8 +11,8 @@ from preflight.fabric.coverage import KEPT_RUNS, after
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import Planned, plan
 from preflight.fabric.samples import End, Ladder, PairSamples
-from preflight.fabric.yardstick import PLATFORM_FROM, speed_key
-from preflight.fleet.baselines import LINKS, baselines, rail_floor
+from preflight.fabric.yardstick import speed_key
+from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Promise
 from preflight.history.past import Past
 from preflight.registry import load_folder, shipped_folder
@@ -152,26 +152,14 @@ def test_without_a_promised_link_the_lower_floor_counts(rate: int) -> None:
     both = [rail_floor(Promise(nic_gbits=rate, nic_link=link)) for link in _links()]
     least = rail_floor(Promise(nic_gbits=rate))
     assert least is not None
-    assert least.gbs == min(one.gbs for one in both if one)
+    assert least.value == min(one.value for one in both if one)
     assert least.platform == f"{rate} Gb/s NICs"
     halved = rail_floor(Promise(nic_gbits=rate, gpus=8, nics=4))
     assert halved is not None
-    assert (halved.gbs, halved.platform) == (least.gbs / 2, f"{rate} Gb/s NICs, 4 for 8 GPUs")
+    assert (halved.value, halved.platform) == (least.value / 2, f"{rate} Gb/s NICs, 4 for 8 GPUs")
     assert rail_floor(Promise(gpus=8, nics=8)) is None
     assert rail_floor(Promise(nic_gbits=25)) is None
 
 
 def _links() -> list[Literal["ib", "roce"]]:
     return ["ib", "roce"]
-
-
-def test_every_floor_has_a_source_and_is_below_its_line_rate() -> None:
-    """Unit, kind, source and date; at most nine tenths of what the wire carries."""
-    for name, one in baselines().items():
-        link, rate = name.split("-")
-        assert link in LINKS
-        assert one.value < 0.9 * int(rate) / 8
-        assert one.kind in ("chosen", "common", "measured")
-        assert len(one.source) > 20
-        assert one.unit == "GB/s busbw"
-    assert PLATFORM_FROM < TOP

@@ -77,6 +77,7 @@ def four(**odd: InsideSamples) -> list[InsideSamples]:
     return [odd.get(f"h{n}", node(f"h{n}", 348.0 + 2 * n)) for n in (1, 2, 3, 4)]
 
 
+@pytest.mark.proves("fabric.intra_node", finds="a node slower than its peers")
 def test_a_node_slower_than_its_peers_is_named_with_both_numbers() -> None:
     """15 % less than the others, over another way than theirs; the others are fine."""
     said = verdicts(four(h3=node("h3", 300.0, net="SHM")), hosts(4))
@@ -226,6 +227,7 @@ def test_what_peers_show_too_or_a_cpu_explains_is_no_fault() -> None:
     assert verdicts([*gloo[:3], waited(odd, 0.1)], hosts(4))["h4"].outcome is Outcome.OK
 
 
+@pytest.mark.proves("fabric.intra_node", unknown="what was not measured")
 def test_what_was_not_measured_says_why() -> None:
     """One rail, left out, its time up, fallen out of the sweep: only the last one is a finding."""
     said = verdicts(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fabric.pair import Pair
-    from preflight.fabric.samples import PairState
+    from preflight.fabric.samples import End, PairState
 
 
 def slow_node(name: str, gbs: float = 0.024) -> Callable[[str, str], float]:
@@ -85,6 +85,50 @@ def test_two_nodes_are_held_against_the_shipped_floor() -> None:
     assert (slow.outcome, slow.blame) == (Outcome.FAIL, "h1 or h2")
 
 
+@pytest.mark.parametrize("state", ["hung", "no_connect", "error", 0.02])
+def test_two_nodes_that_cannot_be_told_apart_get_advice_that_can_be_followed(
+    state: PairState | float,
+) -> None:
+    """`exclude it` names nobody where it is h1 or h2: both, or a third node to tell by."""
+    (found,) = blame(sweep(hosts(2), lambda *_: state), hosts(2))
+    assert found.component == "h1 or h2"
+    ending = "; exclude both, or run again with a third node to tell which it is"
+    assert found.advice.endswith(ending)
+    assert "exclude it" not in found.advice
+
+
+def test_of_several_that_cannot_be_told_apart_the_advice_says_whom_to_add() -> None:
+    """All pairs were tried and all are bad: other nodes have to help; of few rounds, more pairs."""
+    whole = blame(sweep(hosts(3), lambda *_: "hung"), hosts(3))[-1]
+    assert whole.advice.endswith(
+        "exclude all 3, or run again beside more nodes to tell which it is"
+    )
+    some = blame(sweep(hosts(6), lambda *_: "hung", limit=2), hosts(6))[-1]
+    assert "with more pairs (--preflight-sweep=exhaustive)" in some.advice
+
+
+def test_a_process_that_the_kernel_killed_sends_one_to_the_kernel_log() -> None:
+    """SIGKILL from nobody known is mostly the out-of-memory killer's, no stuck driver."""
+    fleet = hosts(4)
+    measured = sweep(fleet, lambda a, b: "hung" if "h2" in (a, b) else 0.8)
+    killed = "its measuring process was killed by SIGKILL"
+    pairs = tuple(
+        msgspec.structs.replace(
+            pair,
+            first=_saying(pair.first, killed) if pair.a == "h2" else pair.first,
+            second=_saying(pair.second, killed) if pair.b == "h2" else pair.second,
+        )
+        for pair in measured.pairs
+    )
+    (found,) = blame(msgspec.structs.replace(measured, pairs=pairs), fleet)
+    assert (found.component, found.kind) == ("h2", "node")
+    assert found.advice.startswith("look at the kernel log on h2 for out-of-memory kills")
+
+
+def _saying(one: End | None, error: str) -> End | None:
+    return None if one is None else msgspec.structs.replace(one, error=error)
+
+
 def test_a_promise_is_stricter_than_peers() -> None:
     """Everybody is equally slow, and the inventory promised more."""
     fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
@@ -95,6 +139,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
     assert blame(measured, fleet)[0].kind == "systemic"
 
 
+@pytest.mark.proves("fabric.allreduce", unknown="nothing to hold a lone pair against")
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
     """A backend of which nothing is known, and no peers: not a pass."""
     fleet = hosts(2)

@@ -11,7 +11,8 @@ from preflight.fabric.agents import Agents
 from preflight.fabric.clocks import clock_lines
 from preflight.fleet.model import Fleet
 from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run, Settings
+from preflight.run import Run
+from preflight.settings import Settings
 from preflight.stages.progress import Silent
 from preflight.verdict import Outcome
 from tests.unit.fabric.nodes import HAS_TORCH, fleet, states

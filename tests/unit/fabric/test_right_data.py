@@ -72,6 +72,7 @@ def test_a_device_tells_the_same_without_being_waited_for() -> None:
     assert verify.report(torch, buffer, wanted).tolist() == [1, 17, -5]
 
 
+@pytest.mark.proves("fabric.allreduce", finds="a wrong bit")
 def test_wrong_data_names_the_end_that_got_it_and_tries_with_roles_swapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,6 +108,8 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.Mon
     assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
 
 
+@pytest.mark.proves("fabric.intra_node", finds="a rail that returns wrong data")
+@pytest.mark.proves("fabric.intra_node", passes="three rails with right data")
 def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from checks.test_fabric_allreduce import judge
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.samples import Moved, PairSamples, Timing
+from preflight.fabric.samples import Moved, PairSamples, Stall, Timing
 from preflight.fabric.suspects import suspects
 from preflight.fabric.unsettled import unsettled_words
 from preflight.verdict import Outcome
@@ -83,6 +83,21 @@ def test_a_link_that_was_slow_by_far_and_healed_is_flaky() -> None:
     )
     assert [one.component for one in decoded.blames] == ["pair h2-h5"]
     assert [one.once for one in decoded.seen if (one.a, one.b) == SLOW] == ["bandwidth", "", ""]
+
+
+@pytest.mark.parametrize(("ms", "outcome"), [(250.0, Outcome.OK), (50.0, Outcome.FLAKY)])
+def test_an_end_that_waited_for_a_cpu_explains_a_slow_reading(ms: float, outcome: Outcome) -> None:
+    """For as long as such an operation took (0.2 s), that is; the quick readings then stand."""
+    measured = once_slow()
+    starved = Stall(at_s=1.0, ms=ms, what="starved")
+    pairs = tuple(
+        replace(pair, second=replace(pair.second, stalls=(starved,)))
+        if (pair.a, pair.b) == SLOW and pair.second
+        else pair
+        for pair in measured.pairs
+    )
+    decoded = judge_sweep(again(replace(measured, pairs=pairs), 0.8, 0.7), FLEET)
+    assert judge(decoded.pairs[SLOW]).outcome is outcome
 
 
 def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:

@@ -15,8 +15,8 @@ from preflight.fabric.simulate.iterations import sweep
 from preflight.fabric.simulate.rdma import Rdma
 from preflight.fabric.simulate.stream import Rung
 from preflight.fleet.model import Host
-from preflight.report.fabric_page import picture_of
 from preflight.report.shapes import shape_rows, shape_words
+from tests.unit.report.fabrics import picture_of
 from tests.unit.simulate.builders import fabric, recorded, scene
 
 if TYPE_CHECKING:

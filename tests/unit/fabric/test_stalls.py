@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +25,7 @@ from tests.unit.fabric.nodes import (
     fleet,
     measuring,
     plan,
-    strike,
+    strike_all,
     wait_for,
 )
 from tests.unit.fabric.synthetic import hosts, sweep
@@ -170,10 +170,9 @@ def test_a_process_that_is_stopped_while_it_measures_is_its_hosts_fault(
     def stop_and_go() -> None:
         while not over.wait(0.2):
             pids = wait_for(lambda: measuring(start.talks.get("h2"), 2), 0.5)
-            with suppress(ProcessLookupError):  # the pair was over just then
-                strike(pids, signal.SIGSTOP)
-                time.sleep(0.15)
-                strike(pids, signal.SIGCONT)
+            strike_all(pids, signal.SIGSTOP)
+            time.sleep(0.15)
+            strike_all(pids, signal.SIGCONT)
 
     meanwhile(stop_and_go)
     try:

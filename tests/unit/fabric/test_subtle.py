@@ -53,7 +53,7 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
         return pair.rail == 1 and "h3" in (pair.a, pair.b)
 
     def confess(pair: PairSamples) -> PairSamples:
-        moved = (Moved("mlx5_1/1 symbol_error", 12.0),)
+        moved = (Moved("mlx5_1/1 symbol_error", 12.0), Moved("Xid 74 0000:2b:00", 1.0))
         if not spiky(pair) or pair.first is None or pair.second is None:
             return pair
         at_first = pair.a == "h3"
@@ -67,7 +67,8 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
     assert (blame.kind, blame.component) == ("endpoint", "h3")
     assert blame.sentence == (
         "20 of 8040 operations through rail 1 of h3 took up to 10 ms: 1 in 402, elsewhere none; "
-        "counters moved there meanwhile: mlx5_1/1 symbol_error +48"
+        "counters moved there meanwhile: Xid 74 0000:2b:00 (a fatal NVLink error) +4, "
+        "mlx5_1/1 symbol_error +48"
     )
     assert blame.advice.startswith("reseat or swap the cable of rail 1 of h3")
     verdicts = {names: judge(pair) for names, pair in decoded.pairs.items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,13 +52,52 @@ FINE = ("measured", "measured")
 
 
 def test_two_runs_never_measure_each_other() -> None:
-    """A node that another run measures stays out, named as busy and blamed for nothing."""
+    """A node that another run measures stays out, named as busy and blamed for nothing.
+
+    Whoever watches hears of nodes whose Python imports torch apart from the pairs.
+    """
     hosts = fleet(3)
+    importing: list[tuple[int, int, list[str]]] = []
+    pairs: list[tuple[int, int]] = []
     with socket.socket(socket.AF_UNIX) as other:
         other.bind("\0preflight-load-h2")
-        found = sweep(plan(hosts), hosts, Starter({}), nonce="busy", deadline_s=DEADLINE_S)
+        found = sweep(
+            plan(hosts),
+            hosts,
+            Starter({}),
+            nonce="busy",
+            deadline_s=DEADLINE_S,
+            gathering=lambda done, of, names: importing.append((done, of, names)),
+            progress=lambda done, of, _names: pairs.append((done, of)),
+        )
+    assert importing[0] == (0, 3, ["h1", "h2", "h3"])
+    assert pairs[0] == (0, 1)
     assert "another preflight run" in found.left_out["h2"]
     assert (found.troubles, blame(found, hosts)) == ({}, ())
+    assert states(found) == {"h1-h3": FINE}
+
+
+_STUCK = """
+import os, signal, socket
+held = socket.socket(socket.AF_UNIX)
+held.bind("\\0preflight-load-h2")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_what_an_earlier_run_left_stuck_is_a_finding() -> None:
+    """A stopped process that holds the node will never let go: told with its pid and a command."""
+    hosts = fleet(3)
+    stuck = subprocess.Popen([sys.executable, "-c", _STUCK])
+    try:
+        os.waitid(os.P_PID, stuck.pid, os.WSTOPPED | os.WNOWAIT)
+        found = sweep(plan(hosts), hosts, Starter({}), nonce="stuck", deadline_s=DEADLINE_S)
+    finally:
+        stuck.kill()
+        stuck.wait()
+    assert f"(pid {stuck.pid}, since " in found.troubles["h2"]
+    assert found.troubles["h2"].endswith("is stopped and still holds this node")
+    assert found.advice["h2"] == f"on h2: kill -9 {stuck.pid}"
     assert states(found) == {"h1-h3": FINE}
 
 

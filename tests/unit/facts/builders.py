@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from preflight.facts.kernel_model import KernelLog
 from preflight.facts.model import (
     WIRE,
     Driver,
@@ -13,14 +14,20 @@ from preflight.facts.model import (
     GpuProcess,
     Mig,
     Nic,
+    NicPort,
     NvLink,
     Process,
     Processes,
     Python,
     Rank,
 )
+from preflight.facts.network_model import Interface, Network, Resolved
 from preflight.facts.node import Group, Net
 from preflight.facts.ports import Attempt, MasterPort, Ports
+from preflight.facts.rdma_model import Counters, Gid, GpuDirect, PcieLink
+from preflight.facts.software_model import Software, Torch
+from tests.unit.facts.gpu_readings import health
+from tests.unit.facts.machines import machine
 
 ALICE = "alice"
 
@@ -53,6 +60,8 @@ def gpu(index: int = 0, **changes: object) -> Gpu:
             f"0000:{index + 1}b:00.0",
         ),
         numa=socket,
+        health=health(),
+        compute="9.0",
     )
     return replace(one, **changes)
 
@@ -68,6 +77,49 @@ def nic(index: int, **changes: object) -> Nic:
         name=f"mlx5_{index}",
         pci_path=(*(gpu(index).pci_path or ())[:3], f"0000:{index}2:01.0", f"0000:{index}c:00.0"),
         numa=index // 4,
+        ports=(rdma_port(),),
+        firmware="28.39.1002",
+        board="MT_0000000838",
+        hca_type="MT4129",
+        relaxed_ordering=True,
+        pcie=PcieLink(32.0, 16, 32.0, 16),
+    )
+    return replace(one, **changes)
+
+
+def rdma_port(**changes: object) -> NicPort:
+    """An InfiniBand port that is up at 400 Gb/s and has counted nothing."""
+    one = NicPort(
+        port=1,
+        state="4: ACTIVE",
+        phys_state="5: LinkUp",
+        rate="400 Gb/sec (4X NDR)",
+        link_layer="InfiniBand",
+        counters=Counters(read=20, apart_s=0.25),
+        gids=(Gid(0, "IB/RoCE v1", "fe80:0000:0000:0000:1070:fd03:0012:3456"),),
+    )
+    return replace(one, **changes)
+
+
+def interface(name: str = "eth0", *addresses: str, **changes: object) -> Interface:
+    """A physical interface that is up."""
+    one = Interface(
+        name, index=2, up=True, operstate="up", physical=True, mtu=1500, addresses=addresses
+    )
+    return replace(one, **changes)
+
+
+LOOPBACK = Interface(
+    "lo", index=1, up=True, operstate="unknown", loopback=True, addresses=("127.0.0.1/8", "::1/128")
+)
+
+
+def network(*interfaces: Interface, **changes: object) -> Network:
+    """What a node tells of its network: the loopback, and eth0 unless others are given."""
+    given = interfaces or (interface("eth0", "10.77.0.1/24"),)
+    found = Resolved("h1", ("10.77.0.1",))
+    one = Network(
+        interfaces=(LOOPBACK, *given), ephemeral=(32768, 60999), own_name=found, names=(found,)
     )
     return replace(one, **changes)
 
@@ -94,13 +146,26 @@ def facts(host: str = "h1", **changes: object) -> Facts:
         root=True,
         kernel="6.1",
         python=Python("3.11.2", "/usr/bin/python3"),
-        driver=Driver("answered", version="570.86.15"),
+        driver=Driver("answered", version="570.86.15", init_s=0.2, slowest_s=0.01),
         gpus=gpus(),
         gpu_pairs=pairs(),
         nics=tuple(nic(index) for index in range(8)),
+        network=network(),
+        gpudirect=GpuDirect(peermem=True, iommu="none", acs=(), machine="x86_64"),
         processes=Processes(seen=100, unreadable=0, notable=()),
+        kernel_log=KernelLog("kmsg", seen=5000),
+        software=software(),
+        machine=machine(),
+        nccl_conf=(),
     )
     return replace(one, **changes)
+
+
+def software(**changes: object) -> Software:
+    """A torch for H100 with its NVIDIA wheels."""
+    archs = ("compute_90", "sm_75", "sm_80", "sm_86", "sm_90")
+    torch = Torch("2.6.0+cu124", cuda="12.4", archs=archs)
+    return replace(Software(torch=torch, nccl="2.21.5", cudnn="9.1.0.70"), **changes)
 
 
 def with_gpu(index: int, base: Facts | None = None, **changes: object) -> Facts:

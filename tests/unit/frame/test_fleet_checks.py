@@ -16,7 +16,8 @@ from preflight.ledger import Entry, Ledger
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.findings import findings, suspicions
 from preflight.report.ready import exit_code, readiness
-from preflight.run import Run, Settings
+from preflight.run import Run
+from preflight.settings import Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 from preflight.verdict import Outcome, Verdict, fail, ok, unknown

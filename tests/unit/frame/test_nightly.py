@@ -1,41 +1,59 @@
-"""What a run leaves for the next: its rounds and its suspects, or a line on why it could not."""
+"""What a run leaves for the next: its rounds and its findings, or a line on why it could not."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
+from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
-from preflight.history.coverage_file import NAME, read_coverage
+from preflight.history.coverage_file import NAME as OLD_NAME
+from preflight.history.coverage_file import Coverage
 from preflight.history.past import Done, Past
+from preflight.history.place import NAME, place_of
+from preflight.history.reading import reading
+from preflight.ledger import Entry
 from preflight.nightly import Nightly, open_history
 from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run, Settings
+from preflight.run import Run
+from preflight.settings import Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
+from preflight.verdict import fail, ok
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from preflight.history.night import Night
+
 HOSTS = hosts(6)
 NAMES = tuple(host.name for host in HOSTS)
+FLEET = Fleet(hosts=tuple(HOSTS), origin="a test")
+REGISTRY = Registry(load_folder(shipped_folder()))
+BEGAN_S = 1_700_000_000.0
+ENTRIES = (
+    Entry("gpu.count", "h1", ("h1",), fail("7 of 8 GPUs answer", advice="drain it")),
+    *(Entry("gpu.count", name, (name,), ok("8 GPUs")) for name in NAMES[1:]),
+)
 
 
 def _swept_run() -> Run:
     """All pairs of six nodes; between h1 and h4 nothing came through."""
     planned = plan(NAMES, {}, extent="exhaustive", seed=1, past=Past(), budget_s=60.0, tier="quick")
-    fleet = Fleet(hosts=tuple(HOSTS), origin="a test")
-    run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), Silent(), planned)
+    run = Run(FLEET, REGISTRY, Settings(), Silent(), planned)
+    told = {name: facts(name) for name in NAMES}
     run.judgement.advance(
         Measured(
             nonce="ab" * 16,
-            facts={name: facts(name) for name in NAMES},
+            reach={name: Reach("ssh") for name in NAMES},
+            facts=told,
             planned=planned,
             sweep=sweep(HOSTS, lambda a, b: "no_connect" if {a, b} == {"h1", "h4"} else 1.0),
         )
@@ -43,39 +61,122 @@ def _swept_run() -> Run:
     return run
 
 
+def _open(folder: Path, fleet: Fleet = FLEET) -> Nightly:
+    return open_history(str(folder), folder, fleet, "quick")
+
+
 def test_a_run_is_remembered_with_its_suspects(tmp_path: Path) -> None:
     """All five rounds are done; the pair that failed is looked at first the next night."""
     folder = tmp_path / "nights" / "train"
-    history = open_history(folder, NAMES, {})
+    history = _open(folder)
     assert history.past == Past()
-    assert history.remember(_swept_run()) == ""
-    past = open_history(folder, NAMES[::-1], {}).past
+    assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
+    turned = Fleet(hosts=FLEET.hosts[::-1], origin="a test")
+    past = _open(folder, turned).past
     assert past == history.past
+    assert past is not None
     assert past.suspects == (("h1", "h4"),)
     assert past.done == dict.fromkeys(range(5), Done(1, 3))
     assert (folder / NAME).stat().st_mode & 0o777 == 0o640
+    with reading(history.place) as told:
+        ran = told.last_run(NAMES)
+        changes = told.changes(ran)
+        one = told.node("h1")
+        bandwidth = told.trend("h2", "allreduce_gbs")
+    assert ran is not None
+    assert ran.covered is not None
+    assert (ran.fleet, ran.not_ready, ran.covered.pairs_known) == ("h[1-6]", 1, 15)
+    assert [(new.check, new.about, new.sentence) for new in changes.new] == [
+        ("gpu.count", "h1", "7 of 8 GPUs answer")
+    ]
+    assert one is not None
+    assert (one.standing.bad, one.standing.serial, len(one.seats)) == (1, "", 0)
+    assert [point.value for point in bandwidth[0].points] == [1.0]
 
 
-def test_a_run_that_swept_nothing_leaves_nothing(tmp_path: Path) -> None:
-    """It stopped before the sweep: no night was spent."""
+def test_a_run_that_swept_nothing_is_remembered_without_rounds(tmp_path: Path) -> None:
+    """It stopped before the sweep: what it found counts, and no night of pairs was spent."""
     run = _swept_run()
     run.judgement.advance(replace(run.judgement.measured, sweep=None))
-    assert open_history(tmp_path, NAMES, {}).remember(run) == ""
+    history = _open(tmp_path)
+    assert history.remember(run, ENTRIES, BEGAN_S) == ""
+    assert history.past == Past()
+    with reading(history.place) as told:
+        ran = told.last_run()
+    assert ran is not None
+    assert ran.covered is None
+
+
+def test_a_run_that_reached_nobody_leaves_nothing(tmp_path: Path) -> None:
+    """There was no run."""
+    run = _swept_run()
+    run.judgement.advance(Measured(nonce="ab" * 16))
+    assert _open(tmp_path).remember(run, ENTRIES, BEGAN_S) == ""
     assert not (tmp_path / NAME).exists()
 
 
-def test_a_history_that_goes_bad_during_the_run_costs_a_line(tmp_path: Path) -> None:
-    """Somebody damaged or replaced it: it is said, and what lies there is left as it is."""
-    history = open_history(tmp_path, NAMES, {})
-    (tmp_path / NAME).write_text("gone")
-    assert "move it away to begin anew" in history.remember(_swept_run())
-    assert (tmp_path / NAME).read_text() == "gone"
-    (tmp_path / NAME).unlink()
-    there = Nightly(tmp_path / "file" / "below", NAMES, {}, Past())
+def test_the_rounds_of_an_older_history_go_on(tmp_path: Path) -> None:
+    """`coverage.json` is read while it is all there is, and taken in by the first run."""
+    known = Coverage(schema=1).having(NAMES, {}, Past(runs=7, done={3: Done(7, 3)}))
+    (tmp_path / OLD_NAME).write_bytes(known.encode())
+    history = _open(tmp_path)
+    assert history.past is not None
+    assert history.past.runs == 7
+    assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
+    assert history.past.runs == 8
+    (tmp_path / OLD_NAME).write_bytes(msgspec.json.encode({"schema": 1}))
+    again = _open(tmp_path).past
+    assert again is not None
+    assert again.runs == 8
+
+
+@pytest.mark.parametrize("name", [NAME, OLD_NAME])
+def test_a_damaged_history_costs_a_line(tmp_path: Path, name: str) -> None:
+    """It is said at the start and at the end; nothing of it is touched, and the run goes on."""
+    (tmp_path / name).write_text("gone" * 500)
+    history = _open(tmp_path)
+    assert history.past is None
+    assert f"cannot use the history {tmp_path / name}: " in history.trouble
+    assert "move it away to begin anew" in history.trouble
+    said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
+    assert said.endswith("; this run is not remembered")
+    assert history.past is None
+    assert (tmp_path / name).read_text() == "gone" * 500
+
+
+def test_a_fault_of_ours_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is written after it, and is worth more."""
+    history = _open(tmp_path)
+    known: dict[str, Night] = {}
+    monkeypatch.setattr("preflight.nightly.night_of", lambda *_: known["nothing"])
+    said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
+    assert said == (
+        "preflight's own fault (KeyError: 'nothing'): report it; this run is not remembered"
+    )
+
+
+def test_ctrl_c_while_it_is_written_costs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything was measured by then; a second one leaves at once."""
+
+    def impatient(*_: object) -> Night:
+        raise KeyboardInterrupt
+
+    history = _open(tmp_path)
+    monkeypatch.setattr("preflight.nightly.night_of", impatient)
+    said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
+    assert said == "interrupted while it was written; this run is not remembered"
+    monkeypatch.undo()
+    assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
+
+
+def test_a_history_that_cannot_be_made_costs_a_line(tmp_path: Path) -> None:
+    """A file is in its folder's place."""
+    history = _open(tmp_path / "file" / "below")
     (tmp_path / "file").write_text("in the way")
-    assert there.remember(_swept_run()).endswith("; this run is not remembered")
-    assert history.remember(_swept_run()) == ""
-    assert read_coverage(tmp_path).past(NAMES, {}).runs == 1
+    said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
+    assert said.endswith("; this run is not remembered")
 
 
 def test_a_folder_that_others_may_change_is_refused_before_anything_is_measured(
@@ -85,4 +186,13 @@ def test_a_folder_that_others_may_change_is_refused_before_anything_is_measured(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(UsageError, match=r"--preflight-history .*: give a folder of your own"):
-        open_history(tmp_path / "open", NAMES, {})
+        _open(tmp_path / "open")
+
+
+def test_a_file_of_sqlite_may_be_named(tmp_path: Path) -> None:
+    """Then its folder's `coverage.json` is its own as well."""
+    place = place_of(f"sqlite:///{tmp_path}/nights.db", tmp_path)
+    history = open_history(f"sqlite:///{tmp_path}/nights.db", tmp_path, FLEET, "quick")
+    assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
+    assert place.file == tmp_path / "nights.db"
+    assert place.file.is_file()

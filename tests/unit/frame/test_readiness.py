@@ -97,3 +97,24 @@ def test_strict_counts_warnings_and_what_could_not_be_read() -> None:
     ]
     assert _judged(*lenient).ready == NODES
     assert _judged(*lenient, strict=True).not_ready == ("h1", "h2")
+
+
+def test_a_node_none_of_whose_pairs_was_judged_is_not_judged() -> None:
+    """Nothing is known of its network: exit 3, unless enough others were asked for."""
+    fine, spared = ok("fast"), not_run("h3 was left out: busy: a run", busy=("h3",))
+    entries = [
+        *(_on(name, ok("fine")) for name in NODES),
+        _on("h1-h2", fine), _on("h1-h3", spared), _on("h2-h3", spared),
+    ]  # fmt: skip
+    ready = readiness(NODES, entries, strict=False)
+    assert (ready.ready, ready.unjudged, ready.idle) == (("h1", "h2"), ("h3",), ("h3",))
+    assert exit_code(entries, ready, strict=False, need=None) == 3
+    assert exit_code(entries, ready, strict=False, need=2) == 0
+    nobody = [*entries[:3], *(_on(pair, spared) for pair in ("h1-h3", "h2-h3"))]
+    assert readiness(NODES, nobody, strict=False).unjudged == ("h3",)
+
+
+def test_pairs_that_were_not_selected_are_not_missed() -> None:
+    """Who judges one pair alone is not told that the third node was not measured."""
+    entries = [*(_on(name, ok("fine")) for name in NODES), _on("h1-h2", ok("fast"))]
+    assert readiness(NODES, entries, strict=False).ready == tuple(NODES)

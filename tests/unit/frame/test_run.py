@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.check import subject
 from preflight.fabric.planner import Planned
 from preflight.facts.model import Driver
-from preflight.facts.node import Reach
+from preflight.facts.node import Clock, Reach
 from preflight.fleet.model import Fleet, Host, Promise
 from preflight.judgement import stages_needed
 from preflight.ledger import Entry
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.ready import exit_code, readiness
-from preflight.run import Run, Settings
+from preflight.run import Run
+from preflight.settings import Settings
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 from preflight.verdict import Outcome, Verdict
@@ -24,15 +26,16 @@ from tests.unit.facts.builders import attempt, facts, free_port, gpus, ports
 from tests.unit.frame.site_checks import write_check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container
     from pathlib import Path
 
-    from preflight.run import FailFast, Key
+    from preflight.judgement import Key
+    from preflight.settings import FailFast
 
 NAMES = ("h1", "h2", "h3")
 HEALTHY = Measured(
     nonce="ab" * 16,
-    reach=dict.fromkeys(NAMES, Reach("paramiko")),
+    reach=dict.fromkeys(NAMES, Reach("paramiko", clock=Clock(0.0, 0.1))),
     facts={name: facts(name) for name in NAMES},
     ports={
         name: ports(
@@ -70,7 +73,7 @@ def _without(name: str) -> Measured:
 
 
 def _judge(
-    run: Run, measured: Measured, check_ids: Iterable[str] | None = None
+    run: Run, measured: Measured, check_ids: Container[str] | None = None
 ) -> dict[Key, Verdict]:
     """Replay the measurements; return the findings that were announced."""
     found: dict[Key, Verdict] = {}
@@ -178,9 +181,9 @@ class _Told(Run):
 
     brings: Measured
 
-    def _probe(self, left_s: float, selected: Sequence[Key]) -> None:
+    def _probe(self, left_s: float) -> None:
         assert left_s > 0
-        assert selected
+        assert self._selection.keys
         self._set(reach=self.brings.reach, facts=self.brings.facts)
 
     def _try_ports(self, deadline_s: float) -> None:
@@ -237,7 +240,9 @@ def test_a_spent_budget_condemns_nobody_and_says_once_what_to_give() -> None:
     """What there was no time for is no pass, and no fault of any node: one sentence for all."""
     run, found = _told("stage", budget_s=0.5)
     verdicts = run.judgement.known()
-    entries = [Entry(check, names[0], names, each) for (check, names), each in verdicts.items()]
+    entries = [
+        Entry(check, subject(names), names, each) for (check, names), each in verdicts.items()
+    ]
     (said,) = {entry.verdict.sentence for entry in entries}
     assert said == (
         "of the budget of 0.5 s less than 1 s was left for the reach stage; "

@@ -71,7 +71,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     said = str(refused.value)
     assert said.startswith(f"cannot use the history {tmp_path / NAME}: ")
     assert said.endswith(
-        "move it away to begin anew, or give another folder: --preflight-history DIR"
+        "move it away to begin anew, or give another folder: --preflight-history=DIR"
     )
 
 

@@ -38,7 +38,9 @@ start.main(sys.argv[2])
 @functools.cache
 def packed() -> bytes:
     """Return the zip that travels: the payload's folder and pynvml."""
-    sources = [path for path in PAYLOAD.rglob("*.py") if "sweep" not in path.parts]
+    sources = [
+        path for path in PAYLOAD.rglob("*.py") if "sweep" not in path.relative_to(PAYLOAD).parts
+    ]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sources:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from probe import guard, main, nvml
 
 from .node import Remote
 from .test_probe import probe
@@ -140,6 +142,22 @@ def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     facts = probe(Remote("probe", env={"LD_LIBRARY_PATH": str(tmp_path)}), sysfs=str(tmp_path))
     assert facts.driver.state == "error"
     assert "libnvidia-ml.so.1" in facts.driver.error
+
+
+def test_a_reader_that_breaks_is_told_from_a_driver_that_refuses() -> None:
+    """An exception of ours, or a reader that was killed, is not NVML's word."""
+
+    def breaks() -> None:
+        raise AttributeError("no 'read' in gpu_fabric")
+
+    def dies() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for work in (breaks, dies):
+        began = time.monotonic()
+        told = main._driver(guard.spawn(work), began, began + 30, [])
+        assert told["driver"]["state"] == "error"
+        assert told["driver"]["error"].startswith(nvml.OURS)
 
 
 def test_a_hung_driver_is_killed_and_the_rest_told(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.digest import Digest, Standout
-from preflight.fabric.observed import Observed, Tried
+from preflight.fabric.observed import Observed, Tried, observe
 from preflight.fabric.schedule import circle_rounds
+from preflight.report.fabric_page import fabric_page
+from preflight.report.picture.accused import accused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from preflight.fabric.samples import PairState
+    from preflight.fabric.blame import Blame
+    from preflight.fabric.samples import PairState, Sweep
 
 SMALL, LARGE = 8, 4 << 20
 Says = "float | PairState"
@@ -25,11 +28,12 @@ def fabric(
     rounds: int | None = None,
     leaf: int = 0,
     spikes: Callable[[str, str, int], int] = lambda _a, _b, _rail: 0,
-    late: bool = False,
+    late: str = "",
 ) -> Observed:
     """Every pair takes `factor` times as long as usual, or ends in the state that it says.
 
-    `spikes`: how many operations take 10 ms, at both ends, or at one where it is `late`.
+    `spikes`: how many operations take 10 ms, at both ends; or at one that waits for the node which
+    is `late` by its own gap.
     `leaf`: so many nodes under each switch; 0: no topology is known.
     """
     names = tuple(f"n{number:04}" for number in range(count))
@@ -64,7 +68,7 @@ def _digest(  # noqa: PLR0917
     time_us: float,
     many: int,
     *,
-    late: bool = False,
+    late: str = "",
 ) -> Digest:
     return Digest(
         a=a,
@@ -79,8 +83,18 @@ def _digest(  # noqa: PLR0917
         p99_us=time_us * 1.2,
         p999_us=time_us * 1.3,
         most_us=10_000.0 if many else time_us * 1.4,
-        standouts=tuple(
-            Standout(float(k), k, 1e4, 20.0 if late else 1e4, 1.0, 1.0) for k in range(many)
-        ),
+        standouts=tuple(_standout(k, a, b, late) for k in range(many)),
         cut_us=5 * time_us,
     )
+
+
+def _standout(number: int, a: str, b: str, late: str) -> Standout:
+    first, second = (20.0 if late == name else 1e4 for name in (a, b))
+    gaps = (1e4 if late == name else 1.0 for name in (a, b))
+    return Standout(float(number), number, first, second, *gaps)
+
+
+def picture_of(sweep: Sweep, blames: Iterable[Blame]) -> str:
+    """The page of a sweep by itself, as it is drawn with every iteration at hand."""
+    observed = observe(sweep)
+    return fabric_page(observed, accused(blames, observed), sweep=sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from preflight.report.coverage import coverage_words
 from preflight.report.document import CoverageRow
@@ -35,7 +36,7 @@ def seen(
             seen(12, 3),
             (
                 "12 of 28 pairs this run (all: --preflight-sweep=exhaustive, or night by night: "
-                "--preflight-history DIR)"
+                "--preflight-history=DIR)"
             ),
         ),
         (
@@ -51,3 +52,8 @@ def seen(
 def test_what_is_left_is_said_with_how_to_come_to_it(coverage: CoverageRow, words: str) -> None:
     """Rounds that were not planned can be asked for; pairs that could not be measured cannot."""
     assert coverage_words(coverage) == words
+
+
+def test_one_pair_is_no_plural() -> None:
+    """Of two nodes there is one pair, and the line says so as a person would."""
+    assert coverage_words(replace(seen(1, 1), pairs=1)) == "the only pair this run"

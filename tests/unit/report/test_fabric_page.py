@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.fabric.decoding import find
 from preflight.fabric.observed import Observed, observe
-from preflight.report.fabric_page import LARGEST, fabric_page, picture_of
+from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.picture.accused import Accused, accused
 from preflight.report.picture.colours import LEGEND, STEPS, step
 from tests.unit.fabric.synthetic import blame, hosts, sweep
-from tests.unit.report.fabrics import fabric
+from tests.unit.report.fabrics import fabric, picture_of
 
 if TYPE_CHECKING:
     from preflight.fabric.samples import PairState
@@ -107,7 +108,7 @@ def test_a_spiking_rail_shows_though_its_medians_are_fine() -> None:
 
 def test_a_late_host_has_a_panel_of_its_own() -> None:
     """What is long at one end only is no spike of the network; without any, no panel is drawn."""
-    observed = fabric(8, spikes=lambda a, b, _rail: 20 * ("n0003" in (a, b)), late=True)
+    observed = fabric(8, spikes=lambda a, b, _rail: 20 * ("n0003" in (a, b)), late="n0003")
     page = fabric_page(observed, [])
     assert {css for css, _ in panel(page, "Spikes")} == {FINE}
     dark = {
@@ -116,6 +117,49 @@ def test_a_late_host_has_a_panel_of_its_own() -> None:
     assert len(dark) == 7
     assert all("n0003" in said for said in dark)
     assert "Late starts" not in fabric_page(fabric(8), [])
+
+
+def noisy(a: str, b: str, _rail: int) -> int:
+    """Two of eight nodes' pairs had a burst; n0003 spikes far more often."""
+    return 12 if "n0003" in (a, b) else int({"n0005", "n0006"} & {a, b} != set())
+
+
+def test_the_map_of_spikes_points_at_whom_the_rule_blames() -> None:
+    """Only its row has colour, though others had spikes as well; the title says what counts."""
+    observed = fabric(8, spikes=noisy)
+    assert [one.named.name for one in find(observed).found if one.named] == ["n0003"]
+    page = fabric_page(observed, [slow("n0003", observed)])
+    spikes = panel(page, "Spikes (over 20 medians and 8 ms)")
+    assert of("n0003", spikes).keys() <= {"c3", "c4"}
+    assert Counter(css for css, said in spikes if "n0003" not in said) == {FINE: 42}
+
+
+def test_what_the_rule_counts_as_no_spike_is_not_drawn_as_one() -> None:
+    """Operations over 5 medians but below the floor of that network are not even counted."""
+    observed = fabric(8, spikes=lambda a, b, _rail: 30 * ("n0002" in (a, b)))
+    short = tuple(
+        replace(
+            one,
+            most_us=min(one.most_us, 7900.0),
+            standouts=tuple(replace(s, first_us=7900.0, second_us=7900.0) for s in one.standouts),
+        )
+        for one in observed.digests
+    )
+    spikes = panel(fabric_page(replace(observed, digests=short), []), "Spikes")
+    assert {css for css, _ in spikes} == {FINE}
+    assert all(" 0 in " in said for _, said in spikes)
+
+
+def test_busy_moments_of_healthy_pairs_do_not_colour_the_map_of_bandwidth() -> None:
+    """A median that a busy host doubles is no slow wire: its fastest operations are quick."""
+    observed = fabric(8)
+    busy = tuple(
+        replace(one, p50_us=6 * one.p50_us) if (one.a, one.b) == ("n0001", "n0004") else one
+        for one in observed.digests
+    )
+    page = fabric_page(replace(observed, digests=busy), [])
+    assert {css for css, _ in panel(page, "Bandwidth")} == {FINE}
+    assert of("n0001", panel(page, "Latency"))["c4"] == 2, "latency goes by the median"
 
 
 def test_histograms_show_the_blamed_beside_their_peers() -> None:
@@ -149,20 +193,21 @@ def test_nothing_is_told_by_colour_alone() -> None:
     rows = ["".join(one.itertext()) for one in parsed(page).iter("tr")]
     assert len([row for row in rows if "n0003" in row and "Bandwidth" in row and "2 x" in row]) == 7
     assert not [row for row in rows[1:] if "n0003" not in row]
-    (summary,) = parsed(page).iter("summary")
-    assert summary.text == "Cells that stand out, as a table (7)"
-    numbers = [one.text for one in parsed(fabric_page(fabric(4, lambda a, b, _rail: 1.0 + (
-        "n0003" in (a, b))), [])).iter("text") if one.get("class") == "figure"]  # fmt: skip
+    summaries = [one.text for one in parsed(page).iter("summary")]
+    assert summaries == ["How to read it", "Cells that stand out, as a table (7)"]
+    four = fabric(4, lambda a, b, _rail: 1.0 + ("n0003" in (a, b)))
+    texts = parsed(fabric_page(four, [slow("n0003", four)])).iter("text")
+    numbers = [one.text for one in texts if one.get("class") == "figure"]
     assert numbers == ["2"] * 6
 
 
 def test_an_endpoint_of_a_large_fabric_is_named_below_the_thumbnail() -> None:
     """Where not every node has a row, a dot is said in words, too."""
     observed = fabric(
-        256, lambda a, b, rail: 1.5 if "n0077" in (a, b) and rail == 5 else 1.0, rails=8, rounds=9
+        256, lambda a, b, rail: 1.8 if "n0077" in (a, b) and rail == 5 else 1.0, rails=8, rounds=9
     )
     page = fabric_page(observed, [])
-    assert "Bad with every partner: n0077 rail 5 (1.5 x)." in page
+    assert "Bad with every partner: n0077 rail 5 (1.8 x)." in page
     assert len(page.encode()) < LARGEST
 
 

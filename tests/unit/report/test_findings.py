@@ -69,14 +69,14 @@ def test_what_is_fine_or_not_run_is_no_finding() -> None:
 def test_the_blamed_node_is_not_ready_and_its_partners_are() -> None:
     """A pair's verdict condemns whom it blames, never the healthy end."""
     slow = fail("slow", advice="-", blame="h3")
-    ready = _ready(_on("h1-h3", "f", slow))
+    ready = _ready(_on("h1-h3", "f", slow), _on("h1-h2", "f", ok("fast")))
     assert (ready.ready, ready.not_ready) == (("h1", "h2"), ("h3",))
 
 
 def test_a_bad_path_keeps_its_cleared_ends_apart() -> None:
     """With both ends cleared nobody is unfit, but a launch takes only one of them."""
     path = fail("slow", advice="-", blame="pair h1-h2")
-    ready = _ready(_on("h1-h2", "f", path))
+    ready = _ready(_on("h1-h2", "f", path), _on("h1-h3", "f", ok("fast")))
     assert ready.not_ready == ()
     assert ready.launchable == ("h1", "h3")
 

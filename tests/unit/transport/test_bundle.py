@@ -135,6 +135,23 @@ def test_only_the_probe_carries_the_driver_library(payload: Path) -> None:
     assert sorted(probe) == sorted([*files, "pynvml.py", "pynvml.pyc"])
 
 
+@pytest.mark.parametrize("entry", ["probe", "ports", "burn", "sweep"])
+def test_an_entry_has_all_that_it_imports(entry: str, tmp_path: Path) -> None:
+    """Nothing else of ours is at hand, and the packages of other entries stay at home."""
+    archive = tmp_path / "payload.zip"
+    archive.write_bytes(bundle(entry))
+    modules = [
+        name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for name in zipfile.ZipFile(archive).namelist()
+        if name.endswith(".py")
+    ]
+    assert f"{entry}.main" in modules
+    assert "relay.main" not in modules
+    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import {', '.join(modules)}"
+    told = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
+    assert told.returncode == 0, told.stderr
+
+
 def test_nothing_is_compiled_on_a_node_like_ours(payload: Path) -> None:
     """Python takes the compiled twin: a source that cannot be compiled proves it."""
     packed = io.BytesIO()

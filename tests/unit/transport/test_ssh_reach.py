@@ -62,6 +62,7 @@ def test_an_unknown_key_is_refused_with_its_fingerprint(way: Transport, sshd: Ss
     assert f"ssh-keyscan -t ed25519 -p {sshd.port} -- 127.0.0.1 >> " in error.advice
 
 
+@pytest.mark.proves("reach.hostkey", finds="a changed host key")
 def test_a_changed_key_is_refused_with_both_fingerprints(way: Transport, sshd: Sshd) -> None:
     """A host that shows another key than the known one is named as changed."""
     sshd.vouch(new_key(sshd.folder / "old"))
@@ -82,6 +83,7 @@ def test_the_advice_on_host_keys_works(way: Transport, sshd: Sshd) -> None:
     way.connect(sshd.host(), PATIENCE_S).close()
 
 
+@pytest.mark.proves("reach.hostkey", finds="a revoked host key")
 def test_a_revoked_key_is_never_accepted(way: Transport, sshd: Sshd) -> None:
     """`@revoked` outweighs a line that vouches for the same key."""
     kind, blob = (sshd.folder / "host_key.pub").read_text().split()[:2]
@@ -111,6 +113,7 @@ def test_the_known_type_of_key_is_asked_for(way: Transport, sshd: Sshd) -> None:
     way.connect(sshd.host(), PATIENCE_S).close()
 
 
+@pytest.mark.proves("reach.login", finds="a login that is refused")
 @pytest.mark.parametrize("change", [{"user": "nobody-of-that-name"}, {"identity_file": None}])
 def test_a_refused_login_names_user_and_keys(
     sshd: Sshd, change: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
@@ -151,12 +154,14 @@ def test_a_key_with_a_passphrase_is_taken_from_the_agent(
         held.terminate()
 
 
+@pytest.mark.proves("reach.name", finds="a name that nothing resolves")
 def test_a_name_that_does_not_resolve_is_a_name(way: Transport) -> None:
     """`.invalid` never resolves."""
     error = refused(way, Host(name="h", address="gpu017.invalid"), "name")
     assert "gpu017.invalid" in error.sentence
 
 
+@pytest.mark.proves("reach.route", finds="an SSH port that refuses")
 def test_a_closed_port_refuses(way: Transport, sshd: Sshd) -> None:
     """Nobody listens: the route fails, with the port."""
     port = free_port()
@@ -164,6 +169,7 @@ def test_a_closed_port_refuses(way: Transport, sshd: Sshd) -> None:
     assert f"127.0.0.1 port {port} refuses" in error.sentence
 
 
+@pytest.mark.proves("reach.route", finds="somebody who accepts and never speaks SSH")
 def test_who_accepts_and_never_speaks_is_found_out(
     way: Transport, sshd: Sshd, listener: socket.socket
 ) -> None:
@@ -223,6 +229,7 @@ def test_a_handshake_that_stops_half_way_ends(
     wait_until(lambda: threading.active_count() <= before, "no thread of it stays")
 
 
+@pytest.mark.proves("reach.answer", finds="an sshd that dies in the middle")
 def test_an_sshd_killed_in_the_middle_is_a_lost_line(way: Transport, sshd: Sshd) -> None:
     """When the connection breaks, the reader hears the end and no status."""
     connection = way.connect(sshd.host(), PATIENCE_S)

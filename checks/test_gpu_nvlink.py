@@ -1,0 +1,34 @@
+"""NVLinks that are up run at full speed and without errors; links down are gpu.topology's."""
+
+from __future__ import annotations
+
+from preflight.check import Check
+from preflight.facts import Facts, Group, Node
+from preflight.facts.gpu_verdict import conclude_gpus
+from preflight.facts.gpu_ways import nvlink_troubles
+from preflight.verdict import Conclude, Verdict
+
+CHECK = Check(
+    "gpu.nvlink",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge(promised: int | None, facts: Facts, group: Group) -> Verdict:
+    """Tell slow links, links that retrain, and links that send again too often."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="NVLink counters",
+        needs=("link_errors",),
+        troubles=nvlink_troubles(facts, group),
+        fine="every NVLink that is up runs at full speed, without recoveries",
+    )
+
+
+def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
+    """Joins a node and the judgement; the frame does the rest."""
+    conclude(judge(node.promised.gpus, node.facts, node.group))

@@ -1,0 +1,40 @@
+#!/bin/bash
+# Sends this job back to the queue without these nodes, at most MOST times: requeue.sh 'h[1-2]'
+# For the batch script of a job that was submitted with --requeue; see train.sbatch.
+
+MOST=${PREFLIGHT_MOST_REQUEUES:-3}
+bad=$1
+
+if [ -z "$bad" ]; then
+    echo "requeue: no node to leave out; look at the report" >&2
+    exit 1
+fi
+if [ "${SLURM_RESTART_COUNT:-0}" -ge "$MOST" ]; then
+    echo "requeue: tried $((MOST + 1)) times, last without $bad; look at the reports" >&2
+    exit 1
+fi
+number=$(scontrol show hostnames "$bad" | wc -l)
+if [ "$number" -ge "$SLURM_JOB_NUM_NODES" ] && [ "$number" -gt 2 ]; then
+    echo "requeue: all $number nodes are bad at once: look for what they share first" >&2
+    exit 1
+fi
+# What earlier tries have left out stays out.
+before=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
+[ "$before" = "(null)" ] && before=
+all=${before:+$before,}$bad
+
+# Slurm ends this script as soon as the job is requeued, and only a job that waits can be told
+# which nodes to leave out: hold it, tell it, let it go, all in the seconds that KillWait grants.
+trap '' TERM
+scontrol requeuehold "$SLURM_JOB_ID" || exit 1
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$all" 2>/dev/null && told=yes && break
+    sleep 0.5
+done
+if [ -z "$told" ]; then
+    echo "requeue: job $SLURM_JOB_ID is held, since it could not be told to leave out $all" >&2
+    exit 1
+fi
+scontrol release "$SLURM_JOB_ID"
+echo "requeue: job $SLURM_JOB_ID waits for other nodes than $all" >&2
+exit 1

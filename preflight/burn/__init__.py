@@ -1,0 +1,1 @@
+"""Burn-in: what each tier loads, and what is made of the answers."""

@@ -1,0 +1,114 @@
+"""`preflight diagnose`: a job that hangs now, and the rank that the others wait for.
+
+Asks every node at once, as a run does: under 30 s, and nothing of the job is stopped or ended.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from preflight.commands.targets import fleet_of
+from preflight.commands.waited import Waited
+from preflight.errors import UsageError
+from preflight.fleet.files import read_regular
+from preflight.report.diagnosed import lines
+from preflight.report.files import write_atomically
+from preflight.report.text import printable
+from preflight.stages.look import Wanted, look, look_here
+from preflight.transport.ways import Ways
+from preflight.triage.diagnose.judge import diagnose
+from preflight.triage.diagnose.model import Diagnosis, JobState
+
+if TYPE_CHECKING:
+    import argparse
+
+PROGRESSES, NAMED, INTERRUPTED, UNKNOWN = 0, 1, 2, 3
+STATE = "state.json"
+"""What `--save` keeps in its folder."""
+
+LARGEST = 1 << 30
+SHORTEST_S, LONGEST_S = 0.2, 10.0
+_WIDTH = 100
+_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": UNKNOWN}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print who the job waits for: 0 nobody, it progresses; 1 somebody is named; 3 unknown, no job.
+
+    UsageError (exit 4) for targets that name nobody, and for a folder that keeps no look.
+    """
+    if not SHORTEST_S <= arguments.look_s <= LONGEST_S:
+        raise UsageError(f"--look-s takes {SHORTEST_S:g} to {LONGEST_S:g} seconds")
+    try:
+        state = _stored(arguments) if arguments.folder else _seen(arguments)
+    except KeyboardInterrupt:
+        sys.stderr.write("\npreflight: interrupted: nothing is known yet\n")
+        return INTERRUPTED
+    if arguments.save is not None:
+        _keep(state, arguments.save.expanduser())
+    told = diagnose(state)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+    else:
+        width = min(shutil.get_terminal_size().columns, _WIDTH)
+        sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
+    return exit_of(told)
+
+
+def exit_of(told: Diagnosis) -> int:
+    """The exit code of a diagnosis."""
+    return _EXITS.get(told.category, NAMED)
+
+
+def _seen(arguments: argparse.Namespace) -> JobState:
+    if arguments.pid:
+        return _here(arguments)
+    fleet = fleet_of(arguments)
+    ways = Ways(fleet.hosts)
+    waited = Waited(sys.stderr, len(fleet.hosts))
+    try:
+        return look(
+            fleet.hosts, ways, secrets.token_hex(16), wanted=Wanted(look_s=arguments.look_s),
+            job=arguments.job, progress=waited.tell,
+        )  # fmt: skip
+    finally:
+        waited.end()
+        ways.close()
+
+
+def _here(arguments: argparse.Namespace) -> JobState:
+    if arguments.nodes or arguments.inventory:
+        raise UsageError("--pid names processes of this machine: leave out --nodes and --inventory")
+    for pid in arguments.pid:
+        if not Path(f"/proc/{pid}").is_dir():
+            raise UsageError(f"no process {pid} here; see: pgrep -af python")
+    return look_here(arguments.pid, look_s=arguments.look_s, job=arguments.job)
+
+
+def _stored(arguments: argparse.Namespace) -> JobState:
+    path: Path = arguments.folder.expanduser()
+    path = path / STATE if path.is_dir() else path
+    try:
+        state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
+    except (OSError, ValueError, RecursionError) as error:
+        why = printable(str(error))[:200]
+        raise UsageError(
+            f"cannot read what was seen, {path}: {why}; give a folder that --save has made"
+        ) from error
+    return replace(state, job=arguments.job or state.job)
+
+
+def _keep(state: JobState, folder: Path) -> None:
+    path = folder / STATE
+    try:
+        write_atomically(path, msgspec.json.encode(state))
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; give another") from error
+    sys.stderr.write(f"preflight: kept in {printable(str(folder))}\n")

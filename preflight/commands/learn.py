@@ -1,0 +1,177 @@
+"""`preflight learn`: an inventory as it is, so that nobody types what the nodes know themselves.
+
+Asks the nodes as a run does (one login, one round trip, no load), or reads what a run has measured.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.commands.learned_groups import learned_groups
+from preflight.commands.learned_text import inventory_text
+from preflight.commands.targets import fleet_of
+from preflight.errors import UsageError
+from preflight.fabric.samples import Sweep
+from preflight.facts.burned import Burned
+from preflight.facts.found import why_not
+from preflight.facts.model import Facts
+from preflight.facts.node import Reach
+from preflight.fleet.files import read_regular
+from preflight.fleet.inventory import inventory_of
+from preflight.fleet.model import Host
+from preflight.fleet.sources import Wish, resolve
+from preflight.report.files import write_typed
+from preflight.report.text import printable
+from preflight.stages.measured import LARGEST, Measured
+from preflight.stages.probe import probe_fleet
+from preflight.transport.fanout import SETUP_AT_MOST
+from preflight.transport.ways import Ways
+
+if TYPE_CHECKING:
+    import argparse
+
+
+PROBE_S = 60.0
+"""For all nodes together."""
+
+SOME, NOTHING, INTERRUPTED = 1, 3, 2
+
+
+class _Seen(Struct, frozen=True, kw_only=True):
+    """Whom we asked, or a run did, and what they said."""
+
+    hosts: tuple[Host, ...]
+    facts: Mapping[str, Facts]
+    reach: Mapping[str, Reach]
+    origin: str
+    sweep: Sweep | None = None
+    burned: Mapping[str, Burned] = {}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write the inventory: 0 all learned, 1 some nodes not, 3 none at all.
+
+    UsageError (exit 4) for targets that name nobody, and for a file that is there already.
+    """
+    output = arguments.output.expanduser() if arguments.output else None
+    if output is not None and output.exists() and not arguments.force:
+        raise UsageError(f"{output} is there already: give another file, or --force to replace it")
+    try:
+        seen = _stored(arguments) if arguments.run else _asked(arguments)
+    except KeyboardInterrupt:
+        _say("interrupted: nothing is written")
+        return INTERRUPTED
+    left_out = {host.name: why for host in seen.hosts if (why := _why_not(host.name, seen))}
+    for name, why in left_out.items():
+        _say(f"not learned: {name}: {why}")
+    hosts = [host for host in seen.hosts if host.name not in left_out]
+    if not hosts:
+        _say("nothing is learned, and nothing written")
+        return NOTHING
+    groups = learned_groups(hosts, seen.facts, seen.sweep, seen.burned)
+    text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
+    inventory_of(output or Path("learned.toml"), text)  # what could not be read again is no use
+    _give(text, output)
+    return SOME if left_out else 0
+
+
+def _asked(arguments: argparse.Namespace) -> _Seen:
+    fleet = fleet_of(arguments)
+    ways = Ways(fleet.hosts)
+    try:
+        reached = probe_fleet(
+            fleet.hosts,
+            ways,
+            secrets.token_hex(16),
+            deadline_s=PROBE_S,
+            at_most=SETUP_AT_MOST,
+            progress=lambda *_: None,
+        )
+        for one in reached.values():
+            if one.connection is not None:
+                one.connection.close()
+    finally:
+        ways.close()
+    return _Seen(
+        hosts=fleet.hosts,
+        facts={name: one.facts for name, one in reached.items() if one.facts},
+        reach={name: one.reach for name, one in reached.items()},
+        origin=fleet.origin,
+    )
+
+
+def _stored(arguments: argparse.Namespace) -> _Seen:
+    """Read a run's folder, or its measured.json; an inventory says how its nodes are reached."""
+    path: Path = arguments.run.expanduser()
+    path = path / "measured.json" if path.is_dir() else path
+    try:
+        measured = Measured.decode(read_regular(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"cannot read what a run measured, {path}: {error}; give its folder or measured.json"
+        ) from error
+    if not measured.reach:
+        raise UsageError(f"{path} holds no nodes: give the folder of a run that asked some")
+    hosts = _hosts_of(measured, arguments)
+    return _Seen(
+        hosts=hosts,
+        facts=measured.facts,
+        reach=measured.reach,
+        origin=f"the run in {path.parent.name or path}",
+        sweep=measured.sweep,
+        burned=measured.burned,
+    )
+
+
+def _hosts_of(measured: Measured, arguments: argparse.Namespace) -> tuple[Host, ...]:
+    names = tuple(measured.reach)
+    if arguments.inventory is not None:
+        wish = Wish(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
+        return resolve(wish).hosts
+    return tuple(_host(name, measured) for name in names)
+
+
+def _host(name: str, measured: Measured) -> Host:
+    """A node as far as its run tells; how it was logged in to is for an inventory or ~/.ssh."""
+    if measured.reach[name].transport != "local":
+        return Host(name=name, address=name)
+    facts = measured.facts.get(name)
+    python = (facts.python.executable,) if facts and facts.python.executable else ("python3",)
+    return Host(name=name, address="127.0.0.1", transport="local", python=python)
+
+
+def _why_not(name: str, seen: _Seen) -> str:
+    reach = seen.reach.get(name)
+    if name not in seen.facts:
+        return reach.sentence if reach and reach.sentence else "it gave no facts"
+    return why_not(seen.facts[name])
+
+
+def _give(text: str, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        write_typed(output, text.encode())
+    except FileNotFoundError as error:
+        if output.parent.is_dir():
+            raise UsageError(
+                f"cannot write {output}: {output.parent} takes no new file; give another file"
+            ) from error
+        raise UsageError(
+            f"cannot write {output}: there is no folder {output.parent}; make it, or give another"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; give another file") from error
+    _say(f"written: {output}; judge by it: pytest --preflight --preflight-inventory={output}")
+
+
+def _say(words: str) -> None:
+    print(f"preflight: {printable(words)}", file=sys.stderr)  # noqa: T201  a command speaks

@@ -1,0 +1,83 @@
+"""`preflight lint`: what a training script will hang on, said before it holds a hundred GPUs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight import __version__
+from preflight.fleet.script import lint_file
+from preflight.lint.lint import Linted
+from preflight.lint.model import Severity
+from preflight.report.document import plain
+from preflight.report.text import printable, wrapped
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+FINE, FOUND, UNREAD, NOTHING = 0, 1, 3, 5
+_WIDTH = 100
+_INDENT = " " * 7
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """What `--json` prints."""
+
+    preflight: str
+    exit: int
+    files: tuple[Linted, ...]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judge every script: 0 fine, 1 an error or warning, 3 one could not be read, 5 none is for it.
+
+    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST.
+    """
+    files = tuple(lint_file(path) for path in arguments.scripts)
+    code = _exit_code(files)
+    if arguments.json:
+        sys.stdout.write(plain(Document(preflight=__version__, exit=code, files=files)))
+    else:
+        width = min(shutil.get_terminal_size().columns, _WIDTH)
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(files, code, width)))
+    return code
+
+
+def _exit_code(files: Sequence[Linted]) -> int:
+    if any(one.of(Severity.ERROR) or one.of(Severity.WARNING) for one in files):
+        return FOUND
+    if any(one.unread for one in files):
+        return UNREAD
+    return FINE if any(one.distributed for one in files) else NOTHING
+
+
+def _lines(files: Sequence[Linted], code: int, width: int) -> Iterator[str]:
+    for one in files:
+        yield from _file(one, width)
+    counted = [
+        (severity.value, sum(len(one.of(severity)) for one in files)) for severity in Severity
+    ]
+    told = ", ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in counted)
+    ignored = sum(one.ignored for one in files)
+    told += f", {ignored} ignored by comments" if ignored else ""
+    yield f"{told}    exit {code}"
+
+
+def _file(one: Linted, width: int) -> Iterator[str]:
+    path = printable(one.path)
+    if one.unread is not None:
+        said = f"{path} was not judged: {one.unread.reason}; {one.unread.remedy}"
+        yield from wrapped(said, first="", indent=_INDENT, width=width)
+    elif not one.distributed:
+        yield f"{path}: nothing in it is for several ranks ({one.lines} lines read)"
+    elif not one.findings:
+        yield f"{path}: nothing found ({one.lines} lines read)"
+    for each in one.findings:
+        yield f"{path}:{each.line}  {each.severity.value}  {each.rule}"
+        for label, words in (("", each.sentence), ("then: ", each.will), ("do: ", each.remedy)):
+            first, indent = _INDENT + label, _INDENT + " " * len(label)
+            yield from wrapped(words, first=first, indent=indent, width=width)

@@ -1,0 +1,16 @@
+"""`preflight prolog`: this node and the GPUs of the job that is about to start, in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from preflight.commands.hook_program import PROGRAM
+from preflight.isolated import start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def run(words: Sequence[str]) -> NoReturn:
+    """Become an isolated Python that judges and acts; `words` begin with the verb."""
+    start(words, program=PROGRAM)

@@ -1,0 +1,112 @@
+"""`preflight watch -- LAUNCH`: the launch as it is, and evidence where it hangs or dies."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from preflight.commands.watch_options import ALL, add_watch_options
+from preflight.errors import UsageError
+from preflight.watching.model import SHORTEST_S, Options
+from preflight.watching.settings import DEBUGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after SECONDS] [...] -- COMMAND ..."
+
+
+def run(words: Sequence[str]) -> int:
+    """Start and watch; the launch's exit code. UsageError (exit 4) where nothing was started."""
+    own, command = split(words)
+    parser = _Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
+    add_watch_options(parser)
+    told = parser.parse_args(own)
+    options = _options(told, command)
+    if told.print_env:
+        sys.stdout.write("".join(f"{line}\n" for line in _exports(options)))
+        return 0
+    if not command:
+        raise UsageError("nothing to watch: put the launch behind --, as in -- torchrun train.py")
+    if options.nodes or options.inventory:
+        _refuse_unknown_nodes(options)
+    from preflight.watching.watch import watch
+
+    sys.stdout.flush()
+    return watch(options)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Our own words, and the launch's: all behind the first `--`."""
+    if "--" not in words:
+        return list(words), ()
+    place = list(words).index("--")
+    return list(words[:place]), tuple(words[place + 1 :])
+
+
+def _refuse_unknown_nodes(options: Options) -> None:
+    """Now, not when it hangs; by a process of its own, as a watch that stays carries little."""
+    import subprocess
+
+    words = ["-P", "-m", "preflight.watching.elsewhere", options.nodes, options.inventory]
+    asked = subprocess.run(
+        [sys.executable, *words], stderr=subprocess.PIPE, text=True, errors="replace", check=False
+    )
+    if asked.returncode:
+        lines = asked.stderr.strip().splitlines() or [f"exit {asked.returncode}"]
+        raise UsageError(lines[-1])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """As everywhere in preflight: one line that says what to type."""
+        raise UsageError(f"{message}; type: {_USAGE}")
+
+
+def _options(told: argparse.Namespace, command: tuple[str, ...]) -> Options:
+    debug = frozenset(filter(None, told.debug.split(",")))
+    if unknown := sorted(debug - {*DEBUGS}):
+        raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of the two")
+    return Options(
+        command=command,
+        base=told.folder.expanduser(),
+        debug=debug,
+        cap_mib=int(_number("--debug-mib", told.debug_mib, 1)),
+        stalled_after_s=(
+            None
+            if told.stalled_after is None
+            else _number("--stalled-after", told.stalled_after, SHORTEST_S)
+        ),
+        tee=told.tee,
+        keep=told.keep,
+        nodes=told.nodes,
+        inventory=told.inventory,
+    )
+
+
+def _number(option: str, typed: str, least: float) -> float:
+    try:
+        number = float(typed)
+    except ValueError:
+        number = -1.0
+    if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
+        raise UsageError(f"{option}={typed} is no number from {least:g} on; type e.g. {option}=300")
+    return number
+
+
+def _exports(options: Options) -> Iterator[str]:
+    """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
+    from preflight.watching.folder import name
+    from preflight.watching.nccl_files import set_in_files
+    from preflight.watching.settings import FOLDERS, plan
+
+    folder = os.path.join(os.path.realpath(options.base), name())  # noqa: PTH118  a name, no path yet
+    decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)
+    for left in decided.left:
+        yield "# " + left.sentence.replace("\n", " ")
+    yield "mkdir -p " + " ".join(shlex.quote(f"{folder}/{below}") for below in FOLDERS)
+    for wish in decided.added:
+        yield f"export {wish.name}={shlex.quote(wish.value)}  # {wish.why}"

@@ -1,0 +1,13 @@
+"""Sizes of what a node may say: a broken or hostile one fills no memory and no terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Text = Annotated[str, Meta(max_length=4096)]
+Line = Annotated[str, Meta(max_length=512)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Index = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]

@@ -1,0 +1,210 @@
+"""Measured units become a verdict: the worst is named, with its number and its limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from preflight.facts.words import count
+from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.burn import Burn, Unit
+    from preflight.facts.burned import Measure
+
+_UNITS: dict[Measure, str] = {
+    "gemm_tflops": "TFLOPS",
+    "sustained_tflops": "TFLOPS",
+    "memory_gbs": "GB/s",
+    "h2d_gbs": "GB/s to it",
+    "d2h_gbs": "GB/s from it",
+    "p2p_gbs": "GB/s",
+    "launch_us": "us",
+    "host_copy_gbs": "GB/s",
+    "host_gflops": "GFLOPS",
+    "nic_gbits": "Gb/s",
+}
+_PARTS: dict[Measure, str] = {
+    "p2p_gbs": "way",
+    "host_copy_gbs": "NUMA node",
+    "host_gflops": "NUMA node",
+    "nic_gbits": "NIC",
+}
+_LESS_IS_BETTER = ("launch_us",)
+_PROMISE = (
+    "promise gpu_model, or set or learn a baseline (preflight learn), or judge more nodes at once"
+)
+_BUSY = "look at what else runs on this node, then run again"
+_HUNDRED, _MOST_NAMED = 100, 4
+
+
+def amount(value: float, measure: Measure) -> str:
+    """Say "742 TFLOPS": three digits, more where there are more before the point."""
+    number = f"{value:,.0f}" if value >= _HUNDRED else f"{value:.3g}"
+    return f"{number} {_UNITS[measure]}"
+
+
+def conclude(burn: Burn | None, measures: Sequence[Measure], *, what: str, advice: str) -> Verdict:
+    """Judge all units of these measures; `what` was measured, in words: "bf16 GEMM".
+
+    `advice` is about a slow one, with "{0}" for its name.
+    """
+    nothing = unjudged(burn, what)
+    if nothing is not None or burn is None:
+        return nothing or not_run(f"no {what} was measured")
+    units = burn.of(*measures)
+    if not units:
+        return _untold(burn, what)
+    odd = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
+    return odd or _starved(units, what) or _fine(units, what)
+
+
+def _fine(units: Sequence[Unit], what: str) -> Verdict:
+    """Nothing is odd; but with nothing to hold it against, nothing is proven."""
+    if any(one.held == "unheld" for one in units):
+        said = f"no peers: {_range(units, what)}, and no floor known"
+        return unknown(said, advice=_PROMISE, **_evidence(units))
+    return ok(_range(units, what) + _limits(units), **_evidence(units))
+
+
+def unjudged(burn: Burn | None, what: str) -> Verdict | None:
+    """Why there is nothing to judge, if there is nothing."""
+    if burn is None:
+        return not_run(f"no {what} was measured")
+    if burn.state == "not_run":
+        return not_run(burn.reason, stopped=burn.stopped)
+    if burn.state != "measured":
+        return not_run(burn.reason, blocked=True)
+    return None
+
+
+def _untold(burn: Burn, what: str) -> Verdict:
+    if burn.devices and len({flaw.cause for flaw in burn.lost}) >= burn.devices:
+        return not_run("no device came through (burn.device)", blocked=True)
+    if burn.kind == "cpu" and not burn.troubles:
+        return not_run(f"no GPUs here: no {what} to measure")
+    why = f": {'; '.join(burn.troubles)}" if burn.troubles else ""
+    return unknown(f"{what} was not measured{why}", advice="run again")
+
+
+def _missing(burn: Burn, units: Sequence[Unit], what: str) -> Verdict | None:
+    """Of a measure of single devices: who was neither measured nor lost."""
+    own = {one.cause for one in units if one.cause}
+    lost = {flaw.cause for flaw in burn.lost if flaw.cause}
+    short = burn.devices - len(own | lost)
+    if not own or short <= 0:
+        return None
+    told = f"{what}: {count(short, 'device')} of {burn.devices} told nothing"
+    return unknown(told, advice="run again", **_evidence(units))
+
+
+def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
+    slow = sorted((one for one in units if one.held == "slow"), key=_ratio)
+    if not slow:
+        return None
+    worst = slow[0]
+    causes = {one.cause for one in slow}
+    others = [one.name for one in slow[1:]]
+    more = f"; slow as well: {_some(others)}" if others else ""
+    return fail(
+        f"{worst.name}: {_against(worst, what)}{more}",
+        advice=advice.format(_some(sorted(causes, key=_natural)) if all(causes) else worst.name),
+        cause=causes.pop() if len(causes) == 1 else "",
+        **_evidence(units),
+    )
+
+
+def _flaky(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
+    come = [one for one in units if one.held == "flaky"]
+    if not come:
+        return None
+    worst = max(come, key=lambda one: one.bad / one.samples)
+    sentence = f"samples of {worst.name} were slow: {_against(worst, what)}"
+    return flaky(
+        worst.bad, worst.samples, sentence, advice=advice.format(worst.name), **_evidence(units)
+    )
+
+
+def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
+    starved = [one for one in units if one.held == "starved"]
+    if not starved:
+        return None
+    worst = min(starved, key=_ratio)
+    waited = f"; it waited for a CPU for {worst.waited:.0%} of the time"
+    return warn(f"{worst.name}: {_against(worst, what)}{waited}", advice=_BUSY, **_evidence(units))
+
+
+def _against(unit: Unit, what: str) -> str:
+    """Its number, its peers' and the limit, and which one decided."""
+    peers = f"peers' median {amount(unit.peers, unit.measure)}, " if unit.peers else ""
+    limit = amount(unit.limit, unit.measure) if unit.limit is not None else "none"
+    remark = f" at {unit.remark}" if unit.remark else ""
+    return (
+        f"{what} {amount(unit.best, unit.measure)}{remark}; {peers}limit {limit} "
+        f"({unit.limit_origin})"
+    )
+
+
+def _range(units: Sequence[Unit], what: str) -> str:
+    """Say "bf16 GEMM 731 to 745 TFLOPS (8 GPUs)", a clause per measure."""
+    clauses = []
+    for measure in dict.fromkeys(one.measure for one in units):
+        values = sorted(one.best for one in units if one.measure == measure)
+        low, high = (amount(value, measure) for value in (values[0], values[-1]))
+        unit = _UNITS[measure]
+        span = high if low == high else f"{low.removesuffix(' ' + unit)} to {high}"
+        clauses.append(span)
+    return f"{what} {', '.join(clauses)} ({_things(units)})"
+
+
+def _things(units: Sequence[Unit]) -> str:
+    """How many of what was measured: "8 GPUs", "56 ways", "1 NUMA node"."""
+    first = units[0]
+    word = _PARTS.get(first.measure) or first.cause.partition(" ")[0] or "part"
+    number = len({one.cause or one.name for one in units})
+    return count(number, word)
+
+
+def _limits(units: Sequence[Unit]) -> str:
+    """The limit that came nearest to deciding."""
+    held = [one for one in units if one.limit is not None]
+    nearest = min(held, key=_ratio)
+    return f"; limit {amount(nearest.limit or 0, nearest.measure)} ({nearest.limit_origin})"
+
+
+def _ratio(unit: Unit) -> float:
+    """How much of its limit it reached; less is worse."""
+    if unit.limit is None:
+        return float("inf")
+    less = unit.measure in _LESS_IS_BETTER
+    return unit.limit / unit.best if less else unit.best / unit.limit
+
+
+def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
+    return {
+        "parts": [
+            {
+                "name": one.name,
+                "measure": one.measure,
+                "best": one.best,
+                "typical": one.typical,
+                "samples": one.samples,
+                "peers": one.peers,
+                "limit": one.limit,
+                "limit_origin": one.limit_origin,
+                "waited": one.waited,
+                "clocks": one.remark,
+            }
+            for one in units
+        ]
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name

@@ -1,0 +1,1 @@
+"""What the variables of a job's environment mean, and what their values will do."""

@@ -1,0 +1,63 @@
+"""A launch script has several mistakes at once: all are told, the worst first, in one verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from preflight.fleet.starred import starred
+from preflight.verdict import Verdict, fail, unknown, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+UNKNOWN_JOB: Final = (
+    "no job environment known; give --preflight-env-file, --preflight-launch, "
+    "or run inside the allocation"
+)
+SHOWN: Final = 3
+"""Remarks in one sentence; the evidence has all."""
+
+_LONGEST_VALUE: Final = 60
+_RANK: Final = {"fail": 0, "unknown": 1, "warn": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing that is wrong. `fail`: the job dies, hangs, or does the opposite of what is set."""
+
+    sentence: str
+    advice: str
+    weight: Literal["fail", "unknown", "warn"] = "fail"
+    cause: str = ""
+    """What another check may remark on too: both are then one finding."""
+    hangs: bool = False
+    """The job waits for ever and logs nothing: told before all that it dies of with a message."""
+
+
+def told(name: str, value: str) -> str:
+    """NAME='value', without passwords, cut to what a line can hold."""
+    shown = starred(value)
+    shown = shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."
+    return f"{name}={shown!a}" if not shown or not _plain(shown) else f"{name}={shown}"
+
+
+def _plain(value: str) -> bool:
+    return value.isascii() and value.isprintable() and not set(value) & set(" '\"")
+
+
+def verdict(remarks: Iterable[Remark], fine: Verdict, origin: str = "") -> Verdict:
+    """All remarks in one verdict, or the given one where there are none."""
+    ranked = sorted(remarks, key=lambda one: (_RANK[one.weight], not one.hangs))
+    if not ranked:
+        return fine
+    more = (
+        f"; and {len(ranked) - SHOWN} more: all in the JSON report" if len(ranked) > SHOWN else ""
+    )
+    sentence = "; ".join(one.sentence for one in ranked[:SHOWN]) + more
+    sentence += f" ({origin})" if origin else ""
+    advice = "; ".join(dict.fromkeys(one.advice for one in ranked[:SHOWN]))
+    conclude = {"fail": fail, "unknown": unknown, "warn": warn}[ranked[0].weight]
+    cause = ranked[0].cause if len(ranked) == 1 else ""
+    evidence = [one.sentence for one in ranked]
+    return conclude(sentence, advice=advice, cause=cause, findings=evidence)

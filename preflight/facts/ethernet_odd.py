@@ -1,0 +1,126 @@
+"""What is wrong with the Ethernet links of a job's sockets: slow, half duplex, small frames, lossy.
+
+What should be is told by this machine's configuration, by most nodes of the group, by the other
+links of a bond, and by what both ends of a cable offer, in this order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.ethernet_counts import frame_troubles
+from preflight.facts.ethernet_links import is_up, mtu_of, over_rdma, parts, speed_of, up_of
+from preflight.facts.odd_gpus import Oddity
+from preflight.facts.peers import decided
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preflight.facts.model import Facts
+    from preflight.facts.network_model import Interface
+    from preflight.facts.node import Group, Majority
+
+_CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
+_TOLERANCE: Final = 0.97
+"""Drivers round."""
+
+
+def odd_links(
+    links: Sequence[Interface], facts: Facts, group: Group, *, grave: bool
+) -> Iterator[Oddity]:
+    """Everything odd about these links. `grave`: the job's data go over them."""
+    rdma = over_rdma(facts)
+    addressed = any(one.addresses for one in links)
+    for one in links:
+        if not is_up(one):
+            if not addressed:  # else net.interface tells of it, or `_lost_parts`
+                yield Oddity(f"{one.name} has no link", _CABLE.format(one.name), grave=False)
+            continue
+        if one.ethernet is not None and one.ethernet.duplex == "half":
+            sentence = f"{one.name} runs half duplex, full is expected"
+            yield Oddity(sentence, f"let both ends of {one.name} negotiate (ethtool -s autoneg on)")
+        yield from _lost_parts(one, facts, group, grave=grave)
+        if one.name not in rdma:
+            yield from _odd_mtu(one, group, grave=grave)
+            yield from _slow(one, links, group, grave=grave)
+            yield from frame_troubles(one, facts)
+
+
+def unheld(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
+    """Links whose speed nothing says what it should be: neither peers nor the device itself."""
+    return [
+        one.name
+        for one in links
+        if one.physical and is_up(one) and one.speed_mbits and one.name not in over_rdma(facts)
+        if one.ethernet is None or one.ethernet.most_mbits is None
+        if decided(group.majority(speed_of(one.name))) is None
+    ]  # fmt: skip
+
+
+def speed(mbits: float) -> str:
+    """100 Gb/s, 2.5 Gb/s, 100 Mb/s."""
+    return f"{mbits / 1000:g} Gb/s" if mbits >= 1000 else f"{mbits:g} Mb/s"  # noqa: PLR2004
+
+
+def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Oddity]:
+    wanted = one.ethernet.mtu_wanted if one.ethernet else None
+    expected, origin = wanted, "in its own configuration"
+    vote = decided(group.majority(mtu_of(one.name)))
+    if expected is None and vote is not None:
+        expected, origin = vote.value, _by(vote, group)
+    if one.mtu is None or expected is None or one.mtu == expected:
+        return
+    advice = f"ip link set {one.name} mtu {expected}; keep it so, and the switch port's not below"
+    # A node with larger frames than the others' sends them none: connections agree on the smaller.
+    sentence = f"{one.name}: MTU {one.mtu}, {expected} {origin}"
+    yield Oddity(sentence, advice, grave=grave and one.mtu < expected)
+
+
+def _slow(
+    one: Interface, links: Sequence[Interface], group: Group, *, grave: bool
+) -> Iterator[Oddity]:
+    if not one.speed_mbits:
+        return
+    told, advice = one.ethernet, _CABLE.format(one.name)
+    seen = f"{one.name} runs at {speed(one.speed_mbits)}"
+    vote = group.majority(speed_of(one.name))
+    if (usual := decided(vote)) is not None:
+        if one.speed_mbits < usual.value * _TOLERANCE:
+            yield Oddity(f"{seen}, {speed(usual.value)} {_by(usual, group)}", advice, grave=grave)
+        return
+    bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
+    both = min(told.most_mbits or 0, told.partner_mbits or 0) if told else 0
+    if one.speed_mbits < max(bonded, default=0) * _TOLERANCE:
+        sentence = f"{seen}, another link of {one.master} at {speed(max(bonded))}"
+        yield Oddity(sentence, advice, grave=grave)
+    elif one.speed_mbits < both * _TOLERANCE:
+        yield Oddity(f"{seen}, both its ends can do {speed(both)}", advice, grave=grave)
+    elif told and one.physical and one.speed_mbits < (told.most_mbits or 0) * _TOLERANCE:
+        sentence = f"{seen}, its device can do {speed(told.most_mbits or 0)}"
+        yield Oddity(sentence, advice, grave=False)
+    elif fastest := _fastest_peer(one, group):
+        sentence = f"{seen}, {speed(fastest)} on another node of group {group.name}"
+        yield Oddity(sentence, advice, grave=False)
+
+
+def _fastest_peer(one: Interface, group: Group) -> int | None:
+    """Of two nodes that differ neither is the rule; but no link is faster by mistake."""
+    read = speed_of(one.name)
+    fastest = max((mbits for facts in group.facts.values() if (mbits := read(facts))), default=0)
+    return fastest if (one.speed_mbits or 0) < fastest * _TOLERANCE else None
+
+
+def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Oddity]:
+    """Links of a bond that are down: it goes on with what is left, at a part of its speed."""
+    own = parts(one, facts)
+    for part in own:
+        vote = decided(group.majority(up_of(part.name)))
+        if is_up(part) or (vote is not None and not vote.value):
+            continue
+        left = sum(is_up(each) for each in own)
+        sentence = f"{part.name} of {one.name} has no link; {left} of {len(own)} are up"
+        yield Oddity(sentence, _CABLE.format(part.name), grave=grave)
+
+
+def _by(vote: Majority[int], group: Group) -> str:
+    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"

@@ -1,0 +1,149 @@
+"""Signs of a failing GPU: memory errors, rows that wait to be remapped, the driver's advice.
+
+Which numbers mean what: NVIDIA's guide to GPU memory errors and the limits in `limits.toml`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.gpu_verdict import Trouble, healths, named
+from preflight.facts.limits import limit
+from preflight.facts.words import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preflight.facts.gpu_model import GpuHealth
+    from preflight.facts.model import Facts
+
+_RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, recheck"
+_REPLACE: Final = "drain; run the field diagnostic and replace the GPU"
+_LISTED: Final = 3
+_HOUR_S: Final = 3600.0
+
+_TODO: Final = {
+    "GPU reset": _RESET,
+    "bus reset": _RESET,
+    "drain P2P": "drain its jobs; reset the GPU and its NVLink peers together, recheck",
+    "drain and reset": _RESET,
+    "recover IMEX domain": "recover the IMEX domain (restart nvidia-imex on its nodes), recheck",
+}
+
+
+def uptime_s(facts: Facts) -> float:
+    """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
+    return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
+
+
+def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Errors that ECC could not correct, SRAM that fails too often, and very many corrected."""
+    for gpu, health in healths(facts):
+        if health.ecc_volatile_uncorrected:
+            errors = count(health.ecc_volatile_uncorrected, "uncorrectable ECC error")
+            since = "since its driver was loaded, 0 expected"
+            yield Trouble(gpu, f"{named(gpu)}: {errors} {since}", _RESET)
+        elif health.uncorrected_said:
+            told = "uncorrectable memory errors are reported, their number is not; 0 expected"
+            yield Trouble(gpu, f"{named(gpu)}: {told}", _RESET)
+        sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")
+        if health.sram_threshold_exceeded:
+            exceeded = f"the driver says that its SRAM failed too often ({sram} uncorrectable)"
+            yield Trouble(gpu, f"{named(gpu)}: {exceeded}", _REPLACE)
+        elif health.sram_threshold_exceeded is None and sram > most:
+            in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
+            yield Trouble(gpu, f"{named(gpu)}: {in_life}", _REPLACE)
+        if noise := _corrected(health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S):
+            advice = "watch it under load; reset the GPU at the next chance"
+            yield Trouble(gpu, f"{named(gpu)}: {noise}", advice, grave=False)
+
+
+def _corrected(number: int, hours: float) -> str:
+    """Corrected errors cost nothing, but this many foretell worse; "" for the usual few."""
+    usual, most = limit("ecc_corrected_per_hour"), limit("ecc_corrected_total")
+    per_hour = number / max(hours, 1.0) if hours else 0.0
+    if per_hour <= usual and number <= most:
+        return ""
+    rate = f", {per_hour:.0f} an hour" if hours else ""
+    bounds = f"at most {usual:.0f} an hour and {most:.0f} in all are usual"
+    return f"{number} corrected ECC errors{rate}; {bounds}"
+
+
+def remap_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
+    for gpu, health in healths(facts):
+        for sentence in _beyond_repair(health):
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _REPLACE)
+        if waits := _waiting(health):
+            yield Trouble(gpu, f"{named(gpu)}: {waits} at the next reset, none expected", _RESET)
+        if health.banks_without_spares:
+            banks = count(health.banks_without_spares, "memory bank")
+            sentence = f"{named(gpu)}: {banks} without a spare row: its next bad row stays in use"
+            yield Trouble(gpu, sentence, "plan to replace the GPU", grave=False)
+
+
+def _beyond_repair(health: GpuHealth) -> Iterator[str]:
+    if health.remap_failed:
+        yield "remapping a bad memory row has failed"
+    if health.unrepairable:
+        yield "its memory cannot be repaired"
+    for number, what, name in (
+        (health.retired_pages, "memory pages retired", "retired_pages"),
+        (health.remapped_uncorrected, "rows remapped after uncorrectable errors", "remapped_rows"),
+    ):
+        if number and number > limit(name):
+            yield f"{number} {what}, {limit(name):.0f} are the most"
+
+
+def _waiting(health: GpuHealth) -> str:
+    """What a reset will mend; "" if nothing."""
+    rows = (
+        (health.remapped_uncorrected, "after uncorrectable errors"),
+        (health.remapped_corrected, "after correctable errors"),
+    )
+    so_far = ", ".join(f"{number} {why}" for number, why in rows if number)
+    found = [
+        (health.remap_pending, f"memory rows ({so_far or 'number not told'}) wait to be remapped"),
+        (health.retired_pending, "bad memory pages wait to be retired"),
+        (health.repair_pending, "a channel or TPC waits to be repaired"),
+    ]
+    return ", ".join(words for waits, words in found if waits)
+
+
+def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
+    """The one authoritative word: what the driver itself says must be done before more work."""
+    for gpu, health in healths(facts):
+        action = health.recovery_action
+        if action not in (None, "none"):
+            advice = _TODO.get(action, "drain and reboot the node, recheck")
+            sentence = f"{named(gpu)}: the driver asks for: {action}; none is expected"
+            yield Trouble(gpu, sentence, advice)
+
+
+def answer_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
+    for gpu, health in healths(facts):
+        if not health.errors:
+            continue
+        listed = ", ".join(health.errors[:_LISTED])
+        more = len(health.errors) - _LISTED
+        only_fan = all(error.startswith("fan") for error in health.errors)
+        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
+        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        fan = "look at the fan and its plug; replace it"
+        yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
+
+
+def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
+    """A board whose own memory of itself is damaged: ECC history and limits cannot be trusted."""
+    for gpu, health in healths(facts):
+        if health.inforom_valid is False:
+            sentence = f"{named(gpu)}: its InfoROM is corrupted"
+            yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
+
+
+def lost_of(facts: Facts) -> tuple[str, ...]:
+    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
+    answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
+    said = [line for line in facts.problems if line.startswith("GPU ")]
+    return tuple(line for line in said if not line.startswith(tuple(answering)))

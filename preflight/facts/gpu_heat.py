@@ -1,0 +1,101 @@
+"""What makes a GPU slow although it works: heat, a power brake, a limit that was left behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.gpu_errors import uptime_s
+from preflight.facts.gpu_peers import Wanted, wanted
+from preflight.facts.gpu_verdict import Trouble, healths, named
+from preflight.facts.limits import limit
+from preflight.facts.words import age
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preflight.facts.gpu_model import GpuHealth
+    from preflight.facts.model import Facts
+    from preflight.facts.node import Group
+
+HEAT: Final = "look at fans, air flow or coolant of this node; drain it if it stays hot"
+_BRAKE: Final = "look at power supplies and the power brake input (BMC log); drain until it is off"
+
+_HELD: Final = {
+    "hw_thermal": ("a hardware thermal slowdown", HEAT, True),
+    "hw_power_brake": ("the hardware power brake", _BRAKE, True),
+    "hw_slowdown": ("a hardware slowdown", "look at power, heat and the BMC log; drain", True),
+    "sw_thermal": ("a thermal slowdown by the driver", HEAT, False),
+}
+"""Reasons that are a fault, the most telling first. The others come with idling or with work."""
+
+
+def throttle_troubles(facts: Facts) -> Iterator[Trouble]:
+    """GPUs whose clocks are held down by hardware or heat now, or often were."""
+    for gpu, health in healths(facts):
+        active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
+        if active:
+            what, advice, grave = _HELD[active[0]]
+            sentence = f"{named(gpu)}: {what} holds its clocks down now; no such reason is expected"
+            yield Trouble(gpu, sentence, advice, grave=grave)
+            continue
+        yield from (
+            Trouble(gpu, sentence, HEAT, grave=False)
+            for sentence in _often(named(gpu), health, uptime_s(facts))
+        )
+
+
+def _often(name: str, health: GpuHealth, uptime: float) -> Iterator[str]:
+    most = limit("throttled_pct")
+    for seconds, what in (
+        (health.hw_thermal_s, "hardware thermal slowdown"),
+        (health.hw_brake_s, "hardware power brake"),
+    ):
+        share = 100 * (seconds or 0) / uptime if uptime else 0.0
+        if seconds and share > most:
+            yield (
+                f"{name}: {what} for {age(seconds)} since boot, {share:.1f} % of the time; "
+                f"at most {most:g} % is usual"
+            )
+
+
+def power_troubles(promised: float | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GPUs whose enforced power limit is below what it ought to be: they are slow under load."""
+    usual = wanted(promised, "power_limit_w", facts, group)
+    for gpu, health in healths(facts):
+        now, default = health.power_limit_w, health.power_default_w
+        should = usual
+        if should is None and default:
+            should = Wanted(default, "by default", "default")
+        if now is None or should is None:
+            continue
+        off = now - should.value
+        if abs(off) <= limit("power_limit_slack_w"):
+            continue
+        sentence = f"{named(gpu)}: power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
+        set_it = f"nvidia-smi -i {gpu.index} -pl {should.value:.0f}; look for a cap by BMC or rack"
+        if off > 0:
+            yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
+        else:
+            yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
+
+
+def temperature_troubles(facts: Facts) -> Iterator[Trouble]:
+    """GPUs that are near the point where the hardware halves their clocks."""
+    for gpu, health in healths(facts):
+        left = margin(health)
+        if left is None or left > limit("thermal_margin_c"):
+            continue
+        now = "" if health.temperature_c is None else f"{health.temperature_c} C, "
+        side = "below" if left >= 0 else "beyond"
+        expected = f"over {limit('thermal_margin_c'):.0f} C below it expected"
+        sentence = f"{named(gpu)}: {now}{abs(left)} C {side} its slowdown; {expected}"
+        yield Trouble(gpu, sentence, HEAT, grave=left <= 0)
+
+
+def margin(health: GpuHealth) -> int | None:
+    """Degrees until the hardware slows down; None where neither way to know it was told."""
+    if health.margin_c is not None:
+        return health.margin_c
+    if health.temperature_c is None or health.slowdown_c is None:
+        return None
+    return health.slowdown_c - health.temperature_c

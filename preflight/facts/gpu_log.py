@@ -1,0 +1,189 @@
+"""What the NVIDIA driver wrote of the GPUs into the kernel log: Xids, and words for a lost GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from preflight.facts.xids import GRADES, known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.xids import Grade
+
+_SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_SLOT}(?:, [^)]*)?\): (\d{{1,4}})\b(.*)")
+"""PCI address, code, and what it says."""
+_FELL = re.compile(rf"NVRM: .*?{_SLOT}.*fallen off the bus")
+_INIT = re.compile(
+    rf"NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
+    rf"|nvidia: probe of {_SLOT} failed|nvidia {_SLOT}: probe with driver nvidia failed"
+)
+_TRAINING = re.compile(r"NVRM: (GPU\d+) .*Error setting [TR]X sublink")
+_NEEDS_RESET = re.compile(rf"NVRM: .*{_SLOT}.*GPU likely needs to be reset")
+_LOADED = re.compile(r"NVRM: loading NVIDIA ")
+_MODULE = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
+_RECOVERED = re.compile(r"recovery action changed .* to \S+ \(None\)")
+_REBOOT, _RESET = re.compile(r"[Rr]eboot"), re.compile(r"[Rr]eset|Drain")
+_NONFATAL = re.compile(r"[Nn]on-?[Ff]atal")
+
+OFF_THE_BUS = "fell off the bus"
+_LOST = {79, OFF_THE_BUS}
+_SUMMARY = 154
+_ECC, _OF_ECC = {48}, {63, 94, 95, 171, 172}
+_CLEANED_UP = {43, 45}
+_NVLINK = {74, 136, *range(144, 151), 155}
+_AFTERMATH: set[Grade] = {"application", "notice"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that the driver said of one GPU, however often it said it."""
+
+    slot: str
+    """PCI address without function, "0000:5d:00"; or the driver's own number, "GPU1"."""
+    code: int | str
+    """The Xid, or words where the driver gave none."""
+    grade: Grade
+    meaning: str
+    advice: str
+    order: int
+    times: int = 1
+    last_s: float | None = None
+    """Seconds since boot, of the last time; None where the log does not tell."""
+    place: str = ""
+    """The part of the GPU that it comes back to: "GPC 2, TPC 5"."""
+    old: bool = False
+    """The driver was loaded anew since, or says that the GPU needs no recovery any more."""
+
+    @property
+    def label(self) -> str:
+        """Xid 79 (the GPU has fallen off the bus)."""
+        return f"Xid {self.code} ({self.meaning})" if isinstance(self.code, int) else self.code
+
+
+def slot_of(bus_id: str) -> str:
+    """Spell a PCI address as the driver's log does, whatever its domain's width: 0000:5d:00."""
+    domain, _, rest = bus_id.partition(":")
+    try:
+        return f"{int(domain, 16):04x}:{rest.partition('.')[0].lower()}"
+    except ValueError:
+        return bus_id
+
+
+def troubles(lines: Sequence[LogLine]) -> list[Trouble]:
+    """Everything that was said, in its order; of a code that came again for a GPU, the last."""
+    found: dict[tuple[str, int | str], Trouble] = {}
+    for order, line in enumerate(lines):
+        if "NVRM: " not in line.text and "nvidia" not in line.text:
+            continue
+        for key in [key for key, each in found.items() if _clears(line.text, each)]:
+            found[key] = replace(found[key], old=True)
+        one = _trouble(order, line)
+        if one is None:
+            continue
+        before = found.pop((one.slot, one.code), None)
+        if before is not None and not before.old:
+            one = _again(one, before)
+        found[one.slot, one.code] = one
+    return sorted(found.values(), key=lambda each: each.order)
+
+
+def echoes(one: Trouble, said: Iterable[Trouble]) -> list[Trouble]:
+    """What came on that GPU only because of this one."""
+    others = [each for each in said if each.slot == one.slot and each.old == one.old]
+    return [each for each in others if _echoes(each, one)]
+
+
+def roots(said: Iterable[Trouble]) -> list[Trouble]:
+    """Leave out what is only the echo of something else: one fault is one finding.
+
+    A GPU that is off the bus draws everything else on it, and NVLink errors on its peers; a double
+    bit error draws the containment and remapping; Xid 154 only sums up what others caused, also on
+    GPUs that are well; programs that die of a fault leave 13, 31, 43 and 45.
+    """
+    every = list(said)
+    return [one for one in every if not any(_echoes(one, other) for other in every)]
+
+
+def _echoes(one: Trouble, other: Trouble) -> bool:
+    if one is other or one.old != other.old or other.code == _SUMMARY:
+        return False
+    if one.code == _SUMMARY:
+        return other.grade in ("fatal", "reset", "configurable")
+    if one.slot != other.slot:
+        return other.code in _LOST and one.code in _NVLINK
+    return _echoes_here(one, other)
+
+
+def _echoes_here(one: Trouble, other: Trouble) -> bool:
+    """The same of two troubles of one GPU."""
+    hard = other.grade in ("fatal", "reset")
+    if other.code in _LOST and one.code not in _LOST:
+        return True
+    if not isinstance(one.code, int) and isinstance(other.code, int):
+        return hard
+    if other.grade == "application":
+        return one.code in _CLEANED_UP and other.code not in _CLEANED_UP
+    return (other.code in _ECC and one.code in _OF_ECC) or (hard and one.grade in _AFTERMATH)
+
+
+def _trouble(order: int, line: LogLine) -> Trouble | None:
+    xid = XID.search(line.text)
+    if xid is not None:
+        slot, code, said = slot_of(xid[1]), int(xid[2]), xid[3]
+        entry = known(code)
+        grade: Grade = entry.grade
+        if code == _SUMMARY:
+            grade = _wanted(said)
+        elif entry.worded and _NONFATAL.search(said):
+            grade = "configurable"
+        return Trouble(
+            slot, code, grade, entry.meaning, entry.advice, order, line.times, line.last_s
+        )
+    for slot, words, grade, advice in _unnumbered(line.text):
+        return Trouble(slot, words, grade, "", advice, order, line.times, line.last_s)
+    return None
+
+
+def _wanted(said: str) -> Grade:
+    """What Xid 154 asks for: it counts where the Xid that caused it is not in the log any more."""
+    wants = said.rpartition(" to ")[2] or said
+    return "fatal" if _REBOOT.search(wants) else "reset" if _RESET.search(wants) else "notice"
+
+
+def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
+    if fell := _FELL.search(text):
+        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", known(79).advice
+    elif init := _INIT.search(text):
+        slot = next(filter(None, init.groups()))
+        yield slot_of(slot), "the driver could not start it", "fatal", known(143).advice
+    elif reset := _NEEDS_RESET.search(text):
+        yield slot_of(reset[1]), "the driver says that it needs a reset", "reset", known(119).advice
+    elif training := _TRAINING.search(text):
+        advice = "drain, reseat its NVLink bridge or baseboard, look at nvidia-smi nvlink --status"
+        yield training[1], "its NVLinks do not train", "reset", advice
+
+
+def _clears(text: str, earlier: Trouble) -> bool:
+    """Whether a line says that what was before it is over, for that GPU."""
+    if earlier.old:
+        return False
+    if _MODULE.search(text):
+        return True
+    if _LOADED.search(text):
+        # It is written after the GPUs were started: those that then failed are of this driver.
+        return isinstance(earlier.code, int)
+    xid = XID.search(text)
+    if xid is None or int(xid[2]) != _SUMMARY or slot_of(xid[1]) != earlier.slot:
+        return False
+    return bool(_RECOVERED.search(xid[3]))
+
+
+def _again(one: Trouble, before: Trouble) -> Trouble:
+    """Of one that came before: the number of both, and the graver word for it."""
+    graver = min(one.grade, before.grade, key=GRADES.index)
+    return replace(one, times=one.times + before.times, grade=graver, order=before.order)

@@ -1,0 +1,120 @@
+"""What one GPU says of its own health: each reading None where NVML would not tell it.
+
+Why it would not matters: a board without ECC is no fault, an H100 that cannot read its counters is.
+`lacks`, `denied` and `errors` name the readings (as the fields here) that came back so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from preflight.facts.basics import Count, Index, Line, Seconds
+
+Lines = Annotated[tuple[Line, ...], Meta(max_length=128)]
+Celsius = Annotated[int, Meta(ge=-1000, le=1000)]
+Watts = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class LinkErrors(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What one NVLink counted since the driver was loaded, and its speed."""
+
+    link: Index
+    mbps: Count | None = None
+    replays: Count | None = None
+    recoveries: Count | None = None
+    """How often it lost its training and trained anew."""
+    failed_recoveries: Count | None = None
+    crc: Count | None = None
+    """Flits with a wrong checksum (NVLink 5: packets received with errors)."""
+
+
+class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
+    """The readings of one GPU at one moment, most of them since its driver was loaded."""
+
+    lacks: Lines = ()
+    """NVML says that this board or driver has no such reading."""
+    denied: Lines = ()
+    """NVML refuses to tell it to this login."""
+    errors: Lines = ()
+    """Anything else, in NVML's words: "power_draw_w: Unknown Error"."""
+
+    vbios: Line | None = None
+    inforom: Line | None = None
+    """Version of the InfoROM image."""
+    inforom_valid: bool | None = None
+    gsp_version: Line | None = None
+    gsp_on: bool | None = None
+
+    persistence: bool | None = None
+    compute_mode: Line | None = None
+    """"default", "exclusive_process", "exclusive_thread", "prohibited"."""
+    ecc_on: bool | None = None
+    ecc_pending: bool | None = None
+    """Whether ECC is on after the next reset."""
+    mig_pending: bool | None = None
+
+    ecc_volatile_corrected: Count | None = None
+    ecc_volatile_uncorrected: Count | None = None
+    uncorrected_said: bool | None = None
+    """A captured report says that there were uncorrectable errors, and not how many."""
+    ecc_aggregate_corrected: Count | None = None
+    ecc_aggregate_uncorrected: Count | None = None
+    """Over the life of the board."""
+    sram_aggregate_uncorrected: Count | None = None
+    sram_threshold_exceeded: bool | None = None
+    """The driver's own word that the SRAM has failed too often."""
+
+    remapped_corrected: Count | None = None
+    remapped_uncorrected: Count | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    banks_without_spares: Count | None = None
+    """Banks of memory in which no row is left to remap to."""
+    retired_pages: Count | None = None
+    retired_pending: bool | None = None
+    repair_pending: bool | None = None
+    unrepairable: bool | None = None
+    """Blackwell: a channel or TPC waits to be repaired at the next reset, or cannot be."""
+    recovery_action: Line | None = None
+    """What the driver says must be done: "none", "GPU reset", "node reboot", "drain and reset"."""
+
+    clock_reasons: Lines | None = None
+    """What holds its clocks down now: "idle", "hw_thermal", "power_cap", ..."""
+    hw_thermal_s: Seconds | None = None
+    hw_brake_s: Seconds | None = None
+    """How long that held its clocks down since the driver was loaded."""
+
+    power_limit_w: Watts | None = None
+    """What is enforced: the least of what was asked for and what the board allows."""
+    power_default_w: Watts | None = None
+    power_draw_w: Watts | None = None
+    fan_pct: Index | None = None
+    temperature_c: Celsius | None = None
+    memory_temperature_c: Celsius | None = None
+    slowdown_c: Celsius | None = None
+    margin_c: Celsius | None = None
+    """Degrees until the hardware slows down, where the driver tells just that."""
+
+    pcie_gen: Index | None = None
+    pcie_gen_max: Index | None = None
+    """The most that this board can do in this slot."""
+    pcie_width: Index | None = None
+    pcie_width_max: Index | None = None
+    pcie_replays: Count | None = None
+    performance_state: Line | None = None
+    """"P0" at full speed to "P15"."""
+    utilization_pct: Index | None = None
+
+    link_errors: Annotated[tuple[LinkErrors, ...], Meta(max_length=64)] | None = None
+    """One entry per NVLink that is up."""
+    fabric_state: Line | None = None
+    """How its registration with the NVSwitch fabric stands: "completed", "not started", ..."""
+    fabric_status: Line | None = None
+    """How that ended: "Success", or NVML's words."""
+    fabric_trouble: Lines = ()
+    """What the fabric's health says against it: "degraded bandwidth"."""
+
+    memory_reserved_mib: Count | None = None
+    bar1_total_mib: Count | None = None

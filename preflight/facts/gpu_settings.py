@@ -1,0 +1,188 @@
+"""GPUs that are not what the group is: model, firmware, modes, memory. One odd one stalls a job."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.gpu_peers import reading, wanted, wanted_of_kind
+from preflight.facts.gpu_verdict import Trouble, healths, named
+from preflight.facts.limits import limit
+from preflight.facts.words import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preflight.facts.model import Facts
+    from preflight.facts.node import Group
+    from preflight.fleet.model import Promise
+
+_FLASH: Final = "bring it to the version of the others, or leave the node out"
+_FIRMWARE: Final = {"vbios": "VBIOS", "inforom": "InfoROM", "gsp_version": "GSP firmware"}
+_ECC: Final = "nvidia-smi -i {} -e {}; reboot"
+_WORKSTATION: Final = ("GeForce", "RTX", "Quadro", "TITAN")
+"""Families of boards that are sold with ECC off, or without."""
+
+_LESS: Final = "drain; reset the GPU, replace it if that stays"
+_COMPARE: Final = "compare ECC, MIG and driver settings with a healthy node"
+_LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUDirect needs them"
+_ODD: Final = "correct the inventory, or leave the node out"
+
+
+def model_troubles(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GPUs of another kind than promised, than the group's, or than most of this node."""
+    usual = None if promised else wanted(None, "name", facts, group)
+    for gpu in facts.gpus or ():
+        if not gpu.name:
+            continue
+        if promised and not is_model(gpu.name, promised):
+            yield Trouble(gpu, f"{named(gpu)} is {gpu.name}, {promised} promised", _ODD)
+        elif usual is not None and gpu.name != usual.value:
+            yield Trouble(gpu, f"{named(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD)
+
+
+def is_model(name: str, promised: str) -> bool:
+    """Whether every word of the promise is one of the name: "H100 80GB" is, "H10" is not."""
+    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, promised))
+    return bool(asked) and asked <= here
+
+
+def driver_version(facts: Facts) -> str | None:
+    """The driver of a node, for the vote of its group."""
+    return facts.driver.version or None
+
+
+def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+    """Driver and firmware that differ from the group's, or among the GPUs of one node."""
+    vote, version = group.majority(driver_version), facts.driver.version
+    if vote is not None and vote.decides and version and version != vote.value:
+        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        advice = f"install driver {vote.value}, or leave the node out"
+        yield Trouble(None, f"driver {version} here, {vote.value} {whom}", advice, grave=False)
+    for name, words in _FIRMWARE.items():
+        usual = wanted_of_kind(name, facts, group)
+        if usual is None:
+            continue
+        for gpu, health in healths(facts):
+            here = getattr(health, name)
+            if here is None or here == usual.value or _follows_driver(name, here, facts):
+                continue
+            sentence = f"{named(gpu)}: {words} {here}, {usual.value} {usual.origin}"
+            yield Trouble(gpu, sentence, _FLASH, grave=False)
+    yield from _gsp(facts, group)
+
+
+def _gsp(facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GSP firmware that is on here and off there, or is another driver's."""
+    usual, driver = wanted_of_kind("gsp_on", facts, group), facts.driver.version
+    for gpu, health in healths(facts):
+        here = health.gsp_on
+        if usual is not None and here is not None and here != usual.value:
+            sentence = f"GSP firmware is {_on(here)}, {_on(usual.value)} {usual.origin}"
+            advice = "set NVreg_EnableGpuFirmware as on the others and reload the driver"
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", advice, grave=False)
+        elif health.gsp_version and driver and here is not False and health.gsp_version != driver:
+            sentence = f"{named(gpu)}: GSP firmware {health.gsp_version}, but driver {driver}"
+            advice = "reinstall the driver with its firmware, reboot"
+            yield Trouble(gpu, sentence, advice, grave=False)
+
+
+def _follows_driver(name: str, here: str, facts: Facts) -> bool:
+    """GSP firmware comes with the driver: another driver is one finding, not two."""
+    return name == "gsp_version" and here == facts.driver.version
+
+
+def mode_troubles(promised: Promise, facts: Facts, group: Group) -> Iterator[Trouble]:
+    """Modes that are not as promised or as on the others, and those in which no job can start."""
+    for name, promise, words, command in (
+        ("mig_enabled", promised.mig, "MIG", "nvidia-smi -i {} -mig {}"),
+        ("ecc_on", promised.ecc, "ECC", _ECC),
+        ("persistence", promised.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
+    ):
+        usual = wanted(promise, name, facts, group)
+        for gpu in facts.gpus or ():
+            here = reading(gpu, name)
+            if here is None or usual is None or here == usual.value:
+                continue
+            sentence = f"{named(gpu)}: {words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
+            advice = command.format(gpu.index, int(bool(usual.value)))
+            yield Trouble(gpu, sentence, advice, grave=name != "persistence")
+    yield from _compute_mode(promised.compute_mode, facts, group)
+    yield from _after_reset(facts)
+    if promised.ecc is None:
+        yield from _unprotected(facts, group)
+
+
+def _compute_mode(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    usual = wanted(promised, "compute_mode", facts, group)
+    for gpu, health in healths(facts):
+        here, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
+        if here == "prohibited" and promised != "prohibited":
+            sentence = f"{named(gpu)}: compute mode is prohibited: no job can use it"
+            yield Trouble(gpu, sentence, advice)
+        elif here is not None and usual is not None and here != usual.value:
+            sentence = f"{named(gpu)}: compute mode is {here}, {usual.value} {usual.origin}"
+            command = f"nvidia-smi -i {gpu.index} -c {str(usual.value).upper()}"
+            yield Trouble(gpu, sentence, command, grave=usual.by == "promise")
+
+
+def _after_reset(facts: Facts) -> Iterator[Trouble]:
+    """A mode that somebody changed and that waits for a reset: it will differ after a reboot."""
+    for gpu, health in healths(facts):
+        for words, now, later in (
+            ("ECC", health.ecc_on, health.ecc_pending),
+            ("MIG", gpu.mig_enabled, health.mig_pending),
+        ):
+            if now is not None and later is not None and now != later:
+                sentence = f"{named(gpu)}: {words} is {_on(now)}, {_on(later)} after the next reset"
+                yield Trouble(gpu, sentence, "reset the GPU, or undo the change", grave=False)
+
+
+def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
+    """ECC off where nobody promised so and no peer decides: bits may flip unseen."""
+    if wanted(None, "ecc_on", facts, group) is not None:
+        return
+    for gpu, health in healths(facts):
+        if health.ecc_on is False and not is_workstation(gpu.name):
+            sentence = f"{named(gpu)}: ECC is off, on is what this board is made for"
+            yield Trouble(gpu, sentence, _ECC.format(gpu.index, 1), grave=False)
+
+
+def is_workstation(name: str) -> bool:
+    """Whether a board is of a family that is sold with ECC off, or without."""
+    return bool(set(_WORKSTATION) & set(name.split()))
+
+
+def memory_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GPUs on which a job finds less memory than on the others, or a smaller window to it."""
+    slack = limit("memory_slack_mib")
+    total = wanted_of_kind("memory_total_mib", facts, group)
+    reserved = wanted_of_kind("memory_reserved_mib", facts, group)
+    window = wanted_of_kind("bar1_total_mib", facts, group)
+    for gpu, health in healths(facts):
+        here, kept, bar = gpu.memory_total_mib, health.memory_reserved_mib, health.bar1_total_mib
+        if total is not None and here is not None and here + slack < total.value:
+            sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LESS)
+        if reserved is not None and kept is not None and kept > reserved.value + slack:
+            usual = f"{memory(reserved.value)} {reserved.origin}"
+            sentence = f"{named(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"
+            yield Trouble(gpu, sentence, _COMPARE, grave=False)
+        if window is not None and bar is not None and bar < window.value:
+            sentence = f"BAR1 of {memory(bar)}, {memory(window.value)} {window.origin}"
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LARGE_BARS, grave=False)
+
+
+def used_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Memory in use although no process is listed; live, host.stale_processes tells who has it."""
+    most = limit("unowned_gpu_memory_mib")
+    for gpu in facts.gpus or () if facts.processes is None else ():
+        used = gpu.memory_used_mib or 0
+        if gpu.processes == () and used > most and not gpu.mig_enabled:
+            sentence = f"{memory(used)} in use and no process listed, under {memory(most)} expected"
+            advice = "on the host: fuser -v /dev/nvidia*"
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", advice, grave=False)
+
+
+def _on(value: object) -> str:
+    return "on" if value else "off"

@@ -1,0 +1,135 @@
+"""One frame for every judgement of GPU readings: what is bad, what is untold, what is not there.
+
+Why one: a reading that NVML would not tell must never pass, and that rule is easily forgotten in
+the fifteenth check. A judge gives its troubles and the readings it needs; here they are weighed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.gpu_peers import reading
+from preflight.facts.words import count
+from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preflight.facts.gpu_model import GpuHealth
+    from preflight.facts.model import Facts, Gpu
+
+GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that is wrong with one GPU, or (None) with the node as a whole."""
+
+    gpu: Gpu | None
+    sentence: str
+    advice: str
+    grave: bool = True
+
+
+def named(gpu: Gpu) -> str:
+    """A GPU as an operator finds it: GPU3 (0000:5e:00.0)."""
+    return f"GPU{gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU{gpu.index}"
+
+
+def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
+    """The GPUs whose readings were asked for."""
+    return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
+
+
+def conclude_gpus(
+    promised: int | None,
+    facts: Facts,
+    *,
+    what: str,
+    needs: Sequence[str],
+    troubles: Iterable[Trouble],
+    fine: str,
+    cause: str = "",
+) -> Verdict:
+    """Weigh the troubles of a node's GPUs against what could not be read.
+
+    `needs`: fields of `GpuHealth` or `Gpu` of which one must be told; `what` is their common name.
+    `cause`: with it, troubles of one GPU alone join those of other checks that name the same.
+    """
+    if not facts.gpus:
+        if promised:
+            return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
+        return not_run("no GPUs promised, none here")
+    found = sorted(troubles, key=lambda trouble: not trouble.grave)
+    untold = _untold(facts.gpus, needs)
+    if found and (found[0].grave or not untold):
+        return _bad(found, cause)
+    if untold:
+        return _unknown(facts, untold, what, needs, found)
+    if all(_lacks(gpu, needs) for gpu in facts.gpus):
+        names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
+        return not_run(f"NVML has no {what} for {', '.join(names)}")
+    return ok(fine)
+
+
+def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
+    worst = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    as_grave = [trouble.gpu for trouble in found if trouble.grave == worst.grave]
+    culprits = {gpu.index for gpu in as_grave if gpu is not None}
+    single = worst.gpu is not None and len(culprits) == 1
+    conclude = fail if worst.grave else warn
+    return conclude(
+        worst.sentence + more,
+        advice=worst.advice,
+        cause=f"{cause} of GPU{worst.gpu.index}" if cause and single and worst.gpu else "",
+        findings=[trouble.sentence for trouble in found],
+        gpus=sorted(culprits),
+    )
+
+
+def _unknown(
+    facts: Facts, untold: Sequence[Gpu], what: str, needs: Sequence[str], found: Sequence[Trouble]
+) -> Verdict:
+    gpus = facts.gpus or ()
+    which = "no GPU" if len(untold) == len(gpus) else ", ".join(named(gpu) for gpu in untold[:8])
+    verb = "tells its" if len(untold) == len(gpus) else "would not tell"
+    others = len(gpus) - len(untold)
+    told = f"; {count(others, 'other')} did" if others else ""
+    errors = [error for gpu in untold if gpu.health for error in gpu.health.errors]
+    why = [error for error in errors if error.partition(":")[0] in needs]
+    denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in untold)
+    sentence = f"{which} {verb} {what}{told}" + (f" ({why[0]})" if why else "")
+    sentence += f"; besides: {found[0].sentence}" if found else ""
+    look = "look for NVRM and Xid in dmesg; update the driver, recheck"
+    return unknown(
+        sentence,
+        advice=f"{GRANT}, recheck" if denied else look,
+        grant=GRANT if denied else "",
+        cause=f"readings of GPU{untold[0].index}" if why and len(untold) == 1 else "",
+        findings=[trouble.sentence for trouble in found],
+    )
+
+
+def _value(gpu: Gpu, name: str) -> object:
+    value = reading(gpu, name)
+    return None if value == "" else value
+
+
+def _untold(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
+    """Those without the reading, unless their kind has none: its peers of that kind decide."""
+    missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
+    telling = {gpu.name for gpu in gpus if gpu not in missing}
+    return [
+        gpu
+        for gpu in missing
+        if not _lacks(gpu, needs) or (gpu.name in telling and not gpu.mig_enabled)
+    ]
+
+
+def _lacks(gpu: Gpu, needs: Sequence[str]) -> bool:
+    health = gpu.health
+    if health is None or any(_value(gpu, name) is not None for name in needs):
+        return False
+    return all(name in health.lacks for name in needs)

@@ -1,0 +1,72 @@
+"""What judges of the kernel log share: that it was not read, how far back it goes, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.facts.words import age
+from preflight.verdict import unknown
+
+if TYPE_CHECKING:
+    from preflight.facts.kernel_model import KernelLog
+    from preflight.facts.model import Facts
+    from preflight.verdict import Verdict
+
+CAUSE = "kernel log unread"
+GRANT = (
+    "let this login read the kernel log: group adm or systemd-journal, or kernel.dmesg_restrict=0"
+)
+_REFUSALS = ("permitted", "denied", "permission", "privilege")
+_FORGOT_S = 600.0
+"""A log that begins this long after boot has forgotten its beginning."""
+
+
+def unread(facts: Facts) -> Verdict:
+    """The verdict of a check whose log could not be read: missing is unknown."""
+    said = next((each for each in facts.problems if each.startswith("kernel log: ")), "")
+    reason = said.partition(": ")[2] or "nobody could read it"
+    refused = any(word in reason.lower() for word in _REFUSALS)
+    sentence = f"its kernel log could not be read: {reason}"
+    if refused:
+        return unknown(sentence, advice=f"{GRANT}; then recheck", grant=GRANT, cause=CAUSE)
+    return unknown(
+        sentence, advice="make /dev/kmsg, the journal or dmesg readable there", cause=CAUSE
+    )
+
+
+def now_s(facts: Facts) -> float | None:
+    """Seconds since boot when the node answered; None for a captured log, which has no now."""
+    return facts.time_s - facts.boot_s if facts.time_s > facts.boot_s > 0 else None
+
+
+def window(log: KernelLog, facts: Facts) -> str:
+    """Say what was looked at: "since boot", "in the last 2 h 0 min", "in this log"."""
+    now = now_s(facts)
+    if log.source == "text" or now is None:
+        return "in this log"
+    if log.after_s > 0:
+        return f"in the last {age(max(0.0, now - log.after_s))}"
+    if log.begins_s is not None and log.begins_s > _FORGOT_S:
+        return f"in the last {age(max(0.0, now - log.begins_s))} (older lines are overwritten)"
+    return "since boot"
+
+
+def ago(last_s: float | None, facts: Facts) -> str:
+    """When it was: ", 2 h 5 min ago", or nothing where the log does not tell."""
+    now = now_s(facts)
+    return "" if last_s is None or now is None else f", {age(max(0.0, now - last_s))} ago"
+
+
+def elapsed_s(last_s: float | None, facts: Facts) -> float | None:
+    """How long ago that was; None where it is not known."""
+    now = now_s(facts)
+    return None if last_s is None or now is None else max(0.0, now - last_s)
+
+
+def span_s(log: KernelLog, facts: Facts) -> float | None:
+    """How long a time the lines cover; None where the log does not tell."""
+    times = [each.last_s for each in log.lines if each.last_s is not None]
+    until = now_s(facts) or max(times, default=None)
+    if until is None:
+        return None
+    return max(0.0, until - max(log.after_s, log.begins_s or 0.0))

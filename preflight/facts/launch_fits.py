@@ -1,0 +1,131 @@
+"""Whether a launch line can come up on a fleet: nodes, ranks per node, and a place to meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from preflight.facts.visible import read_visible
+from preflight.facts.words import count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preflight.facts.node import Node
+    from preflight.fleet.launch_shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What does not go together. `grave`: the job will not start, or not as one."""
+
+    sentence: str
+    advice: str
+    grave: bool = True
+
+
+def devices_of(node: Node) -> int | None:
+    """How many GPUs the job will see on a node; None where the node could not tell."""
+    gpus = node.facts.gpus
+    if gpus is None:
+        return 0 if node.facts.driver.state == "absent" else None
+    return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
+
+
+def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Misfit | None:
+    """The first reason why the launch will not become one job on all of these nodes and GPUs."""
+    return _by_srun(shape) or _nodes(shape, nodes) or _meeting(shape) or _idle(shape, devices)
+
+
+def _by_srun(shape: Shape) -> Misfit | None:
+    tasks, nodes = shape.srun_tasks, shape.srun_nodes
+    if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
+        return Misfit(
+            f"srun starts torchrun {tasks} times on each node, 1 is expected: it starts the ranks "
+            "there itself",
+            "--ntasks-per-node=1, and --nproc-per-node for the ranks",
+        )
+    if nodes is None or shape.nnodes is None or shape.nnodes[0] <= nodes <= shape.nnodes[1]:
+        return None
+    return Misfit(
+        f"srun starts it on {count(nodes, 'node')}, and --nnodes expects {_range(shape.nnodes)}",
+        f"--nnodes={nodes}",
+    )
+
+
+def _nodes(shape: Shape, nodes: int) -> Misfit | None:
+    if shape.nnodes is None:
+        return None
+    fewest, most = shape.nnodes
+    if fewest > nodes:
+        return Misfit(
+            f"--nnodes={_range(shape.nnodes)} waits for {fewest} nodes, and this run has {nodes}",
+            f"give --nnodes={nodes}, or name all nodes of the job here",
+        )
+    if most >= nodes:
+        return None
+    if most == 1:
+        how = "--standalone" if shape.standalone else "--nnodes is 1, torchrun's default"
+        return Misfit(
+            f"{how}: each of {nodes} nodes would train by itself, one job is expected",
+            f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500",
+            grave=False,
+        )
+    return Misfit(
+        f"--nnodes={_range(shape.nnodes)}, and this run has {nodes}: {nodes - most} will not be "
+        "part of the job",
+        f"--nnodes={nodes}, or --preflight-need {most} if spare nodes are meant",
+        grave=False,
+    )
+
+
+def _meeting(shape: Shape) -> Misfit | None:
+    """Where the nodes of torchrun find each other."""
+    if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
+        return None
+    if not shape.endpoint:
+        said = "neither --rdzv-endpoint nor --master-addr"
+        if shape.ignored:
+            said = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
+            said += "--rdzv-endpoint is given"
+        return Misfit(
+            f"{said}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
+            "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, HOST being one of the nodes",
+        )
+    if shape.endpoint.endswith(":0"):
+        return Misfit(
+            f"--rdzv-endpoint={shape.endpoint[:60]}: port 0 is a random one, which the other nodes "
+            "cannot know",
+            "give a port, such as 29500",
+        )
+    if shape.static and not shape.node_rank:
+        return Misfit(
+            "the static rendezvous without --node-rank: every node takes itself for node 0",
+            "--rdzv-backend=c10d, or --node-rank=0, 1, ... on each node",
+        )
+    if shape.ignored:
+        said = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
+        return Misfit(said, "leave it out, or it will mislead its readers", grave=False)
+    return None
+
+
+def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Misfit | None:
+    """GPUs that no rank will use; too few of them is what `env.cuda_visible_devices` says."""
+    known = Counter(number for number in devices.values() if number)
+    if shape.nproc is None or not known:
+        return None
+    usual, votes = known.most_common(1)[0]
+    if usual <= shape.nproc:
+        return None
+    return Misfit(
+        f"{count(shape.nproc, 'rank')} per node, and the job sees {usual} GPUs on {votes} of "
+        f"{len(devices)} nodes: {usual - shape.nproc} idle on each",
+        f"--nproc-per-node={usual} (or =gpu)",
+        grave=False,
+    )
+
+
+def _range(nnodes: tuple[int, int]) -> str:
+    fewest, most = nnodes
+    return str(most) if fewest == most else f"{fewest}:{most}"

@@ -1,0 +1,199 @@
+"""What the NIC's driver wrote: a NIC with sick firmware stalls every rank of the job."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, window
+from preflight.facts.limits import limit
+from preflight.facts.one_link import teller
+from preflight.facts.words import count
+from preflight.verdict import fail, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.model import Facts
+    from preflight.verdict import Verdict
+
+Kind = Literal[
+    "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma"
+]
+
+_HINT = re.compile(r"mlx5_core|[Ll]ink (?:is )?[Dd]own|NETDEV WATCHDOG|nvidia-peermem")
+"""Few lines are looked at closely."""
+
+_BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_HAVE = r"(?P<have>[\d.]+)"
+_COULD = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
+_FAILS: tuple[Kind, ...] = ("firmware", "dead")
+_LINK: tuple[Kind, ...] = ("down", "module")
+_KINDS: tuple[tuple[Kind, str], ...] = (
+    ("recovered", rf"mlx5_core {_BDF}.*(?:health recovery (?:succeeded|completed)|recovered)"),
+    ("hot", rf"mlx5_core {_BDF}.*(?:[Hh]igh [Tt]emperature|[Tt]emperature .*(?:critical|exceed))"),
+    ("firmware", rf"mlx5_core {_BDF}.*(?:health compromised|[Ff]irmware internal error)"),
+    ("firmware", rf"mlx5_core {_BDF}.*(?:[Ff]atal (?:error|sensor)|[Hh]ealth recovery failed)"),
+    ("firmware", rf"mlx5_core {_BDF}.*Health issue observed.*(?:EMERG|ALERT|CRIT|ERROR)"),
+    ("dead", rf"mlx5_core {_BDF}:.*(?:mlx5_load_one failed|(?:init|probe)_one.*failed)"),
+    ("dead", r"mlx5_core: probe of (?P<bus>[0-9a-f:.]+) failed"),
+    ("dead", rf"mlx5_core {_BDF}: probe with driver mlx5_core failed"),
+    ("dead", rf"mlx5_core {_BDF}:.*Firmware over .*MS in (?:pre-)?initializing"),
+    ("narrow", rf"mlx5_core {_BDF}: {_HAVE} Gb/s available PCIe bandwidth, limited by {_COULD}"),
+    ("module", rf"mlx5_core {_BDF}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)"),
+    ("stalled", r"NETDEV WATCHDOG: (?P<name>\S+) .*timed out"),
+    ("stalled", rf"mlx5_core {_BDF}.*(?:timeout\. Will cause a leak|TX timeout detected)"),
+    ("down", rf"^(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
+    ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
+    ("rdma", r"nvidia-peermem .*ERROR"),
+)
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+_STARTED = re.compile(rf"mlx5_core {_BDF}: firmware version")
+
+_MEANING: dict[Kind, tuple[str, str]] = {
+    "firmware": (
+        "its firmware stopped working",
+        "drain; power-cycle the node, update the NIC's firmware; replace the NIC if it comes again",
+    ),
+    "dead": (
+        "its driver could not start it",
+        "drain; look at dmesg for that NIC, power-cycle, check driver and firmware versions",
+    ),
+    "hot": ("it was too hot", "check fans, air flow and the optical module of that NIC"),
+    "module": ("its cable or optical module is in trouble", "reseat or replace cable and module"),
+    "stalled": ("its queue or a command stood still", "update firmware and driver; watch it"),
+    "down": ("its link went down", "reseat or replace the cable; look at the switch port"),
+    "rdma": (
+        "GPUDirect RDMA lost a program's context",
+        "look at the program that ended then; reload nvidia_peermem, or use dma-buf",
+    ),
+    "recovered": ("its firmware recovered", "watch it; update the NIC's firmware"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing of one NIC; `who` is its PCI address or its interface."""
+
+    who: str
+    kind: Kind
+    order: int
+    times: int
+    last_s: float | None
+    note: str = ""
+    have_gbits: float = 0.0
+
+
+def events(lines: Sequence[LogLine]) -> list[Event]:
+    """All that was said of NICs; a fault is gone when its driver started it again, or healed it."""
+    found: list[Event] = []
+    for order, line in enumerate(lines):
+        started = _STARTED.search(line.text) if found else None
+        if started is not None:
+            found = [each for each in found if each.who != started["bus"] or each.kind == "down"]
+        one = _event(order, line)
+        if one is not None and one.kind == "recovered":
+            found = [e for e in found if e.who != one.who or e.kind not in _FAILS]
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def judge_nic_log(facts: Facts) -> Verdict:
+    """Firmware that stopped and a NIC that did not start fail the node; one flap does not."""
+    log = facts.kernel_log
+    if log is None:
+        return unread(facts)
+    said = events(log.lines)
+    evidence: dict[str, Any] = {"events": [_evidence(each) for each in said], "log": log.source}
+    graves = [each for each in said if each.kind in _FAILS]
+    if graves:
+        return fail(
+            f"{_told(graves, facts)}; expected no such line {window(log, facts)}",
+            advice=_MEANING[graves[0].kind][1],
+            cause=f"nic {graves[0].who}" if len({each.who for each in graves}) == 1 else "",
+            **evidence,
+        )
+    flaps = _flapping(said, facts)
+    # Of a narrow PCIe link ib.pcie tells, which sees it as it is now.
+    notable = [each for each in said if each.kind not in ("down", "narrow")]
+    if flaps or notable:
+        flaps, notable, cause = _left(flaps, notable, facts)
+        told = [_flaps_told(flaps)] if flaps else []
+        told += [_told(notable, facts)] if notable else []
+        worst = flaps[0] if flaps else notable[0]
+        return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
+    downs = sum(each.times for each in said if each.kind == "down")
+    rest = f"; links went down {count(downs, 'time')}" if downs else ""
+    return ok(f"no NIC in trouble {window(log, facts)}{rest}", **evidence)
+
+
+def _left(
+    flaps: list[Event], notable: list[Event], facts: Facts
+) -> tuple[list[Event], list[Event], str]:
+    """Leave what another check tells of the same link to it; if that is all, join its finding."""
+    tellers = {one: teller(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK}
+    rest = [one for one in (*flaps, *notable) if not tellers.get(one)]
+    if not rest:
+        return flaps, notable, next(iter(tellers.values()))
+    return [one for one in flaps if one in rest], [one for one in notable if one in rest], ""
+
+
+def _event(order: int, line: LogLine) -> Event | None:
+    if not _HINT.search(line.text):
+        return None
+    for kind, pattern in _PATTERNS:
+        found = pattern.search(line.text)
+        if found is None:
+            continue
+        named = found.groupdict()
+        who = named.get("bus") or named.get("name") or ""
+        note, have = "", 0.0
+        if kind == "narrow":
+            have = _number(named["have"])
+            note = f"{named['have']} of {named['could']} Gb/s, {named['link']}"
+        return Event(who or "nvidia-peermem", kind, order, line.times, line.last_s, note, have)
+    return None
+
+
+def _number(said: str) -> float:
+    try:
+        return float(said)
+    except ValueError:
+        return 0.0
+
+
+def _flapping(said: Sequence[Event], facts: Facts) -> list[Event]:
+    """Links that went down more often in a day than a cable in order does."""
+    found = []
+    span = span_s(facts.kernel_log, facts) if facts.kernel_log is not None else None
+    days = max(1.0, (span or 0.0) / 86400)
+    for who in dict.fromkeys(each.who for each in said if each.kind == "down"):
+        own = [each for each in said if each.kind == "down" and each.who == who]
+        times = sum(each.times for each in own)
+        recent = elapsed_s(own[-1].last_s, facts)
+        if times / days >= limit("link_flaps_per_day") and (recent is None or recent < 86400):  # noqa: PLR2004
+            found.append(Event(who, "down", own[-1].order, times, own[-1].last_s))
+    return found
+
+
+def _flaps_told(flaps: Sequence[Event]) -> str:
+    told = ", ".join(f"{each.who} {count(each.times, 'time')}" for each in flaps[:4])
+    return f"link down: {told}, expected under {limit('link_flaps_per_day'):.0f} in a day"
+
+
+def _told(found: Sequence[Event], facts: Facts) -> str:
+    first = found[0]
+    whos = list(dict.fromkeys(each.who for each in found if each.kind == first.kind))
+    times = sum(each.times for each in found if each.kind == first.kind)
+    more = f" and {len(whos) - 1} more" if len(whos) > 1 else ""
+    often = f" ({count(times, 'line')})" if times > 1 else ""
+    note = f" ({first.note})" if first.note else ""
+    when = ago(found[-1].last_s, facts)
+    return f"{first.who}{more}: {_MEANING[first.kind][0]}{note}{often}{when}"
+
+
+def _evidence(one: Event) -> dict[str, object]:
+    return {"who": one.who, "kind": one.kind, "times": one.times, "last_s": one.last_s}

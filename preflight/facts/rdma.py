@@ -1,0 +1,167 @@
+"""RDMA ports in comparable form: drivers and tools word the same state in four ways.
+
+Each reader named below that takes `Facts` can be voted on by a group; None abstains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from preflight.facts.wiring import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from preflight.facts.model import Facts, Nic, NicPort
+    from preflight.facts.network_model import Interface
+    from preflight.fleet.model import Promise
+
+T = TypeVar("T")
+
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_LANES: Final = re.compile(r"\(\s*([0-9]{1,2})X\b")
+_LINK_LAYERS: Final = {"ib": "infiniband", "roce": "ethernet"}
+SWITCH: Final = "switch"
+ADAPTER: Final = "channel adapter"
+"""In place of a device's type where a text describes a whole fabric, and not one node."""
+
+ENOUGH_ALIKE: Final = 3
+"""Ports of one kind on one node that make a peer group: two against one prove little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of one device."""
+
+    nic: Nic
+    port: NicPort
+
+    @property
+    def name(self) -> str:
+        """As rdma(8) writes it: mlx5_0/1."""
+        return f"{self.nic.name}/{self.port.port}"
+
+    @property
+    def state(self) -> str:
+        """ACTIVE, INIT, DOWN, ...; "" where it could not be read."""
+        return _word(self.port.state).upper()
+
+    @property
+    def physical(self) -> str:
+        """LINKUP, POLLING, DISABLED, ...; "" where it could not be read."""
+        return re.sub(r"[^A-Z]", "", _word(self.port.phys_state).upper())
+
+    @property
+    def active(self) -> bool:
+        """Whether data can flow."""
+        return self.state.startswith("ACTIVE")
+
+    @property
+    def layer(self) -> str:
+        """Infiniband or ethernet, in lower case; "" where nothing tells."""
+        return self.port.link_layer.strip().lower()
+
+    @property
+    def gbits(self) -> float | None:
+        """Its rate, Gb/s."""
+        found = _NUMBER.search(self.port.rate)
+        return float(found.group()) if found else None
+
+    @property
+    def lanes(self) -> int | None:
+        """How many lanes the rate is made of; None where the text does not say."""
+        found = _LANES.search(self.port.rate)
+        return int(found.group(1)) if found else None
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What ports must share to be each other's peers on one node."""
+        return self.layer, self.nic.board or self.nic.hca_type
+
+    @property
+    def of_fabric(self) -> bool:
+        """Whether it is in a list of a whole fabric, where nobody says what each is for."""
+        return self.nic.hca_type in (SWITCH, ADAPTER)
+
+    def words(self) -> str:
+        """Its state for a sentence: "DOWN (Polling)"."""
+        physical = _word(self.port.phys_state)
+        return f"{self.state} ({physical})" if physical else self.state
+
+
+def ports_of(facts: Facts) -> tuple[Port, ...]:
+    """All ports, mlx5_2 before mlx5_10."""
+    nics = sorted(facts.nics or (), key=lambda nic: natural(nic.name))
+    return tuple(Port(nic, port) for nic in nics for port in nic.ports)
+
+
+def is_rail(port: Port, promised: Promise) -> bool:
+    """Whether the promise is about this port: by name, or else by link layer."""
+    if promised.hcas is not None:
+        return port.nic.name in promised.hcas
+    wanted = _LINK_LAYERS[promised.nic_link] if promised.nic_link else ""
+    return not wanted or not port.layer or port.layer == wanted
+
+
+def netdev_of(port: Port, facts: Facts) -> Interface | None:
+    """The network interface over a port."""
+    interfaces = facts.network.interfaces if facts.network else None
+    named = (one for one in interfaces or () if one.name == port.port.netdev)
+    return next(named, None) if port.port.netdev else None
+
+
+def nic_names(facts: Facts) -> tuple[str, ...] | None:
+    """Names of the devices."""
+    return None if facts.nics is None else tuple(sorted(nic.name for nic in facts.nics))
+
+
+def active_ports(facts: Facts) -> tuple[str, ...] | None:
+    """Names of the ports that are up."""
+    return None if facts.nics is None else tuple(p.name for p in ports_of(facts) if p.active)
+
+
+def rates(facts: Facts) -> tuple[tuple[str, float], ...] | None:
+    """(port, Gb/s) of the ports that are up."""
+    found = [(p.name, p.gbits) for p in ports_of(facts) if p.active]
+    known = tuple((name, gbits) for name, gbits in found if gbits is not None)
+    return known if known and len(known) == len(found) else None
+
+
+def mtus(facts: Facts) -> tuple[tuple[str, int], ...] | None:
+    """(port, MTU of its Ethernet interface) of the ports that are up."""
+    found = tuple(
+        (port.name, device.mtu)
+        for port in ports_of(facts)
+        if port.active and port.layer == "ethernet"
+        if (device := netdev_of(port, facts)) is not None and device.mtu is not None
+    )
+    return found or None
+
+
+def firmwares(facts: Facts) -> tuple[tuple[str, str], ...] | None:
+    """(chip and board, firmware) of every device that tells, each once."""
+    found = {(chip(nic), nic.firmware) for nic in facts.nics or () if nic.firmware}
+    return tuple(sorted(found)) or None
+
+
+def chip(nic: Nic) -> str:
+    """What devices must share for their firmware to be comparable.
+
+    The first number of mlx5's firmware is the chip: 20 ConnectX-6, 28 ConnectX-7, 32 BlueField-3.
+    """
+    return " ".join(filter(None, (nic.board or nic.hca_type, nic.firmware.partition(".")[0])))
+
+
+def most(values: Iterable[T]) -> T | None:
+    """What more than half, and at least three, share."""
+    counts = Counter(values)
+    value, votes = counts.most_common(1)[0] if counts else (None, 0)
+    return value if votes >= ENOUGH_ALIKE and 2 * votes > counts.total() else None
+
+
+def _word(text: str) -> str:
+    """The word after sysfs's number: "4: ACTIVE" is ACTIVE."""
+    return text.rpartition(":")[2].strip()

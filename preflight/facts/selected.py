@@ -1,0 +1,126 @@
+"""Which interfaces and RDMA devices a job's variables really select on one node.
+
+A prefix selects more than it names, a leading "^" or "=" counts for the whole list, and what NCCL
+takes where nothing is set is seldom what anybody wanted. Rules as in NCCL's socket.cc, utils.cc
+and init.cc (v2.18 to 2.27), and in torch's ProcessGroupGloo and GlooDeviceFactory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.addresses import family as family_of
+from preflight.facts.addresses import parsed
+from preflight.facts.rdma import ports_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preflight.facts.model import Facts
+    from preflight.facts.network_model import Interface
+    from preflight.facts.rdma import Port
+
+_AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+"""What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set; the first that hits is taken."""
+
+_FAMILIES: Final = {"AF_INET": 4, "AF_INET6": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """NCCL_SOCKET_IFNAME or NCCL_IB_HCA, taken apart as NCCL does."""
+
+    names: tuple[tuple[str, int | None], ...]
+    """(name or prefix, port)"""
+    exclude: bool
+    exact: bool
+
+    def hits(self, name: str, port: int | None = None) -> bool:
+        """Whether NCCL may take it."""
+        if not self.names:
+            return not self.exclude
+        return self.exclude != any(self.matches(each, name, port) for each in self.names)
+
+    def matches(self, each: tuple[str, int | None], name: str, port: int | None = None) -> bool:
+        """Whether one word of the list is about it."""
+        word, its_port = each
+        same = name == word if self.exact else name.startswith(word)
+        return same and (its_port is None or port is None or its_port == port)
+
+
+@cache
+def parse_filter(text: str) -> Filter:
+    """Take a list apart: "^" and "=" count where they lead the whole text, and nowhere else."""
+    exclude = text.startswith("^")
+    rest = text[exclude:]
+    exact = rest.startswith("=")
+    names = []
+    for word in rest[exact:].split(","):
+        name, _, port = word.partition(":")
+        if name:
+            number = port.partition(":")[0]
+            names.append((name, int(number) if number.isdigit() else None))
+    return Filter(tuple(names), exclude=exclude, exact=exact)
+
+
+def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interface, ...]:
+    """The interfaces of NCCL's sockets, in its order; the first carries its bootstrap."""
+    found = _addressed(facts, _FAMILIES.get(family))
+    if len(ifname) > 1:  # NCCL takes no notice of a single character
+        return _filtered(found, ifname)
+    return next((hit for text in _AUTOMATIC if (hit := _filtered(found, text))), ())
+
+
+def gloo_interfaces(facts: Facts, ifname: str) -> tuple[list[Interface], list[str]]:
+    """(those that GLOO_SOCKET_IFNAME names, names of which there is none): whole names only."""
+    interfaces = (facts.network.interfaces if facts.network else None) or ()
+    by_name = {one.name: one for one in interfaces}
+    names = [name for name in ifname.split(",") if name]
+    return [by_name[n] for n in names if n in by_name], [n for n in names if n not in by_name]
+
+
+def nccl_ports(facts: Facts, hca: str) -> tuple[Port, ...]:
+    """The RDMA ports that NCCL_IB_HCA selects, active or not."""
+    wanted = parse_filter(hca)
+    return tuple(p for p in ports_of(facts) if wanted.hits(p.nic.name, p.port.port))
+
+
+def hca_of(environ: Mapping[str, str] | None) -> str:
+    """NCCL_IB_HCA of the job; "" where nothing is known or set."""
+    return (environ or {}).get("NCCL_IB_HCA", "")
+
+
+def subnet(interface: Interface) -> str:
+    """The network of its first address: "10.77.0.0/24"; "" without one."""
+    found = parsed(interface.addresses[0]) if interface.addresses else None
+    return "" if found is None else str(found.network)
+
+
+@cache
+def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] | None]:
+    """The reader of (interface, subnet) for a vote of a group: one for all nodes that set this."""
+
+    def read(facts: Facts) -> tuple[str, str] | None:
+        found = nccl_interfaces(facts, ifname, family)
+        return (found[0].name, subnet(found[0])) if found else None
+
+    return read
+
+
+def _addressed(facts: Facts, family: int | None) -> list[Interface]:
+    """As getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
+    interfaces = (facts.network.interfaces if facts.network else None) or ()
+    four = [one for one in interfaces if _has(one, 4)] if family in (None, 4) else []
+    six = [one for one in interfaces if _has(one, 6)] if family in (None, 6) else []
+    return [*four, *(one for one in six if one not in four and not one.loopback)]
+
+
+def _has(interface: Interface, family: int) -> bool:
+    return any(family_of(address) == family for address in interface.addresses)
+
+
+def _filtered(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:
+    wanted = parse_filter(text)
+    return tuple(one for one in interfaces if wanted.hits(one.name))

@@ -1,0 +1,166 @@
+"""What the driver wrote of the NVSwitches: a fatal SXid takes NVLink away from all GPUs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from preflight.facts.gpu_log import roots, troubles
+from preflight.facts.kernel_log import ago, unread, window
+from preflight.facts.words import count
+from preflight.verdict import fail, not_run, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.model import Facts
+    from preflight.verdict import Verdict
+
+_SXID = re.compile(
+    r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
+    r"(Non-[Ff]atal|Fatal)\b(.*)"
+)
+_LINK = re.compile(r"\bLink (\d{1,3})\b")
+_RELOADED = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
+_LINK_LOST = 20034
+"""The switch's end of a link went down: what it sees when the GPU at the other end is lost."""
+
+_TAKES_LINKS = {48, 62, 74, 79, 119, 120, 143}
+"""Xids of a GPU with which its links go down, or which tell of the same link from its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One SXid that the switch's driver wrote."""
+
+    switch: str
+    bus_id: str
+    code: int
+    fatal: bool
+    link: str
+    order: int
+    times: int
+    last_s: float | None
+
+    @property
+    def part(self) -> tuple[str, str]:
+        """Which part of the switch it is of, and what to do about it."""
+        return _part(self.code)
+
+
+def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
+    """All SXids: those of before the driver came anew, and those since."""
+    old: list[Fault] = []
+    new: list[Fault] = []
+    for order, line in enumerate(lines):
+        if "nvidia-nv" not in line.text:
+            continue
+        if _RELOADED.search(line.text):
+            old, new = [*old, *new], []
+        found = _SXID.search(line.text)
+        if found is not None:
+            link = _LINK.search(found[5])
+            new.append(
+                Fault(
+                    switch=found[1],
+                    bus_id=found[2],
+                    code=int(found[3]),
+                    fatal=found[4] == "Fatal",
+                    link=link[1] if link else "",
+                    order=order,
+                    times=line.times,
+                    last_s=line.last_s,
+                )
+            )
+    return old, new
+
+
+def judge_sxids(facts: Facts) -> Verdict:
+    """A fatal SXid since the driver was loaded fails the node; what others tell of is a note."""
+    log = facts.kernel_log
+    switched = any(
+        link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
+    )
+    if log is None:
+        return unread(facts) if switched or facts.nonce == "captured" else _no_switch()
+    old, new = faults(log.lines)
+    if not old and not new and not switched and log.source != "text":
+        return _no_switch()
+    evidence: dict[str, Any] = {
+        "sxids": [_evidence(each) for each in (*old, *new)],
+        "log": log.source,
+    }
+    fatal = [each for each in new if each.fatal]
+    own = [each for each in fatal if not (each.code == _LINK_LOST and _explained(log.lines))]
+    if own:
+        return fail(
+            f"{_told(own, facts)}; expected no fatal SXid {window(log, facts)}",
+            advice=own[0].part[1],
+            cause="nvswitch",
+            **evidence,
+        )
+    earlier = [each for each in old if each.fatal]
+    if fatal or earlier:
+        why = "a GPU's Xid tells of the same link" if fatal else "before the driver was loaded anew"
+        return warn(
+            f"{_told(fatal or earlier, facts)}: {why}",
+            advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
+            **evidence,
+        )
+    rest = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
+    return ok(f"no fatal SXid {window(log, facts)}{rest}", **evidence)
+
+
+def _no_switch() -> Verdict:
+    return not_run("no NVSwitch here, no SXid in its kernel log")
+
+
+def _explained(lines: Sequence[LogLine]) -> bool:
+    return any(
+        each.code in _TAKES_LINKS and each.grade in ("fatal", "reset") and not each.old
+        for each in roots(troubles(lines))
+    )
+
+
+def _told(found: Sequence[Fault], facts: Facts) -> str:
+    first = found[0]
+    link = f" link {first.link}" if first.link else ""
+    links = {(each.switch, each.link) for each in found}
+    more = f" (and {len(links) - 1} more links or switches)" if len(links) > 1 else ""
+    what = f"fatal SXid {first.code} ({first.part[0]})"
+    return f"{first.switch} ({first.bus_id}){link}: {what}{more}{ago(found[-1].last_s, facts)}"
+
+
+@cache
+def _parts() -> tuple[tuple[int, int, str, str], ...]:
+    text = files("preflight.facts").joinpath("sxids.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    advice = table["advice"]
+    return tuple(
+        (each["first"], each["last"], each["meaning"], advice[each["scope"]])
+        for each in table["part"]
+    )
+
+
+def _part(code: int) -> tuple[str, str]:
+    for first, last, meaning, advice in _parts():
+        if first <= code <= last:
+            return meaning, advice
+    return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
+
+
+def _evidence(one: Fault) -> dict[str, object]:
+    return {
+        "switch": one.switch,
+        "bus_id": one.bus_id,
+        "sxid": one.code,
+        "fatal": one.fatal,
+        "link": one.link,
+        "times": one.times,
+        "last_s": one.last_s,
+    }

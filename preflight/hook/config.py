@@ -1,0 +1,97 @@
+"""hook.toml, read so that nobody but root decides for which node a scheduler loses a machine."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from preflight.errors import UsageError
+from preflight.fleet.files import read_regular
+from preflight.hook.model import HookConfig
+from preflight.trust import who_may_change
+
+if TYPE_CHECKING:
+    from preflight.hook.model import Occasion
+
+DEFAULT: Final = Path("/etc/preflight/hook.toml")
+_LARGEST: Final = 1 << 20
+
+SPARE_S: Final = 1.0
+"""What a hook needs beside its budget, of the time that its caller gives it: to start and end."""
+
+
+def load(path: Path | None = None) -> HookConfig:
+    """Read the operator's choices; UsageError that names the file and what to change.
+
+    Without a path the usual place, where no file means the defaults: these only observe.
+    """
+    if path is None and not os.path.lexists(DEFAULT):
+        return HookConfig()
+    return parse(read_trusted(path or DEFAULT), path or DEFAULT)
+
+
+def parse(content: bytes, path: Path) -> HookConfig:
+    """Take the text of a hook.toml apart; UsageError for what is none, or has unknown keys."""
+    try:
+        config = msgspec.convert(tomllib.loads(content.decode()), HookConfig, dec_hook=_path)
+    except (ValueError, RecursionError) as error:
+        said = str(error).encode("ascii", "replace").decode()[:200]
+        raise UsageError(f"{path}: {said}; see docs/prolog.md for its keys") from error
+    for name, place in (
+        ("inventory", config.inventory),
+        ("state_dir", config.state_dir),
+        ("sysfs", config.sysfs),
+        ("kernel_log", config.kernel_log),
+        ("slurm_bin", config.slurm_bin),
+        ("breaker.directory", config.breaker.directory if config.breaker else None),
+    ):
+        if place is not None and not (place.is_absolute() and str(place).isprintable()):
+            raise UsageError(f"{path}: {name} = {str(place)!a}: write a path that begins with /")
+    if config.inventory is not None and config.inventory.suffix.lower() != ".toml":
+        raise UsageError(f"{path}: inventory = {str(config.inventory)!a}: write one of TOML")
+    return config
+
+
+def refuse_longer(config: HookConfig, occasion: Occasion, limit_s: float | None) -> None:
+    """UsageError for a budget that whoever starts the hook does not wait for.
+
+    Ended in the middle, it would judge nothing on just the nodes that take that long.
+    """
+    prolog = occasion == "prolog"
+    key, budget_s = (
+        ("budget_s", config.budget_s)
+        if prolog
+        else ("healthcheck_budget_s", config.healthcheck_budget_s)
+    )
+    if limit_s is not None and budget_s > limit_s - SPARE_S:
+        raise UsageError(
+            f"{key} = {budget_s:g} s is not used: the script that starts this ends it after "
+            f"{limit_s:g} s; write at most {limit_s - SPARE_S:g} in hook.toml, or raise LIMIT_S "
+            "in that script"
+        )
+
+
+def _path(kind: type, said: object) -> Path:
+    """Make a path of a string, and of nothing else."""
+    if kind is not Path or not isinstance(said, str):
+        raise ValueError(f"expected a path, got {said!a:.40}")
+    return Path(said)
+
+
+def read_trusted(path: Path, largest: int = _LARGEST) -> bytes:
+    """Read a file that decides; UsageError where another than root could have written it."""
+    refuse_others(path)
+    try:
+        return read_regular(path, largest)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from error
+
+
+def refuse_others(path: Path) -> None:
+    """UsageError where another than root could change a file or folder; holds for root alone."""
+    if os.geteuid() == 0 and (said := who_may_change(path)):
+        raise UsageError(f"{path} is not used: {said}; chown -R root:root, chmod -R go-w")

@@ -1,0 +1,219 @@
+"""Whether this node is drained, resumed or left alone: every rule of that lives here.
+
+Pure: it is told what is known, and says either what to do or what it must know first.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from preflight.hook.model import Call, Decision, Drained, HookConfig, Judged, NodeState, Tokens
+from preflight.hook.reason import compose, parse
+from preflight.hook.sentences import advised, notes
+from preflight.verdict import Outcome
+
+Ask = Literal["state", "token"]
+"""What to find out next: the node's state, or whether the breaker grants one more drain."""
+
+OWN_FAULT: Final = "hook.trouble"
+"""Stands for a check in the reason of a drain that `fail_closed` asked for."""
+
+_IN_USE: Final = frozenset(
+    {
+        *("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "PLANNED", "BLOCKED"),
+        *("CLOUD", "DYNAMIC_NORM", "NOT_RESPONDING"),
+    }
+)
+"""States in which a node serves jobs. In any other (DOWN, FAIL, MAINT, REBOOT, powered down, a word
+of a later Slurm) somebody else is at work on it, and it is left alone."""
+
+_DRAIN: Final = "DRAIN"
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """All that a decision goes by; `decide` asks for what is still missing."""
+
+    call: Call
+    judged: Judged
+    now_s: float
+    """Seconds since the epoch."""
+    drained: Drained | None = None
+    """The drain of this node that we remember."""
+    state: NodeState | None = None
+    unread: str = ""
+    """Why the scheduler did not tell the state; "" where it did, or was not asked."""
+    tokens: Tokens | None = None
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """What the node is to be drained for."""
+
+    check: str
+    reason: str
+    heals: bool
+    advice: str = ""
+
+
+def decide(known: Known, config: HookConfig) -> Decision | Ask:
+    """Say what to do, or what must be known first; asks for each thing at most once.
+
+    A node is drained only for a `fail` that blames its own hardware, while nobody else holds it,
+    and with a token of the breaker. Whatever could not be judged drains nothing.
+    """
+    cause = cause_of(known, config)
+    if cause is None:
+        return _resume(known, config)
+    if why := only_observing(config):
+        return _say("observe", f"would drain {known.judged.node}: {cause.reason} ({why})")
+    if known.state is None:
+        return _unread(known, config, cause) if known.unread else "state"
+    return _drain(cause, known, known.state)
+
+
+def cause_of(known: Known, config: HookConfig) -> Cause | None:
+    """The one finding to drain for: one that stays comes before one that may heal.
+
+    Nothing where a fault of ours makes us a poor witness, unless that alone is to keep jobs away.
+    """
+    call, judged = known.call, known.judged
+    if judged.trouble:
+        if not (config.fail_closed and call.occasion == "prolog"):
+            return None
+        reason = compose(OWN_FAULT, judged.trouble, call.job, whose="preflight")
+        return Cause(check=OWN_FAULT, reason=reason, heals=True)
+    blamed = [
+        each
+        for each in judged.findings
+        if each.drains and not each.user and each.outcome is Outcome.FAIL
+    ]
+    if not blamed:
+        return None
+    first = min(blamed, key=lambda each: each.heals)
+    return Cause(
+        check=first.check,
+        reason=compose(first.check, first.sentence, call.job, occasion=call.occasion),
+        heals=first.heals,
+        advice=first.advice,
+    )
+
+
+def only_observing(config: HookConfig) -> str:
+    """Say why nothing is drained at all; "" where drains are enforced."""
+    breaker = config.breaker
+    if not config.enforce:
+        return "observing: enforce is not set"
+    if breaker is None or not (breaker.directory or breaker.slurm):
+        return "observing: enforce needs a breaker, and none is configured"
+    return ""
+
+
+def held_by(state: NodeState) -> str:
+    """Say who or what else holds the node, so that it is not ours to touch; "" if nobody does."""
+    strange = state.states - _IN_USE - {_DRAIN}
+    if strange or not state.states:
+        return f"the scheduler has it as {'+'.join(sorted(state.states)) or 'nothing known'}"
+    if state.reason and parse(state.reason) is None:
+        return f"it carries the reason {state.reason[:80]!a}, which is not ours"
+    return ""
+
+
+def _drain(cause: Cause, known: Known, state: NodeState) -> Decision | Ask:
+    node, held = known.judged.node, held_by(state)
+    if _DRAIN in state.states:
+        return _already_out(cause, known, state, held)
+    if held:
+        return _say("withheld", f"left alone {node}: {held}; found {cause.reason}")
+    if known.tokens is None:
+        return "token"
+    if not known.tokens.granted:
+        closed = _closed(known.tokens)
+        return _say("withheld", f"not drained {node}: {closed}; found {cause.reason}")
+    counted = f"drain {known.tokens.used} of {known.tokens.most} in the window"
+    return Decision(
+        action="drain",
+        exit_code=1,
+        reason=cause.reason,
+        log=f"drain {node}: {cause.reason} ({counted}){advised(cause.advice)}",
+    )
+
+
+def _already_out(cause: Cause, known: Known, state: NodeState, held: str) -> Decision:
+    """Drained, by whomever: that stands. A job that was about to start is kept away from it.
+
+    A drain of ours that would have healed gives way to a cause that does not. The health check,
+    which comes by every few minutes, has nothing new to say.
+    """
+    node, mine = known.judged.node, known.drained
+    if not held and mine is not None and is_mine(state, mine) and mine.heals > cause.heals:
+        return Decision(
+            action="drain",
+            exit_code=1,
+            reason=cause.reason,
+            log=f"drained already {node}, now for: {cause.reason}{advised(cause.advice)}",
+        )
+    news = known.call.occasion == "prolog"
+    return _say("none", f"drained already {node}: found {cause.reason}" * news, exit_code=1)
+
+
+def _unread(known: Known, config: HookConfig, cause: Cause) -> Decision | Ask:
+    """Nobody told who holds the node: its reason may be somebody's, so it is not touched.
+
+    With `fail_closed` the prolog fails within the breaker's number: the scheduler itself then
+    drains the node, and keeps a reason that is there.
+    """
+    said = f"{known.judged.node}: {known.unread}; found {cause.reason}"
+    if not (config.fail_closed and known.call.occasion == "prolog"):
+        return _say("withheld", f"not drained {said}")
+    if known.tokens is None:
+        return "token"
+    if not known.tokens.granted:
+        return _say("withheld", f"not drained {said}; {_closed(known.tokens)}")
+    return _say("none", f"kept the job from {said}", exit_code=1)
+
+
+def is_mine(state: NodeState, mine: Drained) -> bool:
+    """Whether the node still carries the drain that we set, unedited."""
+    return _DRAIN in state.states and state.reason == mine.reason and parse(mine.reason) is not None
+
+
+def _resume(known: Known, config: HookConfig) -> Decision | Ask:
+    """Undo a drain of ours whose cause has healed, and nothing else."""
+    mine, node = known.drained, known.judged.node
+    quiet = _say("none", notes(known.judged))
+    if mine is None or not _healed(mine, known, config):
+        return quiet
+    if why := only_observing(config):
+        return _say("observe", f"would resume {node}: {mine.check} passes again ({why})")
+    if known.state is None:
+        return quiet if known.unread else "state"
+    if not is_mine(known.state, mine) or held_by(known.state):
+        return quiet
+    return Decision(action="undrain", exit_code=0, log=f"resume {node}: {mine.check} passes again")
+
+
+def _healed(mine: Drained, known: Known, config: HookConfig) -> bool:
+    judged = known.judged
+    again = bool(judged.passed) if mine.check == OWN_FAULT else mine.check in judged.passed
+    bad = any(each.drains and each.condemns for each in judged.findings)
+    return (
+        known.call.occasion == "healthcheck"
+        and mine.heals
+        and again
+        and not bad
+        and not judged.trouble
+        and known.now_s - mine.time_s >= config.undrain_after_s
+    )
+
+
+def _closed(tokens: Tokens) -> str:
+    if tokens.trouble:
+        return f"the breaker could not be asked: {tokens.trouble}"
+    return (
+        f"the breaker is open, {tokens.used} nodes drained in the window and {tokens.most} allowed"
+    )
+
+
+def _say(action: Literal["none", "withheld", "observe"], log: str, exit_code: int = 0) -> Decision:
+    return Decision(action=action, exit_code=exit_code, log=log)

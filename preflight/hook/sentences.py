@@ -1,0 +1,32 @@
+"""What the hook logs of a node that it does not drain: silent where all is well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from preflight.hook.model import Finding, Judged
+
+_SHOWN = 4
+
+
+def advised(advice: str) -> str:
+    """Append what to do, where a check says so."""
+    return f"; do: {advice}" if advice else ""
+
+
+def notes(judged: Judged) -> str:
+    """One line on findings that drain nothing and on what could not be judged; "" if none."""
+    if judged.trouble:
+        return f"could not judge {judged.node}: {judged.trouble}"
+    said = [_finding(each) for each in judged.findings if each.condemns]
+    said += [f"{each.check} unknown: {each.why}" for each in judged.unknown]
+    if not said:
+        return ""
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    return f"{judged.node}: {'; '.join(said[:_SHOWN])}{more}"
+
+
+def _finding(one: Finding) -> str:
+    whose = " [user]" if one.user else "" if one.drains else " [drains nothing]"
+    return f"{one.check} {one.outcome}{whose}: {one.sentence}{advised(one.advice)}"

@@ -1,0 +1,132 @@
+"""The hook's whole work: what was chosen, what is found, what is done about it, what is kept."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec.structs import replace
+
+from preflight.errors import UsageError
+from preflight.hook import kept
+from preflight.hook.act import act
+from preflight.hook.config import load, refuse_longer, refuse_others
+from preflight.hook.decision import only_observing
+from preflight.hook.here import look, node_name
+from preflight.hook.model import Call, Decision, Judged
+from preflight.hook.options import parsed
+from preflight.hook.outermost import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
+from preflight.hook.periodic import keep
+from preflight.hook.sentences import notes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.hook.here import Look
+    from preflight.hook.model import HookConfig
+    from preflight.hook.options import Options
+    from preflight.hook.said import Level
+
+PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""A prolog is started without any."""
+
+
+class Tell(Protocol):
+    """Hands on what the configuration says, before anything can go wrong."""
+
+    def __call__(self, *, budget_s: float, fail_closed: bool, log: str) -> None:
+        """Say it once."""
+
+
+def work(words: Sequence[str], began: float, tell: Tell) -> Ended:
+    """Judge this node and act on it; `began` (time.monotonic) is when the hook was started."""
+    options = parsed(words)
+    os.environ.setdefault("PATH", PATH)
+    name = node_name(os.environ, options.node)
+    call = _call(options)
+    try:
+        config = load(options.config)
+        refuse_longer(config, options.occasion, options.limit_s)
+    except UsageError as error:
+        # Where to write, and whether a drain is wanted, is not known then: it is only said.
+        judged = Judged(node=name, trouble=str(error))
+        return _said(options, call, judged, Decision(action="none", exit_code=0, log=notes(judged)))
+    prolog = options.occasion == "prolog"
+    budget_s = config.budget_s if prolog else config.healthcheck_budget_s
+    closed = config.fail_closed and not only_observing(config)
+    tell(budget_s=budget_s, fail_closed=closed, log=config.log)
+    ends = began + budget_s - SHARE_S
+    seen = look(name, config, options.occasion, os.environ, ends)
+    judged = _written(seen, call, config, options)
+    return _ended(options, call, judged, config, ends)
+
+
+def plain_code(judged: Judged) -> int:
+    """0 healthy, 1 unhealthy, 2 could not judge. What a user left behind is no fault of the node's.
+
+    A fault of ours makes us a poor witness, whatever else was seen.
+    """
+    if judged.trouble:
+        return UNJUDGED
+    if any(each.condemns and not each.user for each in judged.findings):
+        return UNHEALTHY
+    return UNJUDGED if judged.unknown else HEALTHY
+
+
+def _call(options: Options) -> Call:
+    if options.occasion != "prolog":
+        return Call(occasion=options.occasion)
+    return Call(
+        occasion="prolog",
+        job=os.environ.get("SLURM_JOB_ID", "")[:40],
+        partition=os.environ.get("SLURM_JOB_PARTITION", "")[:80],
+    )
+
+
+def _written(seen: Look, call: Call, config: HookConfig, options: Options) -> Judged:
+    """Keep what was found before anything is done about it: a full disk is a fault of ours."""
+    judged = seen.judged
+    try:
+        if options.periodic and seen.facts is not None:
+            refuse_others(config.state_dir)
+            keep(config.state_dir, seen.facts)
+        if _worth_a_file(judged):
+            kept.write(config.state_dir, kept.document(call, judged))
+    except (OSError, UsageError) as error:
+        wrong = f"cannot write {config.state_dir}: {_words(error)}"
+        return replace(judged, trouble=judged.trouble or wrong)
+    return judged
+
+
+def _worth_a_file(judged: Judged) -> bool:
+    """Nothing is written of a healthy node."""
+    bad = any(each.condemns for each in judged.findings)
+    return bool(bad or judged.trouble or judged.unknown)
+
+
+def _ended(options: Options, call: Call, judged: Judged, config: HookConfig, ends: float) -> Ended:
+    """Decide, do it, and say so; the file then also holds what was done."""
+    if options.plain:
+        return _said(options, call, judged, None)
+    decision = act(call, judged, config, ends)
+    if _worth_a_file(judged):
+        try:
+            kept.write(config.state_dir, kept.document(call, judged, decision))
+        except (OSError, UsageError) as error:
+            wrong = f"cannot write {config.state_dir / kept.LAST}: {_words(error)}"
+            decision = replace(decision, log=f"{decision.log}; {wrong}")
+    return _said(options, call, judged, decision)
+
+
+def _said(options: Options, call: Call, judged: Judged, decision: Decision | None) -> Ended:
+    """Put it in the words of the shell that asked: with --plain nothing was decided."""
+    text = kept.document(call, judged, decision).text() if options.json else ""
+    grave = judged.trouble or (decision is not None and decision.action == "drain")
+    level: Level = "error" if grave else "warning"
+    if options.plain or decision is None:
+        return Ended(plain_code(judged), text, notes(judged), level)
+    return Ended(decision.exit_code, text, decision.log, level)
+
+
+def _words(error: OSError | UsageError) -> str:
+    return getattr(error, "strerror", "") or str(error)

@@ -1,0 +1,229 @@
+"""Which calls need every rank: they wait for the others, so a rank that never comes hangs all."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from preflight.lint.names import canonical
+
+if TYPE_CHECKING:
+    from preflight.lint.model import Call, Function, Script
+
+_GROUP_AT: Final = {
+    "all_gather": 2, "all_gather_coalesced": 2, "all_gather_into_tensor": 2,
+    "all_gather_object": 2, "all_reduce": 2, "all_reduce_coalesced": 2, "all_to_all": 2,
+    "all_to_all_single": 4, "barrier": 0, "broadcast": 2, "broadcast_object_list": 2,
+    "gather": 3, "gather_object": 3, "monitored_barrier": 0, "reduce": 3, "reduce_scatter": 3,
+    "reduce_scatter_tensor": 3, "scatter": 3, "scatter_object_list": 3,
+}  # fmt: skip
+"""torch.distributed's collectives, and where each takes its group."""
+
+_ALL_RANKS: Final = {
+    "torch.distributed.new_group": "new_group",
+    "torch.distributed.new_subgroups": "new_subgroups",
+    "torch.distributed.init_device_mesh": "init_device_mesh",
+    "torch.distributed.device_mesh.init_device_mesh": "init_device_mesh",
+    "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
+    "torch.distributed.fsdp.FullyShardedDataParallel": "FullyShardedDataParallel",
+    "horovod.torch.allreduce": "allreduce",
+    "horovod.torch.allgather": "allgather",
+    "horovod.torch.broadcast": "broadcast",
+    "horovod.torch.broadcast_parameters": "broadcast_parameters",
+    "horovod.torch.broadcast_optimizer_state": "broadcast_optimizer_state",
+    "accelerate.utils.wait_for_everyone": "wait_for_everyone",
+    "accelerate.utils.gather": "gather",
+    "accelerate.utils.gather_object": "gather_object",
+    "accelerate.utils.broadcast": "broadcast",
+    "accelerate.utils.broadcast_object_list": "broadcast_object_list",
+    "accelerate.utils.reduce": "reduce",
+}  # fmt: skip
+"""Calls that every rank of the job must make, whichever group they are about."""
+
+SAVES: Final = {
+    "torch.distributed.checkpoint.save": "torch.distributed.checkpoint.save",
+    "torch.distributed.checkpoint.async_save": "torch.distributed.checkpoint.async_save",
+    "torch.distributed.checkpoint.save_state_dict": "torch.distributed.checkpoint.save_state_dict",
+    "torch.distributed.checkpoint.load": "torch.distributed.checkpoint.load",
+    "torch.distributed.checkpoint.state_dict.get_model_state_dict": "get_model_state_dict",
+    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict": "get_optimizer_state_dict",
+    "torch.distributed.checkpoint.state_dict.get_state_dict": "get_state_dict",
+    "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict": "FSDP.optim_state_dict",
+    "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict":
+        "FSDP.full_optim_state_dict",
+}  # fmt: skip
+"""Ways to a checkpoint that gather shards from every rank."""
+
+_OBJECTS: Final = {
+    "accelerate.Accelerator": {
+        "gather", "gather_for_metrics", "pad_across_processes", "reduce", "wait_for_everyone",
+    },
+    "lightning.fabric.Fabric": {"all_gather", "all_reduce", "barrier", "broadcast"},
+}  # fmt: skip
+_OBJECT_SAVES: Final = {
+    "accelerate.Accelerator": {"save_state", "get_state_dict"},
+    "lightning.fabric.Fabric": {"save"},
+    "deepspeed.initialize": {"save_checkpoint", "save_16bit_model"},
+    "lightning.Trainer": {"save_checkpoint"},
+    "torch.distributed.fsdp.FullyShardedDataParallel": {"state_dict"},
+    "torch.distributed.optim.ZeroRedundancyOptimizer": {"consolidate_state_dict"},
+}  # fmt: skip
+_SAME_CLASS: Final = {
+    "accelerate.accelerator.Accelerator": "accelerate.Accelerator",
+    "lightning.Fabric": "lightning.fabric.Fabric",
+    "torch.distributed.fsdp.FSDP": "torch.distributed.fsdp.FullyShardedDataParallel",
+}
+_USUAL_NAMES: Final = {"accelerator": "accelerate.Accelerator", "fabric": "lightning.fabric.Fabric"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call that needs every rank, reached directly or through functions of the same file."""
+
+    label: str
+    """As a person would say it: all_reduce."""
+    line: int
+    """Of the call itself."""
+    call: Call
+    """What the function in question calls: the operation, or what leads to it."""
+    saves: bool = False
+
+    @property
+    def words(self) -> str:
+        """`all_reduce` here, `all_reduce (line 41)` where a helper leads to it."""
+        if self.line == self.call.line:
+            return self.label
+        return f"{self.label} in line {self.line}"
+
+
+def operation(script: Script, call: Call) -> Operation | None:
+    """What a call needs every rank for, if it does; None for groups that are not all ranks."""
+    name = canonical(call.name)
+    module, _, last = name.rpartition(".")
+    if module == "torch.distributed" and last in _GROUP_AT:
+        return None if _own_group(script, call, last) else Operation(last, call.line, call)
+    if name in _ALL_RANKS:
+        return Operation(_ALL_RANKS[name], call.line, call)
+    if name in SAVES:
+        own = call.keyword("process_group")
+        return None if own is not None else Operation(SAVES[name], call.line, call, saves=True)
+    if last == "log" and _is_true(call.keyword("sync_dist")) and script.imported("lightning"):
+        return Operation("self.log(sync_dist=True)", call.line, call)
+    return _of_object(script, call)
+
+
+def _is_true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _own_group(script: Script, call: Call, label: str) -> bool:
+    """Whether it is among the ranks of a group that the script names."""
+    at = _GROUP_AT[label]
+    given = call.keyword("group") or call.keyword("process_group")
+    if given is None and len(call.node.args) > at:
+        given = call.node.args[at]
+    if call.open_ended or any(isinstance(one, ast.Starred) for one in call.node.args):
+        return True
+    if given is None or (isinstance(given, ast.Constant) and given.value is None):
+        return False
+    return not script.dotted(given).endswith("group.WORLD")
+
+
+def _of_object(script: Script, call: Call) -> Operation | None:
+    last, kind = call.last, kind_of(script, call.receiver)
+    if last in _OBJECTS.get(kind, ()):
+        return Operation(f"{call.receiver}.{last}", call.line, call)
+    if last in _OBJECT_SAVES.get(kind, ()):
+        return Operation(f"{call.receiver}.{last}", call.line, call, saves=True)
+    return None
+
+
+def kind_of(script: Script, receiver: str) -> str:
+    """The class whose object that name is in this script; "" where it is not sure."""
+    if not receiver:
+        return ""
+    kinds = script.memo.get("kinds")
+    if not isinstance(kinds, dict):
+        kinds = script.memo["kinds"] = _kinds(script)
+    usual = _USUAL_NAMES.get(receiver.rpartition(".")[2], "")
+    if usual and script.imported(usual.partition(".")[0]):
+        return usual
+    return str(kinds.get(receiver, ""))
+
+
+def _kinds(script: Script) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in script.assigns:
+        if isinstance(one.value, ast.Call):
+            kind = canonical(script.dotted(one.value.func))
+            kind = _SAME_CLASS.get(kind, kind)
+            if kind in _OBJECT_SAVES or kind in _OBJECTS:
+                found.setdefault(one.target, kind)
+    return found
+
+
+def reached(script: Script, call: Call) -> tuple[Operation, ...]:
+    """Every operation that a call leads to, itself or through functions of this file."""
+    own = operation(script, call)
+    if own is not None:
+        return (own,)
+    function = callee(script, call)
+    if function is None:
+        return ()
+    return tuple(
+        Operation(one.label, one.line, call, one.saves) for one in inside(script, function)
+    )
+
+
+def callee(script: Script, call: Call) -> Function | None:
+    """The function of this file that is called, where the name tells."""
+    head, _, last = call.name.rpartition(".")
+    if not head:
+        around = call.place.function
+        local = script.functions.get(f"{around}.<locals>.{last}")
+        return local or script.functions.get(last)
+    if head not in ("self", "cls"):
+        return script.functions.get(call.name)
+    owner = _owner(script, call.place.function)
+    todo = [owner] if owner else []
+    while todo:
+        each = todo.pop(0)
+        if (found := script.functions.get(f"{each}.{last}")) is not None:
+            return found
+        todo += [base for base in script.classes.get(each, ()) if base != each][:8]
+    return None
+
+
+def _owner(script: Script, function: str) -> str:
+    """The class around a function."""
+    parts = function.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((name for name in names if name in script.classes), "")
+
+
+def inside(script: Script, function: Function) -> tuple[Operation, ...]:
+    """The operations that a function reaches in every distributed run, whoever calls it."""
+    key = f"inside {function.name}"
+    known = script.memo.get(key)
+    if isinstance(known, tuple):
+        return known
+    script.memo[key] = ()  # a function that calls itself adds nothing
+    found: list[Operation] = []
+    for call in _calls_by_function(script).get(function.name, ()):
+        if call.place.tests & function.parameters:
+            continue  # the caller may have said that it is not to
+        found += reached(script, call)
+    script.memo[key] = result = tuple(found)
+    return result
+
+
+def _calls_by_function(script: Script) -> dict[str, list[Call]]:
+    known = script.memo.get("by function")
+    if isinstance(known, dict):
+        return known
+    found: dict[str, list[Call]] = {}
+    for call in script.calls:
+        found.setdefault(call.place.function, []).append(call)
+    script.memo["by function"] = found
+    return found

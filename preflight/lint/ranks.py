@@ -1,0 +1,179 @@
+"""Which ranks get past a condition, as far as its text tells.
+
+Silent where it does not: a rank inside of a group of tensor or pipeline parallelism is another
+number, `local_rank == -1` asks whether the job is distributed at all, and who is meant by
+`rank == source` is known at run time only.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from preflight.lint.model import Who
+from preflight.lint.names import constant, dotted, names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Sides = tuple[Who, Who]
+"""Who goes into the body of an `if`, and who into its `else`."""
+
+NOBODY_KNOWS: Final[Sides] = (Who.ALL, Who.ALL)
+_FIRST: Final[Sides] = (Who.FIRST, Who.OTHERS)
+
+_RANK: Final = frozenset((
+    "rank", "global_rank", "world_rank", "local_rank", "dist_rank", "proc_rank", "process_rank",
+    "ddp_rank", "ddp_local_rank", "rank_id", "my_rank", "myrank", "process_index",
+    "local_process_index", "get_rank", "get_global_rank", "get_local_rank", "get_world_rank",
+    "get_node_local_rank", "node_local_rank",
+))  # fmt: skip
+ENVIRONMENT: Final = frozenset((
+    "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+))  # fmt: skip
+_MAIN: Final = re.compile(
+    r"_*(?:is|am|on|i_am)_(?:the_)?(?:local_|global_|world_)?(?:"
+    r"(?:main|master|chief|primary|head|root|first)(?:_?(?:process|proc|rank|node|worker))?|"
+    r"rank_?(?:zero|0)|(?:zero|0)_rank|zero|process_zero|logging_process)"
+    r"|is_(?:local_|world_)?process_zero|is_global_zero|master_process|main_process_flag"
+)
+_DISTRIBUTED: Final = re.compile(
+    r"dist|world|initialized|n_?gpus?\b|num_?proc|ddp|parallel", re.IGNORECASE
+)
+_LEAVE_OUT: Final = re.compile(r"lora|peft|adapter")
+
+
+class Ranks:
+    """Knows which names of one script are ranks, and which say "I am the first"."""
+
+    def __init__(self, imports: Mapping[str, str]) -> None:
+        self._imports = imports
+        self._names: dict[str, Sides] = {}
+        self._ranks: set[str] = set()
+
+    def learn(self, tree: ast.Module) -> None:
+        """Follow `main = rank == 0`, `r = dist.get_rank()` and `def first(): return rank == 0`."""
+        for _ in range(2):  # a name may be made of one that is assigned further down
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                    self._assigned(dotted(node.targets[0], self._imports), node.value)
+                elif isinstance(node, ast.FunctionDef):
+                    self._defined(node)
+
+    def _assigned(self, name: str, value: ast.expr) -> None:
+        if not name:
+            return
+        sides = self.sides(value)
+        if Who.FIRST in sides:
+            self._names[name] = sides
+        elif not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
+            self._ranks.add(name)
+
+    def _defined(self, node: ast.FunctionDef) -> None:
+        told = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
+        if len(told) == 1 and Who.FIRST in (sides := self.sides(told[0])):
+            self._names[node.name] = sides
+            self._names[f"self.{node.name}"] = sides
+
+    def is_rank(self, node: ast.expr) -> bool:
+        """Whether an expression is the rank of this process, global or on its node."""
+        if isinstance(node, ast.Call) and dotted(node.func, self._imports) in ("int", "str"):
+            return len(node.args) == 1 and self.is_rank(node.args[0])
+        if variable(node, self._imports) in ENVIRONMENT:
+            return True
+        if isinstance(node, ast.Call) and (node.args or node.keywords):
+            return False  # the rank in some group
+        if not isinstance(node, ast.Call | ast.Name | ast.Attribute):
+            return False
+        name = dotted(node, self._imports)
+        if isinstance(node, ast.Call) and not re.search(r"get_\w*rank$", name):
+            return name in ("horovod.torch.rank", "horovod.torch.local_rank")
+        known = name in self._ranks or name.rpartition(".")[2].lstrip("_").lower() in _RANK
+        return known and not _LEAVE_OUT.search(name.lower())
+
+    def sides(self, test: ast.expr) -> Sides:
+        """Who gets past a condition, and who does not."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.sides(test.operand)[::-1]
+        if isinstance(test, ast.BoolOp):
+            return self._joined(test)
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._compared(test.left, test.ops[0], test.comparators[0])
+        if isinstance(test, ast.Call | ast.Name | ast.Attribute):
+            return self._named(test)
+        return NOBODY_KNOWS
+
+    def _named(self, test: ast.expr) -> Sides:
+        if self.is_rank(test):
+            return _FIRST[::-1]
+        name = dotted(test, self._imports)
+        if name in self._names:
+            return self._names[name]
+        if isinstance(test, ast.Call) and (test.args or test.keywords):
+            return NOBODY_KNOWS
+        return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else NOBODY_KNOWS
+
+    def _joined(self, test: ast.BoolOp) -> Sides:
+        """`and`: whoever passes, passes each part; `or`: whoever does not, passes none."""
+        parts = [(part, self.sides(part)) for part in test.values]
+        known = [sides for _, sides in parts if sides != NOBODY_KNOWS]
+        if not known:
+            return NOBODY_KNOWS
+        rest = [part for part, sides in parts if sides == NOBODY_KNOWS]
+        whole = all(_is_about_the_job(part) for part in rest)
+        if isinstance(test.op, ast.And):
+            return known[0] if whole else (known[0][0], Who.ALL)
+        return known[0] if whole else (Who.ALL, known[0][1])
+
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
+        if not self.is_rank(left):
+            if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
+                return NOBODY_KNOWS
+            left, right = right, left
+        if isinstance(op, ast.In | ast.NotIn):
+            return _among(op, right)
+        value = constant(right)
+        number = int(value) if isinstance(value, str) and value.isdigit() else value
+        if not isinstance(number, int):
+            return NOBODY_KNOWS if number is not None else (Who.SOME, Who.SOME)
+        return _ordered(op, number)
+
+
+def _ordered(op: ast.cmpop, number: int) -> Sides:
+    """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
+    if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
+        return NOBODY_KNOWS
+    if isinstance(op, ast.Eq | ast.Is) or (number == 0 and isinstance(op, ast.LtE)):
+        return _FIRST if number == 0 else (Who.SOME, Who.SOME)
+    if isinstance(op, ast.NotEq | ast.IsNot) or (number == 0 and isinstance(op, ast.Gt)):
+        return _FIRST[::-1] if number == 0 else (Who.SOME, Who.SOME)
+    if number == 1 and isinstance(op, ast.Lt | ast.GtE):
+        return _FIRST if isinstance(op, ast.Lt) else _FIRST[::-1]
+    return (Who.SOME, Who.SOME)
+
+
+def _among(op: ast.cmpop, right: ast.expr) -> Sides:
+    """`local_rank in (-1, 0)`: the first of a job, or the only one."""
+    if not isinstance(right, ast.Tuple | ast.List | ast.Set):
+        return (Who.SOME, Who.SOME)
+    if {constant(one) for one in right.elts} not in ({0}, {-1, 0}):
+        return (Who.SOME, Who.SOME)
+    return _FIRST if isinstance(op, ast.In) else _FIRST[::-1]
+
+
+def _is_about_the_job(test: ast.expr) -> bool:
+    """A part that asks whether there are other ranks at all: it holds in every distributed run."""
+    return any(_DISTRIBUTED.search(name) for name in names_in(test))
+
+
+def variable(node: ast.expr, imports: Mapping[str, str]) -> str:
+    """`RANK` of os.environ["RANK"], os.environ.get("RANK", 0) and os.getenv("RANK")."""
+    if isinstance(node, ast.Subscript) and dotted(node.value, imports) == "os.environ":
+        return str(constant(node.slice) or "")
+    if isinstance(node, ast.Call) and node.args:
+        name = dotted(node.func, imports)
+        if name in ("os.environ.get", "os.getenv", "os.environ.pop", "os.environ.setdefault"):
+            return str(constant(node.args[0]) or "")
+    return ""

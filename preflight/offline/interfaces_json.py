@@ -1,0 +1,188 @@
+"""Network interfaces that a tool or a collector wrote as JSON: ip -j, ethtool --json, lshw -json.
+
+Collectors put such lists beside others, as speeds by interface or its configuration: they are
+looked for at any depth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+
+from preflight.facts.addresses import parsed
+from preflight.facts.ethernet_model import Ethernet
+from preflight.facts.network_model import Interface, Network
+from preflight.facts.rdma_model import Counter
+from preflight.offline.captured import Captured, bare_facts
+from preflight.offline.ethtool import fastest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Row = Mapping[str, Any]
+
+KIND: Final = "interfaces as JSON"
+_CHECKS: Final = ("net.ethernet",)
+_CUT: Final = re.compile(r'^\s*[\[{].*"(?:ifname|logicalname|intf\w*)"\s*:', re.DOTALL)
+_DEEP: Final = 8
+_VIRTUAL: Final = re.compile(r"^(?:lo|docker|veth|virbr|br-|cni|flannel|cali|tun|tap|bond\d)")
+_UNITS: Final = {"": 1, "k": 10**-3, "m": 1, "g": 10**3, "t": 10**6}
+_RATE: Final = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kKmMgGtT]?)(?:b(?:it)?(?:/s|ps)?)?$")
+_MOST: Final = 2**53
+
+
+def read(text: str) -> Captured | None:
+    """Read the interfaces of a JSON text; None where it holds none."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return _captured(None, "the JSON is cut off or garbled") if _CUT.match(text) else None
+    rows = {_name(row["ifname"]): row for row in _rows(tree) if _name(row["ifname"])}
+    if not rows:
+        return None
+    speeds, wanted = _beside(tree, rows)
+    found = [
+        _interface(name, row, speeds.get(name), wanted.get(name)) for name, row in rows.items()
+    ]
+    dumb = [one.name for one in found if not (one.mtu or one.speed_mbits or one.operstate)]
+    damaged = f"{dumb[0]} tells no MTU, speed or state" if dumb else ""
+    missing = sorted((set(speeds) | set(wanted)) - set(rows))
+    damaged = damaged or (f"{missing[0]} is configured and not listed" if missing else "")
+    return _captured(tuple(found), damaged)
+
+
+def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
+    """Every object of the tree, with the key that it stands under."""
+    pairs = tree.items() if isinstance(tree, dict) else (("", each) for each in tree)
+    if isinstance(tree, dict) and deep == 0:
+        yield "", tree
+    for key, value in pairs:
+        if isinstance(value, dict):
+            yield str(key), value
+        if isinstance(value, (dict, list)) and deep < _DEEP:
+            yield from _dicts(value, deep + 1)
+
+
+def _rows(tree: Any) -> Iterator[Row]:
+    for _, each in _dicts(tree):
+        if isinstance(each.get("ifname"), str):
+            yield each
+        elif each.get("class") == "network" and (name := each.get("logicalname")):
+            yield {**_of_lshw(each), "ifname": name[0] if isinstance(name, list) else name}
+
+
+def _of_lshw(row: Row) -> dict[str, Any]:
+    told = row.get("configuration")
+    words = told if isinstance(told, dict) else {}
+    capacity = row.get("capacity")
+    return {
+        "speed": words.get("speed"),
+        "duplex": words.get("duplex"),
+        "link-detected": {"yes": True, "no": False}.get(str(words.get("link", ""))),
+        "most": capacity // 10**6 if isinstance(capacity, int) else None,
+    }
+
+
+def _beside(tree: Any, rows: Mapping[str, Row]) -> tuple[dict[str, int], dict[str, int]]:
+    """Speeds, and MTUs as configured, that stand beside the list: by interface."""
+    speeds: dict[str, int] = {}
+    wanted: dict[str, int] = {}
+    for key, each in _dicts(tree):
+        if not rows.keys() & each.keys():
+            continue
+        for name, value in each.items():
+            if isinstance(value, dict) and (mtu := _whole(value.get("MTU", value.get("mtu")))):
+                wanted[_name(name)] = mtu
+            elif "speed" in key.lower() and (mbits := _mbits(value)):
+                speeds[_name(name)] = mbits
+    return speeds, wanted
+
+
+def _interface(name: str, row: Row, speed: int | None, wanted: int | None) -> Interface:
+    flags = row.get("flags")
+    its = {str(flag).upper() for flag in flags} if isinstance(flags, list) else set()
+    detected = row.get("link-detected")
+    state = str(row.get("operstate", "")).lower()
+    if "NO-CARRIER" in its or detected is False:
+        state = "down"
+    kind, over = row.get("linkinfo"), row.get("link")
+    virtual = bool(_VIRTUAL.match(name) or {"MASTER", "LOOPBACK"} & its or over)
+    virtual = virtual or (isinstance(kind, dict) and bool(kind.get("info_kind")))
+    duplex, most = str(row.get("duplex", "")).lower(), row.get("supported-link-modes")
+    partner = row.get("link-partner-advertised-link-modes")
+    return Interface(
+        name,
+        index=min(_whole(row.get("ifindex")) or 0, _MOST),
+        up="UP" in its or detected is True,
+        operstate=_name(state) or ("up" if detected else ""),
+        loopback="LOOPBACK" in its or name == "lo",
+        physical=not virtual,
+        mtu=_whole(row.get("mtu")),
+        speed_mbits=speed or _mbits(row.get("speed")),
+        master=_name(row.get("master", row.get("main", ""))),
+        lower=(_name(over),) if isinstance(over, str) else (),
+        addresses=tuple(_addresses(row.get("addr_info"))),
+        ethernet=Ethernet(
+            duplex=duplex if duplex in ("full", "half") else "",
+            most_mbits=_whole(row.get("most")) if most is None else _fastest(most),
+            partner_mbits=_fastest(partner) or None,
+            mtu_wanted=wanted,
+            counters=_counters(row.get("stats64", row.get("stats"))),
+        ),
+    )
+
+
+def _name(told: Any) -> str:
+    """What an interface is called, without what would steer a terminal."""
+    return "".join(char for char in str(told) if char.isprintable())[:64]
+
+
+def _fastest(modes: Any) -> int | None:
+    return fastest(map(str, modes)) if isinstance(modes, list) else None
+
+
+def _addresses(told: Any) -> Iterator[str]:
+    for one in told if isinstance(told, list) else ():
+        text = f"{one.get('local')}/{one.get('prefixlen')}" if isinstance(one, dict) else ""
+        if parsed(text) is not None:
+            yield text
+
+
+def _counters(told: Any) -> tuple[Counter, ...] | None:
+    """As ip -s -j counts, under sysfs's names."""
+    if not isinstance(told, dict):
+        return None
+    return tuple(
+        Counter(f"{way}_{name}", count)
+        for way in ("rx", "tx")
+        if isinstance(its := told.get(way), dict)
+        for name in ("packets", "crc_errors", "frame_errors", "missed_errors", "fifo_errors")
+        if (count := _whole(its.get(name)))
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """A count, also one in quotes; None for anything else."""
+    text = str(value).strip("\"' ")
+    return int(text) if not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,15}", text) else None
+
+
+def _mbits(value: Any) -> int | None:
+    """Mb/s of a plain number or of lshw's words: "100000", "25Gbit/s"; None for -1 and others."""
+    found = _RATE.match(str(value).strip()) if isinstance(value, (str, int)) else None
+    mbits = int(float(found.group(1)) * _UNITS[found.group(2).lower()]) if found else 0
+    return mbits or None
+
+
+def _captured(interfaces: tuple[Interface, ...] | None, damaged: str) -> Captured:
+    return Captured(
+        kind=KIND,
+        facts=replace(bare_facts(), network=Network(interfaces=interfaces)),
+        checks=_CHECKS,
+        damaged=damaged,
+    )

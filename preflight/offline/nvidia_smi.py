@@ -1,0 +1,229 @@
+"""Whatever nvidia-smi printed about its GPUs, for the checks that judge live ones.
+
+A text that is cut off, or that is an error message, proves nobody healthy: `damaged` says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from preflight.facts.gpu_model import GpuHealth
+from preflight.facts.gpu_peers import reading
+from preflight.facts.gpu_twins import twins
+from preflight.facts.model import Driver, Facts, Gpu
+from preflight.offline.captured import Captured, bare_facts
+from preflight.offline.smi_fields import gpu
+from preflight.offline.smi_lists import (
+    corrupted_inforoms,
+    failure,
+    lost_gpus,
+    parse_csv,
+    parse_dcgm,
+)
+from preflight.offline.smi_nvlink import parse_nvlink, parse_p2p
+from preflight.offline.smi_query import parse_query, parse_xml
+from preflight.offline.smi_table import parse_table
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from preflight.facts.model import GpuPair
+    from preflight.offline.smi_fields import Block
+    from preflight.offline.smi_values import Doubt
+
+_CSV: Final = "nvidia-smi --query-gpu --format=csv"
+KINDS: Final = (
+    "nvidia-smi",
+    "nvidia-smi -q",
+    "nvidia-smi -q -x",
+    _CSV,
+    "nvidia-smi nvlink -s / -e",
+    "nvidia-smi topo -p2p",
+    "dcgmi diag",
+)
+
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_said", "sram_threshold_exceeded"),
+    "gpu.fabric": ("fabric_state",),
+    "gpu.inforom": ("inforom_valid",),
+    "gpu.memory": ("memory_total_mib",),
+    "gpu.mode": ("persistence", "compute_mode", "ecc_on"),
+    "gpu.model": ("name",),
+    "gpu.nvlink": ("link_errors",),
+    "gpu.pcie": ("pcie_width",),
+    "gpu.power": ("power_limit_w",),
+    "gpu.readings": ("temperature_c", "performance_state"),
+    "gpu.recovery": ("recovery_action",),
+    "gpu.remap": ("remap_pending", "remap_failed", "retired_pending"),
+    "gpu.software": ("vbios", "inforom"),
+    "gpu.temperature": ("margin_c", "slowdown_c"),
+    "gpu.throttle": ("clock_reasons",),
+    "gpu.topology": ("links",),
+}
+"""What a text must tell of a GPU, or refuse to, for a check to be asked about it."""
+
+_ALL: Final = (*_NEEDS, "gpu.count")
+
+
+def read(text: str) -> Captured | None:
+    """Read any output of nvidia-smi, or of dcgmi diag; None where it is none."""
+    lost, failed = lost_gpus(text), failure(text)
+    found = _by_tree(text) or _by_rows(text) or _by_matrix(text)
+    if found is None and lost and "NVRM" not in text:  # the kernel's own words are its log's
+        found = _captured("nvidia-smi", (), damaged="it lists no GPU")
+    if found is None and failed:
+        return _failed(failed)
+    if found is None:
+        return None
+    found = _with_lost(_with_inforoms(found, corrupted_inforoms(text)), lost)
+    return replace(found, damaged=found.damaged or failed)
+
+
+def _by_tree(text: str) -> Captured | None:
+    kind, told = "nvidia-smi -q -x", parse_xml(text)
+    if told is None:
+        kind, told = "nvidia-smi -q", parse_query(text)
+    if told is None:
+        return None
+    gpus, doubts = _gpus(told.blocks)
+    return _captured(kind, gpus, driver=told.driver, damaged=told.damaged, doubts=doubts)
+
+
+def _gpus(blocks: Iterable[Block]) -> tuple[tuple[Gpu, ...], tuple[Doubt, ...]]:
+    """Every GPU, and what is printed of them that cannot be read."""
+    told = [gpu(block, at) for at, block in enumerate(blocks)]
+    return tuple(one for one, _ in told), tuple(doubt for _, found in told for doubt in found)
+
+
+def _by_rows(text: str) -> Captured | None:
+    table = parse_table(text)
+    if table is not None:
+        return _captured(
+            "nvidia-smi",
+            table.gpus,
+            driver=table.driver,
+            damaged=table.damaged,
+            doubts=table.doubts,
+        )
+    rows = parse_csv(text)
+    if rows is not None:
+        gpus, doubts = _gpus(row.block for row in rows[0])
+        driver = next((row.driver for row in rows[0]), "")
+        return _captured(_CSV, gpus, driver=driver, damaged=rows[1], doubts=doubts)
+    diagnosed = parse_dcgm(text)
+    if diagnosed is None:
+        return None
+    damaged = "" if diagnosed else "it names no GPU that failed: capture its whole output"
+    return _captured("dcgmi diag", diagnosed, damaged=damaged)
+
+
+def _by_matrix(text: str) -> Captured | None:
+    linked = parse_nvlink(text)
+    if linked is not None:
+        return _captured("nvidia-smi nvlink -s / -e", linked.gpus, damaged=linked.damaged)
+    reach = parse_p2p(text)
+    if reach is None:
+        return None
+    gpus, pairs, damaged = reach
+    return _captured(
+        "nvidia-smi topo -p2p", gpus, damaged=damaged, pairs=pairs, checks=("gpu.topology",)
+    )
+
+
+def _captured(
+    kind: str,
+    gpus: Sequence[Gpu],
+    *,
+    driver: str = "",
+    damaged: str = "",
+    doubts: Sequence[Doubt] = (),
+    pairs: tuple[GpuPair, ...] | None = None,
+    checks: tuple[str, ...] = (),
+) -> Captured:
+    facts = replace(
+        bare_facts(),
+        driver=Driver("answered", version=driver),
+        gpus=tuple(_without_gaps(one) for one in gpus),
+        gpu_pairs=pairs,
+    )
+    checks = checks or _checks(facts, {doubt.field for doubt in doubts})
+    damaged = damaged or next((doubt.why for doubt in doubts), twins(gpus))
+    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+
+
+def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
+    """The checks to whose question the text has an answer; all of them where it has no GPU."""
+    gpus = facts.gpus or ()
+    if not gpus:
+        return _ALL
+    asked = [
+        check
+        for check, fields in _NEEDS.items()
+        if any(_tells(one, fields) for one in gpus) or not set(fields).isdisjoint(doubted)
+    ]
+    failing = any(one.health is not None and one.health.errors for one in gpus)
+    return tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing))) or _ALL
+
+
+def _without_gaps(one: Gpu) -> Gpu:
+    """Where a reading is N/A, the other form of it that old drivers do not print is not there."""
+    health = one.health
+    if health is None:
+        return one
+    more = [
+        name
+        for fields in _NEEDS.values()
+        if set(fields) & set(health.lacks) and all(reading(one, name) is None for name in fields)
+        for name in fields
+        if name not in (*health.lacks, *health.denied, *_failing(health))
+    ]
+    return replace(one, health=replace(health, lacks=(*health.lacks, *more))) if more else one
+
+
+def _failing(health: GpuHealth) -> set[str]:
+    return {line.partition(":")[0] for line in health.errors}
+
+
+def _tells(one: Gpu, fields: Sequence[str]) -> bool:
+    health = one.health or GpuHealth()
+    refused = {*health.lacks, *health.denied, *_failing(health)}
+    return any(reading(one, name) not in (None, "") or name in refused for name in fields)
+
+
+def _failed(words: str) -> Captured:
+    """nvidia-smi itself failed: the driver is judged by its words."""
+    facts = replace(bare_facts(), driver=Driver("error", error=words))
+    return Captured(kind="nvidia-smi", facts=facts, checks=("host.driver_hung",), damaged=words)
+
+
+def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
+    if not bad:
+        return found
+    gpus = list(found.facts.gpus or ())
+    known = {one.bus_id for one in gpus}
+    gpus += [
+        Gpu(index=len(gpus) + more, uuid="", name="", bus_id=name, health=GpuHealth())
+        for more, name in enumerate(name for name in bad if name not in known)
+    ]
+    marked = tuple(
+        replace(one, health=replace(one.health or GpuHealth(), inforom_valid=False))
+        if one.bus_id in bad
+        else one
+        for one in gpus
+    )
+    facts = replace(found.facts, gpus=marked)
+    return replace(found, facts=facts, checks=tuple(dict.fromkeys((*found.checks, "gpu.inforom"))))
+
+
+def _with_lost(found: Captured, lost: Sequence[str]) -> Captured:
+    if not lost:
+        return found
+    counted = len(found.facts.gpus or ()) + len(lost)
+    facts = replace(
+        found.facts,
+        driver=replace(found.facts.driver, counted=counted),
+        problems=(*found.facts.problems, *lost),
+    )
+    return replace(found, facts=facts, checks=tuple(dict.fromkeys((*found.checks, "gpu.count"))))

@@ -1,0 +1,194 @@
+"""Rows of the tools that people list processes with: ps, fuser -v, lsof, nvidia-smi pmon.
+
+Each reader returns None for a text of another tool. Columns go by the header; without one, `ps` is
+known by its shape: a pid (and its parent's), then a state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from preflight.facts.model import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PID: Final = r"(?P<pid>[0-9]{1,10})"
+_FUSER: Final = re.compile(
+    rf"^(?:(?P<file>/\S+|[0-9]+/(?:tcp|udp)):)?\s+(?P<user>\S+)\s+{_PID}\s+"
+    r"(?P<access>[.FfceomrR]{4,6})\s+(?P<command>\S.*)$"
+)
+_LSOF: Final = re.compile(rf"^(?P<command>\S+)\s+{_PID}\s+(?:[0-9]+\s+)?(?P<user>\S+)\s+\S+\s.*\s")
+_LISTENS: Final = re.compile(r"TCP \S*:(?P<port>[0-9]{1,5}) \(LISTEN\)")
+_PMON: Final = re.compile(rf"^\s*[0-9]+\s+{_PID}\s+(?:[CGM](?:\+[CGM])*)\s.*\s(?P<command>\S+)\s*$")
+_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]*)"
+_SHAPE: Final = re.compile(
+    rf"^\s*{_PID}\s+(?:(?P<ppid>[0-9]{{1,10}})\s+)?{_STATE}\s+(?P<rest>\S.*)$"
+)
+_ELAPSED: Final = re.compile(
+    r"(?:(?P<days>[0-9]+)-)?(?:(?P<hours>[0-9]+):)?(?P<minutes>[0-9]+):(?P<seconds>[0-9]+)"
+)
+_GPU_FILE: Final = re.compile(r"/dev/nvidia[0-9]")
+_COLUMNS: Final = {
+    "PID": "pid",
+    "PPID": "ppid",
+    "USER": "user",
+    "UID": "user",
+    "EUSER": "user",
+    "S": "state",
+    "STAT": "state",
+    "WCHAN": "wchan",
+    "ELAPSED": "elapsed",
+    "CMD": "command",
+    "COMMAND": "command",
+    "ARGS": "command",
+}
+_FEWEST: Final = 2
+"""Lines of the shape of ps, where no header says that it is one."""
+
+
+def fuser(text: str) -> tuple[Process, ...] | None:
+    """Who has a GPU's device mapped or a port open, as `fuser -v` lists it."""
+    held: dict[int, Process] = {}
+    ports: dict[int, set[int]] = defaultdict(set)
+    opens: set[int] = set()
+    file = ""
+    for line in text.splitlines():
+        found = _FUSER.match(line)
+        if found is None:
+            continue
+        file = found["file"] or file
+        pid = int(found["pid"])
+        held.setdefault(pid, _process(pid, user=found["user"], command=found["command"]))
+        opens |= {pid} if _GPU_FILE.match(file) else set()
+        ports[pid] |= {int(file.split("/")[0])} if file[:1].isdigit() else set()
+    return _joined(held.values(), opens, ports)
+
+
+def lsof(text: str) -> tuple[Process, ...] | None:
+    """Who has a GPU's device open or listens on a port, as `lsof` lists it."""
+    if not re.search(r"^COMMAND\s+PID\s+(?:TID\s+)?", text, re.MULTILINE):
+        return None
+    held: dict[int, Process] = {}
+    ports: dict[int, set[int]] = defaultdict(set)
+    opens: set[int] = set()
+    for line in text.splitlines():
+        if found := _LSOF.match(line):
+            pid = int(found["pid"])
+            held.setdefault(pid, _process(pid, user=found["user"], command=found["command"]))
+            opens |= {pid} if _GPU_FILE.search(line) else set()
+            ports[pid] |= {int(one["port"]) for one in _LISTENS.finditer(line)}
+    return _joined(held.values(), opens, ports)
+
+
+def pmon(text: str) -> tuple[Process, ...] | None:
+    """Who computes on a GPU, as `nvidia-smi pmon` samples it; that nobody needs it is not told."""
+    if not re.search(r"^#\s*gpu\s+pid\s+type\b", text, re.MULTILINE):
+        return None
+    held = {
+        int(found["pid"]): _process(int(found["pid"]), command=found["command"])
+        for line in text.splitlines()
+        if (found := _PMON.match(line))
+    }
+    return tuple(held.values())
+
+
+def ps(text: str) -> tuple[Process, ...] | None:
+    """Rows of `ps`, by its header or by its shape."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        columns = [_COLUMNS.get(word) for word in line.split()]
+        if "pid" in columns and columns[-1:] == ["command"]:
+            rows = (_by_header(columns, row) for row in lines[at + 1 :])
+            return tuple(row for row in rows if row is not None)
+    found = [match for line in lines if (match := _SHAPE.match(line))]
+    return tuple(map(_by_shape, found)) if len(found) >= _FEWEST else None
+
+
+def tells_parents(text: str) -> bool:
+    """Whether a listing of ps has states and parents, without which no orphan shows."""
+    headers = [set(line.split()) for line in text.splitlines()]
+    if any({"PID", "PPID"} <= words and words & {"S", "STAT"} for words in headers):
+        return True
+    shapes = [match for line in text.splitlines() if (match := _SHAPE.match(line))]
+    return bool(shapes) and all(match["ppid"] for match in shapes)
+
+
+def _by_header(columns: list[str | None], line: str) -> Process | None:
+    words = line.split(maxsplit=len(columns) - 1)
+    told = {name: word for name, word in zip(columns, words, strict=False) if name}
+    if len(words) < len(columns) or not told["pid"].isdigit():
+        return None
+    ppid = told.get("ppid", "")
+    return _process(
+        int(told["pid"]),
+        ppid=int(ppid) if ppid.isdigit() else 0,
+        state=told.get("state", "?"),
+        user=told.get("user", ""),
+        command=told["command"],
+        age_s=_seconds(told.get("elapsed", "")),
+        wchan=told.get("wchan", "").strip("-"),
+    )
+
+
+def _by_shape(found: re.Match[str]) -> Process:
+    words = found["rest"].split()
+    elapsed = next((word for word in words if _ELAPSED.fullmatch(word)), "")
+    behind = found["rest"].partition(elapsed)[2] if elapsed else found["rest"]
+    return _process(
+        int(found["pid"]),
+        ppid=int(found["ppid"] or 0),
+        state=found["state"],
+        command=behind.strip().removeprefix("\\_ ") or found["rest"],
+        age_s=_seconds(elapsed),
+        wchan=words[0].strip("-") if elapsed and words[0] != elapsed else "",
+    )
+
+
+def _seconds(elapsed: str) -> float:
+    """Seconds of "2-03:04:05", "03:04:05", "04:05"; 0 where it is not told."""
+    found = _ELAPSED.fullmatch(elapsed)
+    if found is None:
+        return 0.0
+    days, hours, minutes, seconds = (float(found[part] or 0) for part in _ELAPSED.groupindex)
+    return min(((days * 24 + hours) * 60 + minutes) * 60 + seconds, 1e12)
+
+
+def _process(
+    pid: int,
+    *,
+    ppid: int = 0,
+    state: str = "?",
+    user: str = "",
+    command: str,
+    age_s: float = 0.0,
+    wchan: str = "",
+) -> Process:
+    return Process(
+        pid=pid,
+        ppid=ppid,
+        state=state[:1],
+        user=user[:512],
+        command=command[:4096],
+        age_s=age_s,
+        wchan=wchan[:512],
+        stuck_s=0.0 if state[:1] == "D" else None,
+    )
+
+
+def _joined(
+    held: Iterable[Process], opens: set[int], ports: dict[int, set[int]]
+) -> tuple[Process, ...] | None:
+    return tuple(_with_holdings(held, opens, ports)) or None
+
+
+def _with_holdings(
+    held: Iterable[Process], opens: set[int], ports: dict[int, set[int]]
+) -> Iterator[Process]:
+    for one in held:
+        listens = tuple(sorted(port for port in ports[one.pid] if port < 1 << 16))
+        yield replace(one, holds_gpu=one.pid in opens, listens=listens)

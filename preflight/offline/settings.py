@@ -1,0 +1,110 @@
+"""Settings in whatever form people keep them: scripts, YAML, Dockerfiles, Python, `env` itself."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from preflight.facts.environ.names import unread
+from preflight.facts.environ.variables import nobody, variables
+from preflight.fleet.jobenv import ASSIGNMENT
+from preflight.offline.shell import UNTOLD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"
+_FORMS: Final = tuple(
+    re.compile(form)
+    for form in (
+        rf"^\s*[\"']?{_NAME}[\"']?\s*:\s+(.*?),?\s*$",  # YAML, JSON, a Python dict
+        rf"^\s*(?:setenv|ENV|env)\s+{_NAME}\s+(\S.*?)\s*$",  # csh, Dockerfile
+        rf"^\s*os\.environ\[[\"']{_NAME}[\"']\]\s*=\s*(.+?)\s*$",
+        rf"^\s*os\.(?:environ\.setdefault|putenv)\([\"']{_NAME}[\"'],\s*(.+?)\)\s*$",
+    )
+)
+_ITEM: Final = re.compile(rf"^\s*-?\s*name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
+_VALUE: Final = re.compile(r"^\s*-?\s*value\s*:\s*(.*?)\s*$")
+_QUOTED: Final = re.compile(r"([\"'])(.*)\1")
+_DUMP_LINE: Final = re.compile(rf"^{_NAME}=(.*)$")
+_COMMAND_AFTER: Final = re.compile(
+    r"^\w+=\S*\s+(?:\w+=|\S*\b(?:python|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed)\b)"
+)
+_MOST_OTHER_LINES: Final = 0.3
+
+LAUNCH_NAMES: Final = (
+    "NPROC_PER_NODE",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a check reads this variable, or says that nobody does."""
+    if name in LAUNCH_NAMES or name in variables() or name in nobody():
+        return True
+    return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
+
+
+def structured(line: str) -> tuple[str, str] | None:
+    """A setting that is no shell's: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
+    for form in _FORMS:
+        found = form.match(line)
+        if found and is_ours(found[1]):
+            return found[1], _unquoted(found[2])
+    return None
+
+
+def items(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Kubernetes' form: `- name: X` with `value: "Y"` on the next line."""
+    for at, line in enumerate(lines[:-1]):
+        name, value = _ITEM.match(line), _VALUE.match(lines[at + 1])
+        if name and value and is_ours(name[1]):
+            yield name[1], _unquoted(value[1])
+
+
+def dump(text: str) -> dict[str, str] | None:
+    """What `env` or /proc/PID/environ printed, each value to the letter; None if it is no such."""
+    whole = text.replace("\0", "\n")
+    lines = [line for line in whole.split("\n") if line.strip()]
+    if not whole.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
+        lines = lines[:-1]  # cut off there
+    found = [_DUMP_LINE.match(line) for line in lines]
+    pairs = {one[1]: one[2].removesuffix("\r") for one in found if one}
+    others = sum(one is None for one in found)
+    if not pairs or others > _MOST_OTHER_LINES * len(lines):
+        return None
+    shell = re.compile(r"^\s*(?:export|set|if|fi|echo|source|cd|module|torchrun|srun|#!)\b|^#")
+    if any(_COMMAND_AFTER.match(line) or shell.match(line) for line in lines):
+        return None
+    if any("$" in value for name, value in pairs.items() if is_ours(name)):
+        return None
+    return {name: value for name, value in pairs.items() if is_ours(name) or name in _SLURM}
+
+
+def assignment(word: str) -> tuple[str, str] | None:
+    """`NAME=VALUE`, also as `-eNAME=VALUE`."""
+    found = ASSIGNMENT.fullmatch(word) or re.fullmatch(rf"-[ex]{_NAME}=(.*)", word, re.DOTALL)
+    return (found[1], found[2]) if found else None
+
+
+def _unquoted(value: str) -> str:
+    found = _QUOTED.fullmatch(value)
+    if found:
+        return found[2]
+    bare = re.sub(r"\s+#.*$", "", value)
+    return UNTOLD if re.search(r"[(){}]|\bf[\"']", bare) else bare
+
+
+_SLURM: Final = (
+    "SLURM_GPU_BIND",
+    "SLURM_TRES_BIND",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_ON_NODE",
+)

@@ -1,0 +1,125 @@
+"""What nvidia-smi and dcgmi print besides: csv of chosen readings, warnings, lost GPUs, errors."""
+
+from __future__ import annotations
+
+import csv
+import re
+from typing import Final
+
+from msgspec import Struct
+
+from preflight.facts.gpu_model import GpuHealth
+from preflight.facts.model import Gpu
+from preflight.offline.smi_fields import Block, bus
+
+_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]*(?: \[[A-Za-z/%]+\])?$")
+_OURS: Final = re.compile(
+    r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
+    r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
+    r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
+)
+_INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
+_BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
+_LOST: Final = (
+    re.compile(rf"determine the device handle for\s+GPU\s*(\d*):?\s*{_BUS}:\s*(.+)", re.IGNORECASE),
+    re.compile(
+        rf"^\s*GPU\s*(\d*):?\s*(?:{_BUS})?:?\s*((?:GPU )?is lost.*)", re.MULTILINE | re.IGNORECASE
+    ),
+)
+_FAILED: Final = re.compile(
+    r"NVIDIA-SMI has failed[^\n]*|Failed to initialize NVML[^\n]*|No devices were found[^\n]*"
+    r"|NVIDIA-SMI couldn't find[^\n]*|NVML library version[^\n]*"
+)
+_DCGM_GPU: Final = re.compile(r"\bGPU (\d{1,3})\b")
+
+
+class Row(Struct, frozen=True):
+    """One GPU of a csv."""
+
+    driver: str
+    block: Block
+
+
+def parse_csv(text: str) -> tuple[tuple[Row, ...], str] | None:
+    """Read `--query-gpu=... --format=csv`: (rows, what is wrong); None without its header."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines[:50]):
+        columns = [column.strip() for column in line.split(",")]
+        named = len(columns) > 1 and all(_COLUMN.match(column) for column in columns)
+        if named and any(_OURS.match(column) for column in columns):
+            return _rows([column.partition(" ")[0] for column in columns], lines[at + 1 :])
+    return None
+
+
+def _rows(columns: list[str], lines: list[str]) -> tuple[tuple[Row, ...], str]:
+    rows, damaged = [], ""
+    for line in lines:
+        try:
+            cells = next(csv.reader([line], skipinitialspace=True), [])
+        except csv.Error:
+            cells = []
+        if len(cells) != len(columns):
+            damaged = damaged or ("a row of it is cut off" if line.strip() else "")
+            continue
+        pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
+        told = dict(pairs)
+        index = told.get("index", "")
+        number = int(index) if index.isdigit() and len(index) < 4 else None  # noqa: PLR2004 - an index
+        rows.append(Row(told.get("driver_version", ""), Block("", pairs, number)))
+    return tuple(rows), damaged or ("" if rows else "it has no row")
+
+
+def corrupted_inforoms(text: str) -> tuple[str, ...]:
+    """Bus ids of the GPUs whose InfoROM nvidia-smi warns of."""
+    return tuple(bus(match.strip(".:")) or match for match in _INFOROM.findall(text))
+
+
+def lost_gpus(text: str) -> tuple[str, ...]:
+    """GPUs that could not be opened, in words that begin with "GPU N" where N is told."""
+    found = []
+    for match in (match for pattern in _LOST for match in pattern.finditer(text)):
+        index, where, why = match[1], match[2] or "", match[3]
+        place = f"{bus(where)} " if where else ""
+        found.append(f"GPU {index or '?'}: {place}{why.strip()}"[:200])
+    return tuple(dict.fromkeys(found))
+
+
+def failure(text: str) -> str:
+    """What nvidia-smi said in place of an answer; "" where it answered."""
+    match = _FAILED.search(text)
+    return match[0].strip()[:300] if match else ""
+
+
+def parse_dcgm(text: str) -> tuple[Gpu, ...] | None:
+    """Read the failures of `dcgmi diag`, by GPU; None where it is no such output."""
+    if not re.search(r"\|\s*Diagnostic\s*\|\s*Result", text):
+        return None
+    joined: list[str] = []
+    for line in text.splitlines():
+        cells = line.strip().strip("|").split("|")
+        if len(cells) != 2 or line.strip().startswith("+"):  # noqa: PLR2004 - its two columns
+            continue
+        if cells[0].strip() or not joined:
+            joined.append(f"{cells[0].strip()}: {cells[1].strip()}")
+        else:
+            joined[-1] += f" {cells[1].strip()}"
+    found: dict[int, list[str]] = {}
+    for line in joined:
+        if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line):
+            for number in _DCGM_GPU.findall(line) or ["0"]:
+                found.setdefault(int(number), []).append(line)
+    return tuple(_told_by_dcgm(number, lines) for number, lines in sorted(found.items()))
+
+
+def _told_by_dcgm(number: int, lines: list[str]) -> Gpu:
+    said = " ".join(lines).lower()
+    pending = "remapping" in said and "pending" in said
+    uncorrected = "uncorrectable" in said or "double bit" in said or "dbe" in said
+    plain = pending or uncorrected
+    health = GpuHealth(
+        remap_pending=True if pending else None,
+        remap_failed=True if "remap" in said and "fail" in said else None,
+        uncorrected_said=True if uncorrected else None,
+        errors=() if plain else tuple(f"dcgmi diag: {line}"[:300] for line in lines[:8]),
+    )
+    return Gpu(index=number, uuid="", name="", bus_id="", health=health)

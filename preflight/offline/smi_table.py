@@ -1,0 +1,175 @@
+"""The table that plain `nvidia-smi` prints: three rows per GPU, MIG instances, processes."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+from preflight.facts.model import Gpu, GpuProcess
+from preflight.offline import smi_values as v
+from preflight.offline.smi_fields import bus
+from preflight.offline.smi_values import Readings
+
+_HEADER: Final = re.compile(r"NVIDIA-SMI\s+\S+.*?(?:Driver|KMD) Version:\s*(\S+)")
+_COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
+_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S.*?)\s+(On|Off|N/A|ERR!)\s*$")
+_SECOND: Final = re.compile(
+    r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s+(.+?)\s*/\s*(.+?)\s*$"
+)
+_PROCESS: Final = re.compile(r"^\s*(\d{1,3})\s+\S+\s+\S+\s+(\d{1,10})\s+\S+\s+(.*?)\s+(\S+)\s*$")
+_MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
+
+
+class Table(Struct, frozen=True):
+    """The GPUs of one table, the driver, and what is missing of it."""
+
+    driver: str
+    gpus: tuple[Gpu, ...]
+    damaged: str = ""
+    doubts: tuple[v.Doubt, ...] = ()
+
+
+def parse_table(text: str) -> Table | None:
+    """Read the table; None where there is none, not even its head."""
+    header = _HEADER.search(text)
+    if header is None and not _COLUMNS.search(text):
+        return None
+    drawn: list[list[list[str]]] = []
+    rows: list[list[str]] = []
+    for line in text.splitlines():
+        if "Processes:" in line or "MIG devices:" in line:
+            break
+        if line.strip().startswith("|="):
+            rows = []  # what was above is the head
+        cells = _cells(line)
+        if len(cells) == 3 and not _COLUMNS.search(line):  # noqa: PLR2004 - the table's columns
+            rows.append(cells)
+        elif line.strip().startswith("+-") and rows:
+            drawn.append(rows)
+            rows = []
+    whole = not rows
+    drawn += [rows] if rows else []
+    parts = [part for part in drawn if _FIRST.match(part[0][0])]
+    tail = text[text.find("Processes:") :] if "Processes:" in text else ""
+    processes = _processes(tail)
+    mig = _mig_errors(text)
+    told = [_gpu(part, processes, mig) for part in parts]
+    gpus = tuple(gpu for gpu, _ in told)
+    doubts = tuple(doubt for _, found in told for doubt in found)
+    return Table(header[1] if header else "", gpus, _damage(gpus, tail, whole=whole), doubts)
+
+
+def _damage(gpus: tuple[Gpu, ...], tail: str, *, whole: bool) -> str:
+    if not gpus:
+        return "the table ends after its head"
+    if not whole:
+        return f"the table ends within GPU {gpus[-1].index}"
+    if not tail:
+        return "its table of processes is missing"
+    if not re.search(r"\n\s*\+-+\+\s*$", tail.rstrip() + "\n", re.MULTILINE):
+        return "its table of processes is cut off"
+    return ""
+
+
+def _cells(line: str) -> list[str]:
+    stripped = line.strip()
+    return stripped[1:-1].split("|") if stripped.startswith("|") and stripped.endswith("|") else []
+
+
+def _gpu(
+    part: list[list[str]], processes: dict[int, list[GpuProcess]] | None, mig: dict[int, int]
+) -> tuple[Gpu, tuple[v.Doubt, ...]]:
+    """One GPU's rows; and which reading in them is none."""
+    readings = Readings()
+    index, name, persistence = _FIRST.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
+    readings.put("persistence", persistence, v.switch)
+    number = int(index)
+    _ecc(readings, part[0][2].strip(), mig.get(number))
+    if len(part) > 1:
+        _second(readings, part[1])
+    if len(part) > 2:  # noqa: PLR2004 - a third row
+        readings.put("mig_enabled", part[2][2].strip(), v.switch)
+    used = re.match(r"\s*(\S+)\s*/\s*(\S+)", part[1][1]) if len(part) > 1 else None
+    if used:
+        readings.put("memory_used_mib", used[1], v.mebibytes)
+        readings.put("memory_total_mib", used[2], v.mebibytes)
+    told = Gpu(
+        index=number,
+        uuid="",
+        name=v.words(name) or "",
+        bus_id=bus(part[0][1].split()[0]) if part[0][1].split() else "",
+        memory_total_mib=readings.values.get("memory_total_mib"),
+        memory_used_mib=readings.values.get("memory_used_mib"),
+        mig_enabled=readings.values.get("mig_enabled"),
+        processes=None if processes is None else tuple(processes.get(number, ())),
+        health=readings.health(),
+    )
+    return told, readings.doubts(f"GPU {number}")
+
+
+def _ecc(readings: Readings, printed: str, of_instances: int | None) -> None:
+    """A number; Off where ECC is off; On where MIG hides it and its instances have their own."""
+    field = "ecc_volatile_uncorrected"
+    if printed in ("On", "Off"):
+        readings.put("ecc_on", printed, v.switch)
+        if of_instances is None:
+            readings.lack(field)
+        else:
+            readings.values[field] = of_instances
+        return
+    readings.put(field, printed, v.number)
+    if readings.values.get(field) is not None:
+        readings.values["ecc_on"] = True
+    elif printed == "N/A":
+        readings.lack("ecc_on")
+
+
+def _second(readings: Readings, cells: list[str]) -> None:
+    match = _SECOND.match(cells[0])
+    if match:
+        fan, heat, state, draw, limit = match.groups()
+        readings.put("fan_pct", fan, v.percent)
+        readings.put("temperature_c", heat, v.celsius)
+        readings.put("performance_state", state, v.state)
+        readings.put("power_draw_w", draw, v.watts)
+        readings.put("power_limit_w", limit, v.watts)
+    else:
+        words = re.findall(r"ERR!|Unknown Error", cells[0])
+        if not words and cells[0].strip():
+            readings.doubt("temperature_c", cells[0].strip())
+        for word in words:
+            readings.failed(f"its fan, temperature or power: {word}")
+    busy = re.match(r"\s*(\S+)\s+(.*?)\s*$", cells[2])
+    if busy:
+        readings.put("utilization_pct", busy[1], v.percent)
+        readings.put("compute_mode", busy[2], v.compute_mode)
+
+
+def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
+    """Per GPU; {} where nobody is listed; None where the table of processes is not there."""
+    if not tail:
+        return None
+    found: dict[int, list[GpuProcess]] = {}
+    for line in tail.splitlines():
+        for cell in _cells(line):
+            if match := _PROCESS.match(cell):
+                used = v.mebibytes(match[4])
+                found.setdefault(int(match[1]), []).append(GpuProcess(int(match[2]), used))
+    return found
+
+
+def _mig_errors(text: str) -> dict[int, int]:
+    """Uncorrectable errors of the MIG instances of each GPU."""
+    found: dict[int, int] = {}
+    start = text.find("MIG devices:")
+    for line in text[start:].splitlines() if start >= 0 else ():
+        if "Processes:" in line:
+            break
+        cells = _cells(line)
+        match = _MIG.match(cells[0]) if len(cells) == 4 else None  # noqa: PLR2004 - its columns
+        numbers = re.findall(r"\d+", cells[2]) if match else []
+        if match and len(numbers) == 2:  # noqa: PLR2004 - SMs and errors
+            found[int(match[1])] = found.get(int(match[1]), 0) + int(numbers[1])
+    return found

@@ -1,0 +1,1 @@
+"""A short, hard load on every device of a node, in processes that can be killed one by one."""

@@ -1,0 +1,70 @@
+"""The agent of one node's burn-in: loads its devices phase by phase, and says each result at once.
+
+Each device is loaded by a process of its own, which costs its own deadline when it hangs. All of
+them end with this one, and this one with its controller, its lease and its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sweep import holder, lifeline, line, lock, torch_facts
+
+from . import crew, host, nic, pairs, topology
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Read = Callable[[float], "dict[str, Any] | None"]
+    Emit = Callable[["dict[str, Any]"], None]
+
+_TOGETHER = ("gemm", "memory", "integrity", "launch", "sustained")
+_IN_TURN = ("pcie",)
+
+
+def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
+    """Serve one burn-in; the events are those of preflight.facts.burned, docs/wire.md."""
+    line.hold(request, read_line, emit)
+    lifeline.adopt_orphans()
+    held = lock.claim(str(request["name"]))
+    if held is None:
+        emit({"event": "busy", "error": holder.words(lock.address(str(request["name"])))[0]})
+        return
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever CUDA finds fastest
+    found = torch_facts.describe()
+    if found["event"] == "no_torch":
+        emit(found)
+        return
+    kind = "cuda" if found["cuda"] else "cpu"
+    count = found["gpus"] if found["cuda"] else int(request["slots"])
+    emit({"event": "ready", "torch": found["torch"], "kind": kind, "devices": count})
+    if kind == "cuda" or not request["gpus"]:  # else its GPUs are out of reach of this torch
+        _load(request["plan"][kind], kind, count, request.get("sysfs", "/sys"), emit)
+    emit({"event": "done"})
+    held.close()
+
+
+def _load(plan: dict[str, Any], kind: str, count: int, sysfs: str, emit: Emit) -> None:
+    """Go through the phases that the plan has; whoever is lost in one takes no part in the rest."""
+    sides = topology.sides(sysfs)
+    workers = crew.Crew(kind, count, plan, sides, emit)
+    phases = ["open", *(name for name in (*_TOGETHER, *_IN_TURN) if plan.get(name))]
+    beside = [name for name in ("p2p", "host", "nic") if plan.get(name)]
+    steps = len(phases) + len(beside)
+    for done, phase in enumerate(phases):
+        emit({"event": "step", "phase": phase, "done": done, "of": steps})
+        if phase in _IN_TURN:
+            workers.in_turn(phase)
+        else:
+            workers.together(phase)
+    alive = workers.dismiss()
+    for done, phase in enumerate(beside, len(phases)):
+        emit({"event": "step", "phase": phase, "done": done, "of": steps})
+        if phase == "p2p":
+            pairs.measure(kind, alive, plan, emit)
+        elif phase == "host":
+            host.measure(plan, sides, emit)
+        else:
+            nic.measure(plan["nic"], sysfs, emit)

@@ -1,0 +1,145 @@
+"""A process that takes orders one by one and may hang, die or be killed at any of them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from sweep import lifeline, lines, starvation
+from sweep.account import short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
+
+_UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+_TRIES = 3
+_REAP_S = 2.0
+
+
+class Answer:
+    """What came of one order; `how` is "hung", "died" or "error" where it is the last one."""
+
+    def __init__(
+        self,
+        events: list[dict[str, Any]] | None = None,
+        *,
+        how: str = "",
+        error: str = "",
+        starved: bool = False,
+    ) -> None:
+        self.events = events or []
+        self.how = how
+        self.error = error
+        self.starved = starved
+
+
+class Worker:
+    """One forked process, its orders and its answers. OSError if none comes up.
+
+    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
+    hangs in one of them would be taken for a hung GPU. It is replaced.
+    """
+
+    def __init__(self, name: str, serve: Serve) -> None:
+        for _ in range(_TRIES):
+            self._start(name, serve)
+            if select.select([self._answers.descriptor], [], [], _UP_S)[0]:
+                try:
+                    if self._answers.next(_UP_S) is not None:
+                        return
+                except TimeoutError:
+                    pass
+            self.end()
+        raise OSError(f"none of {_TRIES} processes came up")
+
+    def _start(self, name: str, serve: Serve) -> None:
+        orders, ordering = os.pipe()
+        answers, answering = os.pipe()
+        agent = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            _work(agent, name, serve, orders, answering)
+        os.close(orders)
+        os.close(answering)
+        self._orders = ordering
+        self._answers = lines.Reader(answers)
+        self._waited: dict[str, float] = {}
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Give an order; OSError if nobody is there to read it."""
+        self._waited = starvation.waited_s(self.pid)
+        lines.write(self._orders, order)
+
+    def answer(self, ends: float, limit_s: float) -> Answer:
+        """Wait for what came of the order until `ends`; a process that is late is ended."""
+        try:
+            said = self._answers.next(max(0.0, ends - time.monotonic()))
+        except TimeoutError:
+            excuse = starvation.excuse(self._waited, self.pid, limit_s)
+            left = self.end(kill=True)
+            error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{left}"
+            return Answer(how="hung", error=error, starved="for a CPU" in excuse)
+        if said is None:
+            return Answer(how="died", error=self.end() or "its process ended by itself")
+        if "failed" in said:
+            self.end()
+            return Answer(said["events"], how="error", error=said["failed"])
+        return Answer(said["events"])
+
+    def end(self, *, kill: bool = False) -> str:
+        """End it and say how it had ended by itself; never waits long, in D state SIGKILL waits."""
+        for descriptor in (self._orders, self._answers.descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._orders = self._answers.descriptor = -1
+        if kill:
+            os.kill(self.pid, signal.SIGKILL)
+        began = time.monotonic()
+        while time.monotonic() < began + _REAP_S:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                return "" if kill else _how(status)
+            if time.monotonic() > began + _REAP_S / 2 and not kill:
+                kill = True
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.005)
+        return "; it is still there (D state?)"
+
+
+def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> None:
+    """The life of the process itself. Never returns."""
+    try:
+        lifeline.die_with_parent(agent, name[:15])
+        lifeline.default_signals()
+        lifeline.let_go_of_the_wire()
+        lifeline.close_all_but({orders, answering})
+        lines.write(answering, {"up": True})
+        reader = lines.Reader(orders)
+
+        def say(events: list[dict[str, Any]], failed: str = "") -> None:
+            said: dict[str, Any] = {"events": events}
+            lines.write(answering, dict(said, failed=failed) if failed else said)
+
+        try:
+            serve(lambda: reader.next(None), say)
+        except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
+            say([], f"{type(error).__name__}: {short(error)}")
+    finally:
+        os._exit(0)  # no destructor of torch or CUDA may keep us
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"its process was killed by {signal.Signals(number).name}"
+        except ValueError:  # a real-time signal
+            return f"its process was killed by signal {number}"
+    code = os.WEXITSTATUS(status)
+    return f"its process ended by itself with status {code}" if code else ""

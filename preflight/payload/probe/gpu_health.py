@@ -1,0 +1,176 @@
+"""The readings that tell a failing GPU from a sound one; one that NVML refuses hides no other."""
+
+from __future__ import annotations
+
+from . import gpu_fabric, gpu_links
+from .gpu_reader import Reader
+from .text import clean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .nvml import Nvml
+
+_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+_CLOCK_REASONS = {
+    0x001: "idle",
+    0x002: "application_clocks",
+    0x004: "power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""nvmlClocksEventReason*, by bit."""
+
+_RECOVERY = {
+    0: "none",
+    1: "GPU reset",
+    2: "node reboot",
+    3: "drain P2P",
+    4: "drain and reset",
+    5: "recover IMEX domain",
+    6: "bus reset",
+    7: "system reboot",
+}
+"""nvmlDeviceGpuRecoveryAction_t."""
+
+# nvml.h: field ids that older pynvml does not name.
+_MEMORY_TEMPERATURE, _SLOWDOWN_TLIMIT = 82, 194
+_RESET_STATUS, _DRAIN_STATUS, _RECOVERY_ACTION = 226, 227, 230
+_HW_THERMAL_NS, _HW_BRAKE_NS = 270, 271
+_CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE, _SRAM = 0, 1, 0, 1, 7
+_SLOWDOWN_THRESHOLD = 1
+_CORRUPTED_INFOROM = 14
+
+
+def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Return one `GpuHealth` of the document; `links` are its NVLinks, None where untold."""
+    reader = Reader(nvml, handle)
+    _software(reader)
+    _modes(reader)
+    _memory_errors(reader)
+    _heat_and_power(reader)
+    _pcie(reader)
+    _recovery(reader)
+    gpu_links.read(reader, links)
+    gpu_fabric.read(reader)
+    return reader.document()
+
+
+def _software(reader: Reader) -> None:
+    reader.take("vbios", "nvmlDeviceGetVbiosVersion", via=clean)
+    reader.take("inforom", "nvmlDeviceGetInforomImageVersion", via=clean)
+    reader.take("gsp_version", "nvmlDeviceGetGspFirmwareVersion", via=clean)
+    reader.take("gsp_on", "nvmlDeviceGetGspFirmwareMode", via=lambda modes: modes[0] == 1)
+    reader.nvml.ask_by_name("nvmlDeviceValidateInforom", reader.handle)
+    if reader.nvml.refusal in (None, _CORRUPTED_INFOROM):
+        reader.values["inforom_valid"] = reader.nvml.refusal is None
+    else:
+        reader.refuse("inforom_valid", reader.nvml.refusal)
+
+
+def _modes(reader: Reader) -> None:
+    reader.take("persistence", "nvmlDeviceGetPersistenceMode", via=bool)
+    reader.take("compute_mode", "nvmlDeviceGetComputeMode", via=_compute_mode)
+    reader.take("ecc_on", "nvmlDeviceGetEccMode", via=lambda modes: modes[0] == 1)
+    reader.take("ecc_pending", "nvmlDeviceGetEccMode", via=lambda modes: modes[1] == 1)
+    reader.take("mig_pending", "nvmlDeviceGetMigMode", via=lambda modes: modes[1] == 1)
+    reader.take(
+        "bar1_total_mib", "nvmlDeviceGetBAR1MemoryInfo", via=lambda bar: bar.bar1Total >> 20
+    )
+
+
+def _compute_mode(mode: int) -> str:
+    return _COMPUTE_MODES.get(mode, f"mode {mode}")
+
+
+def _memory_errors(reader: Reader) -> None:
+    total = "nvmlDeviceGetTotalEccErrors"
+    reader.take("ecc_volatile_corrected", total, _CORRECTED, _VOLATILE)
+    reader.take("ecc_volatile_uncorrected", total, _UNCORRECTED, _VOLATILE)
+    reader.take("ecc_aggregate_corrected", total, _CORRECTED, _AGGREGATE)
+    reader.take("ecc_aggregate_uncorrected", total, _UNCORRECTED, _AGGREGATE)
+    counter = "nvmlDeviceGetMemoryErrorCounter"
+    reader.take("sram_aggregate_uncorrected", counter, _UNCORRECTED, _AGGREGATE, _SRAM)
+    gpu_fabric.sram_threshold(reader)
+    rows = "nvmlDeviceGetRemappedRows"
+    names = ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
+    answer = reader.nvml.ask_by_name(rows, reader.handle)
+    if answer is None:
+        for name in names:
+            reader.refuse(name, reader.nvml.refusal or 0)
+    else:
+        corrected, uncorrected, pending, failed = answer
+        found = (corrected, uncorrected, bool(pending), bool(failed))
+        reader.values.update(zip(names, found))  # noqa: B905 - Python 3.8
+    histogram = "nvmlDeviceGetRowRemapperHistogram"
+    reader.take("banks_without_spares", histogram, via=lambda banks: banks.none)
+    pending = "nvmlDeviceGetRetiredPagesPendingStatus"
+    reader.take("retired_pending", pending, via=bool)
+    reader.take("repair_pending", "nvmlDeviceGetRepairStatus", via=any)
+    reader.fields({"retired_single": (29, 1), "retired_double": (30, 1)})
+    retired = [reader.values.pop(name, None) for name in ("retired_single", "retired_double")]
+    if None not in retired:
+        reader.values["retired_pages"] = sum(retired)
+
+
+def _heat_and_power(reader: Reader) -> None:
+    name = "nvmlDeviceGetCurrentClocksEventReasons"
+    if not reader.nvml.has(name):  # before R535 it has another name
+        name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+    reader.take("clock_reasons", name, via=reasons)
+    reader.take("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", via=_watts)
+    reader.take("power_default_w", "nvmlDeviceGetPowerManagementDefaultLimit", via=_watts)
+    reader.take("power_draw_w", "nvmlDeviceGetPowerUsage", via=_watts)
+    reader.take("fan_pct", "nvmlDeviceGetFanSpeed")
+    reader.take("temperature_c", "nvmlDeviceGetTemperature", 0)
+    reader.take("slowdown_c", "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN_THRESHOLD)
+    reader.take("performance_state", "nvmlDeviceGetPerformanceState", via=lambda state: f"P{state}")
+    reader.take("utilization_pct", "nvmlDeviceGetUtilizationRates", via=lambda rates: rates.gpu)
+    reader.fields(
+        {
+            "memory_temperature_c": (_MEMORY_TEMPERATURE, 1),
+            "slowdown_at": (_SLOWDOWN_TLIMIT, 1),
+            "hw_thermal_s": (_HW_THERMAL_NS, 1e-9),
+            "hw_brake_s": (_HW_BRAKE_NS, 1e-9),
+        }
+    )
+    # T.Limit counts degrees down to the maximum of operation; the slowdown is a little below zero.
+    beyond = reader.values.pop("slowdown_at", None)
+    reader.take("margin_c", "nvmlDeviceGetMarginTemperature", via=lambda left: left - (beyond or 0))
+
+
+def reasons(bits: int) -> list[str]:
+    """Name what holds a GPU's clocks where they are."""
+    return [name for bit, name in _CLOCK_REASONS.items() if bits & bit]
+
+
+def _watts(milliwatts: int) -> float:
+    return round(milliwatts / 1000, 1)
+
+
+def _pcie(reader: Reader) -> None:
+    reader.take("pcie_gen", "nvmlDeviceGetCurrPcieLinkGeneration")
+    reader.take("pcie_gen_max", "nvmlDeviceGetMaxPcieLinkGeneration")
+    reader.take("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth")
+    reader.take("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth")
+    reader.take("pcie_replays", "nvmlDeviceGetPcieReplayCounter")
+
+
+def _recovery(reader: Reader) -> None:
+    """Ask R570's one word for it, and before that the two that it replaced."""
+    before = {"reset_required": (_RESET_STATUS, 1), "drain": (_DRAIN_STATUS, 1)}
+    reader.fields({"recovery_action": (_RECOVERY_ACTION, 1)})
+    code = reader.values.pop("recovery_action", None)
+    if code is not None:
+        reader.values["recovery_action"] = _RECOVERY.get(code, f"action {code}")
+        return
+    told = dict(zip(before, reader.nvml.fields(reader.handle, [_RESET_STATUS, _DRAIN_STATUS])))  # noqa: B905 - Python 3.8
+    if told["reset_required"][1] is None:
+        reset, drain = told["reset_required"][0], told["drain"][0]
+        action = "GPU reset" if reset else "drain and reset" if drain else "none"
+        reader.values["recovery_action"] = action

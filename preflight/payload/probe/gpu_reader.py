@@ -1,0 +1,75 @@
+"""Takes one reading of a GPU after the other; why one is missing is part of the answer."""
+
+from __future__ import annotations
+
+from .text import clean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .nvml import Nvml
+
+_HOTTEST_C, _MOST_SMALL, _MOST_WATTS, _MOST = 200, 65535, 10**6, 2**53
+_SMALL = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")
+
+
+class Reader:
+    """Reads one GPU; remembers which readings it lacks, was denied, or answered with an error."""
+
+    def __init__(self, nvml: Nvml, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
+        self.values: dict[str, Any] = {}
+        self._refused: dict[str, list[str]] = {"lacks": [], "denied": [], "errors": []}
+
+    def take(self, field: str, call: str, *given: Any, via: Callable[[Any], Any] = int) -> None:
+        """Ask for one reading; `via` turns NVML's answer into the document's value."""
+        answer = self.nvml.ask_by_name(call, self.handle, *given)
+        if self.nvml.refusal is not None:
+            self.refuse(field, self.nvml.refusal)
+        elif field.startswith("pcie_width") and answer == 0:  # as some virtual machines answer
+            self._refused["lacks"].append(field)
+        else:
+            self.values[field] = via(answer)
+
+    def refuse(self, field: str, code: int) -> None:
+        """Remember why a reading is missing."""
+        lib = self.nvml.lib
+        if code == lib.NVML_ERROR_NO_PERMISSION:
+            self._refused["denied"].append(field)
+        elif code in (lib.NVML_ERROR_NOT_SUPPORTED, lib.NVML_ERROR_FUNCTION_NOT_FOUND):
+            self._refused["lacks"].append(field)
+        elif not self.nvml.harmless(code):
+            words = clean(str(lib.NVMLError(code)))
+            self._refused["errors"].append(f"{field}: {words}")
+
+    def fields(self, wanted: dict[str, tuple[int, float]]) -> None:
+        """Ask for several of NVML's numbered fields at once: (id, factor) by name."""
+        ids = [number for number, _ in wanted.values()]
+        answers = self.nvml.fields(self.handle, ids)
+        for (name, (_, factor)), (value, code) in zip(wanted.items(), answers):  # noqa: B905 - 3.8
+            if code is None:
+                self.values[name] = value if factor == 1 else round(value * factor, 3)
+            else:
+                # A number that is new to an old driver is an invalid argument to it.
+                unknown = self.nvml.lib.NVML_ERROR_INVALID_ARGUMENT
+                lacking = self.nvml.lib.NVML_ERROR_NOT_SUPPORTED
+                self.refuse(name, lacking if code == unknown else code)
+
+    def document(self) -> dict[str, Any]:
+        """Return one `GpuHealth`: what was told, and what was refused."""
+        for name in [name for name, value in self.values.items() if _absurd(name, value)]:
+            self._refused["errors"].append(f"{name}: absurd value {self.values.pop(name)}")
+        return {**self.values, **{kind: names for kind, names in self._refused.items() if names}}
+
+
+def _absurd(name: str, value: Any) -> bool:
+    """Say whether no GPU can be so: a driver that fails may answer all ones."""
+    if not isinstance(value, (int, float)):
+        return False
+    if name.endswith("_c"):
+        return abs(value) > _HOTTEST_C
+    small = name.endswith("_pct") or name in _SMALL
+    most = _MOST_SMALL if small else _MOST_WATTS if name.endswith("_w") else _MOST
+    return not 0 <= value <= most

@@ -1,0 +1,164 @@
+"""Of what the kernel said only the lines that tell of hardware leave the node, each kind once.
+
+A storm of a hundred thousand lines becomes one with a count. The patterns are built in: whoever
+asks cannot have other lines than these.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .text import clean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+MOST_OF_A_KIND = 96
+"""Different lines of one kind; what is beyond is counted as dropped."""
+
+MOST_ERAS = 1024
+
+MOST_CRASH_LINES = 64
+"""Of programs' exceptions; from then on one line per GPU counts them and has their last time."""
+
+APART_S = 15.0
+"""Exceptions of a GPU's programs that follow on each other faster are of one crash."""
+
+_CHARS = 300
+_BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
+_KINDS: tuple[tuple[str, bytes], ...] = (
+    # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
+    ("era", rb"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"),
+    ("era", rb"NVRM: loading NVIDIA "),
+    ("era", rb"NVRM: Xid \(.*\): 154, .*recovery action changed .* to \S+ \(None\)"),
+    ("era", rb"mlx5_core " + _BDF + rb": firmware version"),
+    ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
+    ("xid", rb"NVRM: Xid \("),
+    ("sxid", rb"nvidia-nvswitch\d*: SXid \("),
+    ("nvrm", rb"NVRM: .*(?:fallen off the bus|R[mM]InitAdapter failed|rm_init_adapter failed)"),
+    ("nvrm", rb"NVRM: .*(?:Error setting [TR]X sublink|GPU likely needs to be reset)"),
+    ("nvrm", rb"NVRM: .*(?:\(PCI ID: |The NVIDIA GPU)"),
+    ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
+    ("nic", rb"nvidia-peermem .*ERROR"),
+    ("nic", rb"mlx5_core[ :].*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
+    ("nic", rb"mlx5_core[ :].*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", rb"mlx5_core[ :].*Link (?:[Dd]own|DOWN)"),
+    ("nic", rb"(?:\S+ " + _BDF + rb" )?\S{1,20}: (?:NIC )?Link is Down"),
+    ("nic", rb"NETDEV WATCHDOG: "),
+    ("aer", rb"\S+ " + _BDF + rb": PCIe Bus Error: severity="),
+    ("aer", rb"\S+ " + _BDF + rb": AER: (?:Multiple )?(?:Un)?[Cc]orrect"),
+    ("aer", rb"\S+ " + _BDF + rb": DPC: containment event"),
+    ("mce", rb"(?:mce: |MCE: )?\[Hardware Error\]: CPU ?\d+: Machine Check"),
+    (
+        "mce",
+        rb"(?:mce: )?\[Hardware Error\]: (?:Corrected error|Uncorrected|Deferred|System Fatal)",
+    ),
+    ("mce", rb"\{\d+\}\[Hardware Error\]: event severity:"),
+    ("mce", rb"BERT: .*(?:records found|\[Hardware Error\])"),
+    ("mce", rb"MCE: Killing |Memory failure: |mce: Uncorrected hardware memory"),
+    ("edac", rb"EDAC [^:]+: \d+ [CU]E "),
+    ("disk", rb"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
+    ("disk", rb"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
+    ("fs", rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS).*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
+    ("fs", rb"XFS .*[Ss]hut(?:ting)? ?down"),
+    ("fs", rb"nfs: server .* not responding"),
+    ("oom", rb"(?:Out of memory|Memory cgroup out of memory): Kill"),
+    ("hang", rb"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
+    ("hang", rb"rcu: INFO: \w+ (?:self-)?detected|(?:NMI )?[Ww]atchdog.*hard LOCKUP"),
+    ("hang", rb"BUG: unable to handle|Oops: |general protection fault"),
+)
+
+_ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_KINDS)), re.DOTALL)
+
+# What tells two lines of one kind apart; of a kind without such words, all but its numbers.
+_TELLS = {
+    "xid": re.compile(rb"Xid \([^)]*\): \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"),
+    "sxid": re.compile(rb"SXid \([^)]*\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
+    "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
+    "disk": re.compile(rb"error|dev \S+|nvme\d+"),
+    "fs": re.compile(rb"^\S+|\(\S+?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
+    "edac": re.compile(rb"[CU]E|on \S+"),
+    "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
+}
+_SM = re.compile(
+    rb"NVRM: Xid \(([^)]*)\): 13,(?: pid='?([^,']*))?.*?(?:\((GPC \d+, TPC \d+)|$)", re.DOTALL
+)
+_NUMBER = re.compile(rb"0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
+
+
+def told(
+    source: str, records: Iterable[tuple[float | None, bytes]], after_s: float
+) -> dict[str, Any]:
+    """Return the `KernelLog` document of all records; of the lines only those after that time."""
+    seen, era, begins_s = 0, 0, None
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    crashes = _Crashes()
+    kinds: dict[str, int] = {}
+    dropped = 0
+    for at_s, text in records:
+        seen += 1
+        if begins_s is None:
+            begins_s = at_s
+        hit = _ANY.match(text)
+        if hit is None:
+            continue
+        kind = _KINDS[int((hit.lastgroup or "k0")[1:])][0]
+        era += kind == "era"
+        if at_s is not None and at_s < after_s and kind != "era":
+            continue
+        tells = crashes.told_apart(text, at_s) if kind == "sm" else _told_apart(kind, text)
+        key = (era, kind, tells)
+        line = found.get(key)
+        if line is None:
+            kinds[kind] = kinds.get(kind, 0) + 1
+            if kinds[kind] > (MOST_ERAS if kind == "era" else MOST_OF_A_KIND):
+                dropped += 1
+                continue
+            found[key] = {"text": clean(text, _CHARS), "at_s": at_s, "last_s": at_s, "times": 1}
+        else:
+            line["last_s"] = at_s
+            line["times"] += 1
+    return {
+        "source": source,
+        "seen": seen,
+        "begins_s": begins_s,
+        "after_s": after_s,
+        "lines": list(found.values()),
+        "dropped": dropped,
+    }
+
+
+class _Crashes:
+    """Tells exceptions of GPU programs apart (Xid 13): by crash, and by whether its place changes.
+
+    One crash writes a line or three for each of up to a hundred processors: what matters is that
+    there were several. Of a crash that has one place the line that names it is kept.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, tuple[float | None, int, bytes]] = {}
+        self._told: set[tuple[object, ...]] = set()
+
+    def told_apart(self, text: bytes, at_s: float | None) -> tuple[object, ...]:
+        """Return what is the same for lines that need not be told twice."""
+        said = _SM.match(text)
+        slot, pid, place = said.groups(b"") if said else (b"", b"", b"")
+        last_s, number, first = self._last.get(slot, (None, 0, b""))
+        if at_s is not None and last_s is not None and at_s - last_s > APART_S:
+            number, first = number + 1, b""
+        first = first or place
+        self._last[slot] = (at_s, number, first)
+        where = "" if not place else "first" if place == first else "other"
+        tells = slot, pid, number, where
+        if tells not in self._told and len(self._told) >= MOST_CRASH_LINES:
+            return (slot,)
+        self._told.add(tells)
+        return tells
+
+
+def _told_apart(kind: str, text: bytes) -> bytes:
+    tells = _TELLS.get(kind)
+    return b" ".join(tells.findall(text)) if tells else _NUMBER.sub(b"#", text)

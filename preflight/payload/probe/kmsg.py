@@ -1,0 +1,145 @@
+"""What the kernel said since boot: it names the GPU that fell off the bus when NVML no longer can.
+
+/dev/kmsg is asked first; a container without it, or a login that may not open it, asks the
+journal and dmesg(1), at once and each in a child of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from . import guard, kernel_log
+from .text import clean, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    Record = tuple[float | None, bytes]
+
+LOG = "/dev/kmsg"
+PATIENCE_S = 3.0
+"""The device answers in milliseconds; a journal of months may take longer, and is then left."""
+
+_RECORD = 8192
+_MOST_BYTES = 32 << 20
+"""Twice the largest ring buffer that kernels are built with by default."""
+
+_PROGRAMS = {
+    "journal": ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"),
+    "dmesg": ("dmesg",),
+}
+_STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?(?:\S+ kernel: )?")
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+class Asked:
+    """The readers of the log, at work."""
+
+    def __init__(self, path: str, since_s: float | None) -> None:
+        """Begin to read; `since_s`: only the last so many seconds, None: all since boot."""
+        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._after_s = 0.0 if since_s is None else max(0.0, up_s - since_s)
+        self._refused = ""
+        self._children: list[tuple[str, guard.Child]] = []
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        except OSError as error:
+            self._refused = words(error)
+            self._begin_programs()
+        else:
+            self._children.append(("kmsg", guard.spawn(_read, path, self._after_s)))
+
+    def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
+        """Return the `KernelLog` of the first reader that saw any of it; None if nobody did."""
+        best: dict[str, Any] | None = None
+        for source, child in self._children:
+            answered = child.listen(until, _MOST_BYTES)
+            child.dismiss(kill=not answered or len(child.said) > _MOST_BYTES)
+            if best is not None:
+                continue
+            if not answered:
+                self._refused = "no answer in time"
+            elif source == "kmsg":
+                best = self._value(child)
+            elif child.status == 0 and child.said:
+                best = kernel_log.told(source, _stamped(bytes(child.said)), self._after_s)
+            if best is not None and not best["seen"]:
+                best, self._refused = None, "it is empty"
+        if best is None:
+            problems.append("kernel log: " + clean(self._refused or "nobody could read it"))
+        return best
+
+    def _value(self, child: guard.Child) -> dict[str, Any] | None:
+        try:
+            value: dict[str, Any] = child.value()
+        except guard.BrokenError as error:
+            self._refused = str(error)
+            return None
+        return value
+
+    def _begin_programs(self) -> None:
+        environ = {**os.environ, "LC_ALL": "C"}
+        for source, argv in _PROGRAMS.items():
+            for folder in ("/usr/bin", "/bin"):
+                program = f"{folder}/{argv[0]}"
+                if os.access(program, os.X_OK):
+                    child = guard.spawn_program([program, *argv[1:]], environ)
+                    self._children.append((source, child))
+                    break
+
+
+def _read(path: str, after_s: float) -> dict[str, Any]:
+    """In the child: every record there is, one read(2) each."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    return kernel_log.told("kmsg", _records(_lines(file)), after_s)
+
+
+def _lines(file: int) -> Iterator[bytes]:
+    """Yield whole lines: the kernel gives a record at a time, a plain file whatever fits."""
+    rest = b""
+    while True:
+        try:
+            piece = os.read(file, _RECORD)
+        except BrokenPipeError:
+            continue  # overwritten before we came to it: go on with what is there
+        except BlockingIOError:
+            break  # nothing more for now
+        if not piece:
+            break
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def _records(lines: Iterator[bytes]) -> Iterator[Record]:
+    """Read `priority,number,microseconds,flags;text`; lines with a blank first are properties."""
+    for line in lines:
+        head, semicolon, text = line.partition(b";")
+        fields = head.split(b",")
+        if not semicolon or len(fields) < 3 or not fields[2].isdigit():  # noqa: PLR2004
+            continue
+        yield int(fields[2]) / 1e6, _ESCAPED.sub(_unescape, text)
+
+
+def _unescape(found: re.Match[bytes]) -> bytes:
+    return bytes((int(found.group(1), 16),))
+
+
+def _stamped(said: bytes) -> Iterator[Record]:
+    """Read `[   12.345678] text`, as dmesg and the journal print it; the rest of a text follows."""
+    at_s, text = None, b""
+    for line in said.split(b"\n"):
+        found = _STAMP.match(line)
+        if found is None:
+            text += b" " + line.strip()
+            continue
+        if text:
+            yield at_s, text
+        at_s, text = float(found.group(1)), line[found.end() :]
+    if at_s is not None:
+        yield at_s, text

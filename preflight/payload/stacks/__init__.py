@@ -1,0 +1,1 @@
+"""What a job that hangs shows of itself on one node; read without disturbing it."""

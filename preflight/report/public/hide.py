@@ -1,0 +1,205 @@
+"""Replace every secret by a number, the same one wherever it stands: fields, sentences, patterns.
+
+`gpu041` is `node-41` in the exclude list, in the sentence about it and in the middle of a path.
+What is known by its form alone (addresses, UUIDs, home folders) is numbered as it comes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from preflight.errors import UsageError
+from preflight.fleet.nodeset import expand, fold
+from preflight.report.public.forms import NAMING, PLAIN
+from preflight.report.public.known import short_of
+from preflight.report.public.trie import any_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.report.public.known import Kind
+
+T = TypeVar("T")
+
+_OURS = frozenset(
+    ("check", "outcome", "tier", "kind", "state", "turn", "slow", "phase", "backend", "also")
+)
+"""Fields whose words are ours, and must stay what they are."""
+
+_OURS_AS_STARTED = frozenset(("preflight", "run", "started"))
+_FORMS = rf"""
+  (?P<folded>[A-Za-z0-9][\w.-]*(?:\[[0-9,-]+\][\w.-]*)+)
+| {NAMING}
+| {PLAIN}
+"""
+
+
+class Hider:
+    """Knows what was replaced by what; ask it again and the answer is the same."""
+
+    def __init__(self, known: Mapping[str, Kind]) -> None:
+        self._stems = {kind: _stem(kind, known) for kind in {*known.values(), *_KINDS}}
+        self._counted: dict[Kind, int] = {}
+        self._given: dict[str, str] = {}
+        self._done: dict[str, str] = {}
+        for name, kind in known.items():
+            self._number(name, kind)
+        self._call_short([name for name, kind in known.items() if kind in ("node", "host")])
+        reasons = [name.lower() for name, kind in known.items() if kind == "reason"]
+        # A name of few letters stands in many a word; one with digits is hidden wherever it is.
+        loose = [name for name in self._given if len(name) > 3 and any(map(str.isdigit, name))]  # noqa: PLR2004
+        rest = self._given.keys() - {*loose, *reasons}
+        self._pattern = re.compile(
+            f"(?:(?P<reason>{any_of(reasons)})| {_FORMS}"
+            f"| (?P<loose>(?:{any_of(loose)})(?![0-9])(?:\\.[A-Za-z0-9-]+)*)"
+            f"| (?<![A-Za-z0-9])(?P<known>(?:{any_of(rest)})"
+            "(?![A-Za-z0-9])(?:\\.[A-Za-z0-9-]+)*))",
+            re.VERBOSE | re.IGNORECASE,
+        )
+
+    def _call_short(self, names: Sequence[str]) -> None:
+        """Number `gpu041` as `gpu041.corp.example`, unless that is the name of several."""
+        often = Counter(short_of(name).lower() for name in names)
+        for name in names:
+            short = short_of(name).lower()
+            if short and often[short] == 1:
+                self._given.setdefault(short, self._given[name.lower()])
+            elif short:
+                self._number(short, "host")
+
+    def words(self, text: str) -> str:
+        """Hide what a text tells."""
+        if text not in self._done:
+            self._done[text] = self._pattern.sub(self._replaced, text)
+        return self._done[text]
+
+    def all_of(self, value: T) -> T:
+        """Hide it in everything that a value holds: structures, lists, keys and strings."""
+        hidden: Any = self._hidden(value)
+        return hidden  # type: ignore[no-any-return]  # of the very type that went in
+
+    def _hidden(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.words(value) if type(value) is str else value
+        if isinstance(value, Struct):
+            fields = {
+                name: self._hidden(getattr(value, name))
+                for name in value.__struct_fields__
+                if name not in _OURS and not (name in _OURS_AS_STARTED and hasattr(value, "schema"))
+            }
+            return msgspec.structs.replace(value, **fields)
+        if isinstance(value, dict):
+            return {self._hidden(key): self._hidden(one) for key, one in value.items()}
+        if isinstance(value, tuple | list | frozenset):
+            return type(value)(self._hidden(one) for one in value)
+        return value
+
+    def _replaced(self, match: re.Match[str]) -> str:
+        kind, said = _form_of(match), match[0]
+        if kind == "folded":
+            return self._unfolded(said)
+        if kind in ("loose", "known"):
+            return self._of_name(said)
+        if kind in _PART_OF:
+            return self._of_form(kind, match)
+        if kind in ("ip4", "ip6"):
+            return self._of_address(said)
+        return self._number(said, _KIND_OF.get(kind, kind))
+
+    def _of_address(self, said: str) -> str:
+        """An address, or what only looks like one."""
+        if _is_address(said):
+            return self._number(said, "address")
+        if _is_address(said[:-1]):  # "2001:4:112:::", with a colon that is the sentence's
+            return self._number(said[:-1], "address") + said[-1]
+        parts = said.split(":")  # "ab12:22:7": a host, and numbers
+        return ":".join(map(self.words, parts)) if len(parts) > 1 else said
+
+    def _of_form(self, kind: str, match: re.Match[str]) -> str:
+        group, stem = _PART_OF[kind]
+        name = match[group]
+        if kind == "mail":
+            return f"{self._number(name, stem)}@{self._host(match['mail_host'])}"
+        if kind == "server":
+            return self._host(name)
+        if kind == "jump":
+            return match[0].removesuffix(name) + self._host(name)
+        return match[0].removesuffix(name) + self._number(name, stem)
+
+    def _host(self, name: str) -> str:
+        """A host of the fleet by its number, another one by one of its own."""
+        known = self._of_name(name)
+        return known if known != name else self._number(name, "host")
+
+    def _of_name(self, said: str) -> str:
+        """A name, also with its domain, which nobody else needs to know."""
+        return self._known(said) or said
+
+    def _known(self, said: str) -> str | None:
+        low = said.lower()
+        while low not in self._given and "." in low:
+            low = low.rpartition(".")[0]
+        return self._given.get(low)
+
+    def _unfolded(self, said: str) -> str:
+        try:
+            names = expand(said)
+        except UsageError:
+            names = ()
+        if not any(map(self._known, names)):
+            return self._plain(said)
+        return fold(self._known(name) or self._number(name, "host") for name in names)
+
+    def _plain(self, said: str) -> str:
+        """No node set after all: what is in it may be known all the same."""
+        head, bracket, tail = said.partition("[")
+        return self.words(head) + bracket + self.words(tail)
+
+    def _number(self, name: str, kind: Kind) -> str:
+        low = name.lower()
+        if low not in self._given:
+            self._counted[kind] = self._counted.get(kind, 0) + 1
+            self._given[low] = f"{self._stems[kind]}-{self._counted[kind]}"
+        return self._given[low]
+
+
+_KIND_OF = {"mac": "address"}
+_PART_OF = {
+    "mail": ("mail_user", "user"),
+    "home": ("home_user", "user"),
+    "serial": ("serial_no", "serial"),
+    "user": ("user_name", "user"),
+    "server": ("server_host", "host"),
+    "jump": ("jump_host", "host"),
+}
+"""Of what a form names, the part that is hidden, and what it is."""
+
+_KINDS = (
+    *("node", "leaf", "host", "domain", "user", "serial", "uuid", "address"),
+    *("reason", "other"),
+)
+
+
+def _form_of(match: re.Match[str]) -> str:
+    """Which of the alternatives it was; groups within one come after it."""
+    return next(name for name, found in match.groupdict().items() if found is not None)
+
+
+def _stem(kind: Kind, known: Mapping[str, Kind]) -> str:
+    """What stands in for it; no real name may look like it, or one would be taken for another."""
+    taken = re.compile(rf"{kind}-\d+", re.IGNORECASE)
+    return f"some-{kind}" if any(taken.fullmatch(name) for name in known) else kind
+
+
+def _is_address(said: str) -> bool:
+    try:
+        found = ipaddress.ip_address(said)
+    except ValueError:
+        return False
+    return not (found.is_loopback or found.is_unspecified)

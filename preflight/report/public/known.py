@@ -1,0 +1,168 @@
+"""What is secret in a run, by name: hosts, switches, users, serials, UUIDs and addresses it tells.
+
+What stands in a field says what it is; what stands in a sentence only is known by its form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from preflight.check import FLEET
+from preflight.facts.network_model import Resolved
+from preflight.report.public.forms import named_in
+from preflight.report.since import nodes_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from preflight.report.document import Report
+    from preflight.report.night import Night
+
+Kind = str
+"""What is counted by itself, and how it is called: "node", "leaf", "host", "user", ..."""
+
+_BY_FIELD: Mapping[str, Kind] = {
+    "user": "user",
+    "users": "user",
+    "owner": "user",
+    "login": "user",
+    "username": "user",
+    "host": "host",
+    "hosts": "host",
+    "hostname": "host",
+    "server": "host",
+    "master": "host",
+    "master_addr": "host",
+    "MASTER_ADDR": "host",
+    "resolves_to": "address",
+    "address": "address",
+    "addresses": "address",
+    "ip": "address",
+    "mac": "address",
+    "gid": "address",
+    "guid": "uuid",
+    "node_guid": "uuid",
+    "sys_image_guid": "uuid",
+    "uuid": "uuid",
+    "uuids": "uuid",
+    "gpu_uuid": "uuid",
+    "switch": "leaf",
+    "leaf": "leaf",
+}
+_NOBODY = frozenset(("root", "nobody", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "unknown"))  # noqa: S104  names no machine
+"""The same on every machine: they tell nothing."""
+
+
+def secrets(report: Report, *said: object, earlier: Sequence[Night] = ()) -> dict[str, Kind]:
+    """Everything that is known by name, in the order in which it is to be numbered.
+
+    `said`: what nodes said of themselves, of any shape; their sentences may repeat it. `earlier`:
+    the runs that its page compares with.
+    """
+    found: dict[str, Kind] = dict.fromkeys(report.fleet.nodes, "node")
+    for name, kind in (*_of_leaves(report), *_of_people(report), *_of_nights(earlier, report)):
+        found.setdefault(name, kind)
+    own = {name.lower() for name in report.fleet.nodes}
+    own |= {name.partition(".")[0] for name in own}
+    texts: set[str] = set()
+    told = [*_told((report.verdicts, report.blames, *said), texts)]
+    told += [one for text in (*texts, *report.suspicions) for one in named_in(text)]
+    for value, kind in told:
+        in_the_fleet = kind == "host" and value.lower().partition(".")[0] in own
+        if value not in _NOBODY and len(value) > 1 and not in_the_fleet:
+            found.setdefault(value, kind)
+    hosts = [*report.fleet.nodes, *(value for value, kind in told if kind == "host")]
+    for domain in filter(None, map(domain_of, hosts)):
+        found.setdefault(domain, "domain")
+    return found
+
+
+def short_of(name: str) -> str:
+    """What a host is called at home; empty of an address, and where that is its name anyway."""
+    first, dot, _ = name.partition(".")
+    return first if dot and not first.isdecimal() and ":" not in name else ""
+
+
+def domain_of(name: str) -> str:
+    """Of `gpu041.corp.example` what says whose it is; a single word is no secret."""
+    rest = name.partition(".")[2] if short_of(name) else ""
+    return rest if "." in rest else ""
+
+
+def _of_leaves(report: Report) -> Iterator[tuple[str, Kind]]:
+    for leaf in report.fleet.leaves.values():
+        yield leaf, "leaf"
+
+
+def _of_people(report: Report) -> Iterator[tuple[str, Kind]]:
+    """Reasons that a person wrote, of a drain or a waiver: they may name anybody."""
+    for waiver in report.overrides.waivers:
+        yield waiver.reason, "reason"
+    for why in report.fleet.left_out.values():
+        if said := why.partition(": ")[2]:
+            yield said, "reason"
+
+
+def _of_nights(nights: Iterable[Night], report: Report) -> Iterator[tuple[str, Kind]]:
+    """Nodes that are not in the fleet any more, and whatever else was found in those nights."""
+    nights = tuple(nights)
+    gone = dict.fromkeys(name for night in nights for name in night.not_ready)
+    yield from ((name, "node") for name in gone)
+    known, leaves = frozenset((*report.fleet.nodes, *gone)), set(report.fleet.leaves.values())
+    for subject in dict.fromkeys(one.subject for night in nights for one in night.bad):
+        ours = subject == FLEET or subject.rpartition(" ")[2] in leaves
+        if not ours and not nodes_in(subject, known):
+            yield subject, "other"
+
+
+def _told(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
+    """Walk over fields and keys, down to the strings in those that name somebody.
+
+    All other strings are added to `texts`.
+    """
+    todo = list(whole)
+    while todo:
+        one = todo.pop()
+        fields = _fields(one)
+        if isinstance(one, list | tuple):
+            todo.extend(reversed(one))
+        elif isinstance(one, str):
+            texts.add(one)
+        for name, value in reversed(fields):
+            kind = _kind(str(name))
+            if kind is not None:
+                yield from ((text, kind) for text in _strings(value, kind))
+            elif isinstance(value, str):
+                texts.add(value)
+            elif not isinstance(value, str | int | float | None):
+                todo.append(value)
+
+
+def _fields(one: Any) -> list[tuple[Any, Any]]:
+    """Of a structure or a table; what a node calls itself stands under the name of no host."""
+    if isinstance(one, Resolved):
+        return [("host", one.name), ("addresses", one.addresses), ("error", one.error)]
+    if isinstance(one, Struct):
+        return [(name, getattr(one, name)) for name in one.__struct_fields__]
+    return list(one.items()) if isinstance(one, dict) else []
+
+
+def _kind(field: str) -> Kind | None:
+    return "serial" if "serial" in field.lower() else _BY_FIELD.get(field)
+
+
+def _strings(value: Any, kind: Kind) -> Iterator[str]:
+    if isinstance(value, str):
+        text = value.strip()
+        if kind == "address" and "/" in text:
+            text = text.partition("/")[0]
+        if text and (kind == "serial" or not text.isdecimal()):
+            yield text
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one, kind)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _strings(one, kind)

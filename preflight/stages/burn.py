@@ -1,0 +1,188 @@
+"""Stage `local`: every node loads its own devices, all nodes at once, each under a lease."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from preflight.burn.collect import Collected
+from preflight.errors import WireError
+from preflight.facts.burned import Alive, Burned, Ready, decode_burned
+from preflight.fleet.nodeset import fold
+from preflight.transport.bundle import start_payload
+from preflight.transport.leased import LEASE_S, Leased
+from preflight.transport.protocol import Connection, ReachError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preflight.burn.plan import BurnPlan
+    from preflight.facts.model import Facts
+    from preflight.fleet.model import Host
+
+    Progress = Callable[[int, int, list[str]], None]
+
+SLOTS, MOST_SLOTS = 2, 16
+"""Devices that CPUs stand for where a node has no GPU and no launch line names its ranks."""
+
+_TURN_S = 1.0
+_GRACE_S = 5.0
+"""How much longer a node may go on by itself: who ends first must be us, for a node that ended
+by its own clock would look like one that went away."""
+_LATE = "its time was up before it was through"
+_NOBODY = "no node's Python has torch; name the job's Python with --preflight-python"
+_WITHOUT = "look at its load and at processes in D state, then run again"
+
+
+class BurnStage:
+    """One conversation per node; a node that is stuck or lies harms no other."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        connections: Mapping[str, Connection],
+        facts: Mapping[str, Facts],
+        plan: BurnPlan,
+        nonce: str,
+        *,
+        slots: int | None,
+        deadline_s: float,
+    ) -> None:
+        self._hosts = {host.name: host for host in hosts}
+        self._connections = connections
+        self._facts = facts
+        self._plan = msgspec.to_builtins(plan)
+        self._nonce = nonce
+        self._slots = min(MOST_SLOTS, slots or SLOTS)
+        self._began = time.monotonic()
+        self._ends = self._began + deadline_s
+        self._moved = threading.Condition()
+        self._said = {name: Collected() for name in self._hosts}
+        self._burned: dict[str, Burned] = {}
+        self._talks: dict[str, Leased] = {}
+        self._over = False
+
+    def run(self, progress: Progress) -> dict[str, Burned]:
+        """Return what every node said; those not through by the deadline with what there is."""
+        for name in self._hosts:
+            threading.Thread(target=self._serve, args=(name,), daemon=True).start()
+        try:
+            with self._moved:
+                while waiting := [name for name in self._hosts if name not in self._burned]:
+                    progress(*self._steps(), waiting)
+                    if time.monotonic() > self._ends:
+                        break
+                    self._moved.wait(0.5)
+            return self._whole()
+        finally:
+            self._close()
+            total = self._steps()[1]
+            progress(total, total, [])
+
+    def so_far(self) -> dict[str, Burned]:
+        """What was said until an interrupt; nobody is blamed for what is missing."""
+        with self._moved:
+            late = {
+                name: said.result(trouble="the run was interrupted", stopped=True)
+                for name, said in self._said.items()
+                if name not in self._burned
+            }
+            return {**self._burned, **late}
+
+    def _steps(self) -> tuple[int, int]:
+        """How many phases are over, of all nodes together."""
+        done = total = 0
+        for name, said in self._said.items():
+            of = said.step.of if said.step else 1
+            total += of
+            done += of if name in self._burned else said.step.done if said.step else 0
+        return min(done, total - 1), total
+
+    def _whole(self) -> dict[str, Burned]:
+        """Whose time was up although others were through is at fault; else nobody is."""
+        with self._moved:
+            found = dict(self._burned)
+            through = [name for name, one in found.items() if one.done]
+            for name in self._hosts.keys() - found.keys():
+                said = self._said[name]
+                where = f" (in {said.step.phase})" if said.step else ""
+                late = f"{_LATE}{where}"
+                if through:
+                    late += f"; {fold(through)} took {max(found[n].seconds for n in through):.0f} s"
+                found[name] = said.result(
+                    trouble=late, advice=_WITHOUT, stopped=not through, seconds=self._seconds()
+                )
+        if found and all(said.no_torch for said in self._said.values()):
+            return {n: replace(one, trouble="", left_out=_NOBODY) for n, one in found.items()}
+        return {name: found[name] for name in self._hosts}
+
+    def _serve(self, name: str) -> None:
+        trouble, advice, stopped = "", "", False
+        try:
+            self._talk(name)
+        except ReachError as error:
+            trouble, advice = error.sentence, error.advice
+        except WireError as error:
+            trouble, advice = str(error), _WITHOUT
+        except TimeoutError:
+            return  # told apart in `_whole`
+        with self._moved:
+            self._burned[name] = self._said[name].result(
+                trouble=trouble, advice=advice, stopped=stopped, seconds=self._seconds()
+            )
+            self._moved.notify_all()
+
+    def _talk(self, name: str) -> None:
+        host, said = self._hosts[name], self._said[name]
+        left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
+        request = {
+            "nonce": self._nonce,
+            "name": name,
+            "deadline_s": left_s,
+            "lease_s": LEASE_S,
+            "plan": self._plan,
+            "slots": self._slots,
+            "gpus": self._has_gpus(host),
+        }
+        talk = Leased(start_payload(self._connections[name], host, "burn", request, left_s))
+        with self._moved:
+            self._talks[name] = talk
+            over = self._over
+        try:
+            while not (over or said.done or said.busy or said.no_torch):
+                if time.monotonic() > self._ends:
+                    raise TimeoutError
+                document = talk.hear(_TURN_S)
+                if document is not None:
+                    self._take(said, talk, document)
+        finally:
+            talk.close()
+
+    def _take(self, said: Collected, talk: Leased, document: bytes) -> None:
+        event = decode_burned(document)
+        if isinstance(event, Alive):
+            return
+        if isinstance(event, Ready):
+            talk.watch()  # before, importing torch may keep its Python from saying anything
+        with self._moved:
+            said.take(event)
+            self._moved.notify_all()
+
+    def _has_gpus(self, host: Host) -> bool:
+        facts = self._facts.get(host.name)
+        return bool(host.promised.gpus or (facts is not None and facts.gpus))
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _close(self) -> None:
+        """End whoever is still at it, side by side; each thread closes its own as it ends."""
+        with self._moved:
+            self._over = True
+            left = [talk for name, talk in self._talks.items() if name not in self._burned]
+        for talk in left:
+            threading.Thread(target=talk.close, daemon=True).start()

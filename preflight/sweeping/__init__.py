@@ -1,0 +1,1 @@
+"""`preflight sweep`: a whole fleet, some idle nodes at a time, night after night."""

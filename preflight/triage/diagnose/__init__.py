@@ -1,0 +1,1 @@
+"""What a job that hangs now shows, and whom it waits for."""

@@ -1,0 +1,216 @@
+"""All ranks wait and nothing arrives: which path, node or GPU the data do not get through."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from preflight.stats.shared_cause import shared_cause
+from preflight.triage.diagnose.lost import line_of
+from preflight.triage.diagnose.model import Diagnosis, Doubt
+from preflight.triage.diagnose.roll import gpu_of
+from preflight.triage.diagnose.words import count, folded, verb
+
+if TYPE_CHECKING:
+    from preflight.facts.look_model import PortLook
+    from preflight.triage.diagnose.case import Case
+    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.wires import Wire
+
+_SPINS, _IDLES = 90, 5
+"""Percent: a GPU that waits inside of a collective is fully busy; one that has no work is at 0."""
+_FEW = 0.25
+_PARTLY = 0.7
+"""So much less sure where some ranks' connections are not known: more paths may be stuck."""
+_HARM = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
+"""Counters that move on healthy ports too tell nothing."""
+_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+
+Pair = tuple[str, str]
+
+
+def judge(case: Case) -> Diagnosis | None:
+    """By the kernels' own repetitions first, then by counters of ports, then by idle GPUs."""
+    if not case.stuck:
+        return None
+    return _resent(case) or _ports(case) or _idle_gpu(case)
+
+
+# -- connections
+
+
+def _resent(case: Case) -> Diagnosis | None:
+    stuck = [one for one in case.roll.wires if one.stuck]
+    pairs = Counter(_pair(one) for one in stuck)
+    if not pairs:
+        return None
+    culprits, words, sure = _blamed(pairs, case)
+    if any(not one.look.connections for one in case.waiting):
+        sure *= _PARTLY
+    shown = sorted(stuck, key=lambda one: -one.end.retries)[:4]
+    return Diagnosis(
+        category="link",
+        culprits=culprits,
+        sentence=f"{_all_wait(case)}; {words}: what is sent is not acknowledged, and is sent again",
+        advice="measure that path alone, look at its cable, port and switch; start the job "
+        "again without that node if it stays",
+        line=line_of(case.waiting),
+        evidence=(*(_proof(one) for one in shown), *_port_proofs(case)),
+        confidence=sure,
+        alternatives=(
+            Doubt(category="link", sentence="a firewall or route between them", confidence=0.2),
+        ),
+        next=f"pytest --preflight --preflight-nodes {','.join(sorted(set(sum(pairs, ()))))}",
+    )
+
+
+def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
+    """One path; else the node that all of them share; else the paths."""
+    if len(pairs) == 1:
+        one, other = next(iter(pairs))
+        if one == other:
+            return (f"node {one}",), f"connections inside of {one} are stuck", 0.6
+        return (f"path {one}-{other}",), f"nothing gets through between {one} and {other}", 0.9
+    ends = Counter(name for pair in pairs for name in set(pair))
+    name, number = max(ends.items(), key=lambda item: (item[1], item[0]))
+    if number == len(pairs) and sum(each == number for each in ends.values()) == 1:
+        others = sorted({end for pair in pairs for end in pair} - {name})
+        return (
+            (f"node {name}",),
+            f"nothing gets through between {name} and {', '.join(others[:4])}",
+            0.9,
+        )
+    nodes = {seat.node for seat in case.seats}
+    names = sorted(f"{one}-{other}" for one, other in pairs)
+    if shared_cause(len(ends), len(nodes)):
+        words = f"{len(pairs)} paths are stuck ({', '.join(names[:4])}): a switch, or a setting"
+        return (), words, 0.6
+    return tuple(f"path {one}" for one in names), f"{', '.join(names[:4])} are stuck", 0.75
+
+
+def _pair(wire: Wire) -> Pair:
+    one, other = sorted((wire.node, wire.peer_node))
+    return one, other
+
+
+def _proof(wire: Wire) -> str:
+    end = wire.end
+    whom = f"rank {wire.peer_rank}" if wire.peer_rank is not None else "a rank"
+    return (
+        f"rank {wire.rank} ({wire.node}) to {whom} ({wire.peer_node}), {end.local} to {end.peer}: "
+        f"{end.unacked} bytes not acknowledged, sent again {max(end.retries, end.resent)} times"
+    )
+
+
+# -- ports
+
+
+def _ports(case: Case) -> Diagnosis | None:
+    """One node's port shows errors or is down, and no other node's is."""
+    mine = {seat.node for seat in case.seats}
+    if any(one.look and one.look.ports is None for one in case.state.nodes if one.node in mine):
+        return None  # a port that nobody read may be as bad
+    odd = _odd_ports(case)
+    nodes = sorted({node for node, _, _ in odd})
+    if len(nodes) != 1:
+        return None
+    node, port, why = odd[0]
+    return Diagnosis(
+        category="link",
+        culprits=(f"node {node}", *(f"port {one.name}" for _, one, _ in odd)),
+        sentence=f"{_all_wait(case)}; {port.name} of {node} {why}, no other node's port does",
+        advice="look at that port's cable and switch; drain the node if it stays",
+        line=line_of(case.waiting),
+        evidence=tuple(f"{node}: {one.name} {why}" for _, one, why in odd[:6]),
+        confidence=0.6,
+        alternatives=(
+            Doubt(
+                category="unknown", sentence="the errors are older than the hang", confidence=0.3
+            ),
+        ),
+        next=f"pytest --preflight --preflight-nodes {node}",
+    )
+
+
+def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
+    mine = {seat.node for seat in case.seats}
+    looks = {one.node: one.look for one in case.state.nodes if one.look and one.node in mine}
+    up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
+    found = []
+    for node, look in looks.items():
+        for port in look.ports or ():
+            bad = {name: number for name, number in port.errors.items() if _HARM.search(name)}
+            moved = ", ".join(f"{name} +{number}" for name, number in sorted(bad.items()))
+            if port.up is False and up[port.name] * 2 > len(looks):
+                found.append((node, port, "is down"))
+            elif any(bad.values()):
+                found.append((node, port, f"counts errors ({moved})"))
+    return found
+
+
+def _port_proofs(case: Case) -> list[str]:
+    return [f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]]
+
+
+# -- GPUs
+
+
+def _idle_gpu(case: Case) -> Diagnosis | None:
+    """Everybody's GPU turns inside of the collective, and a few have nothing to do."""
+    busy = {
+        seat.rank: percent for seat in case.waiting if (percent := _busy(case, seat)) is not None
+    }
+    idle = [seat for seat in case.waiting if busy.get(seat.rank, 100) <= _IDLES]
+    spinning = [rank for rank, percent in busy.items() if percent >= _SPINS]
+    if (
+        len(busy) < len(case.waiting)
+        or not idle
+        or len(idle) > _FEW * len(busy)
+        or len(idle) + len(spinning) < len(busy)
+    ):
+        return None
+    names = ", ".join(f"GPU {one.gpu} of {one.node} (rank {one.rank})" for one in idle[:4])
+    told = [f"{one.node}: {line}" for one in idle for line in _xids(case, one.node)]
+    return Diagnosis(
+        category="link",
+        culprits=(
+            *(f"rank {one.rank}" for one in idle),
+            *(f"gpu {one.gpu}" for one in idle[:1] if len(idle) == 1),
+        ),
+        sentence=f"{_all_wait(case)}; {names} {verb(len(idle), 'is', 'are')} at 0 % while "
+        f"{count(len(spinning), 'GPU')} {verb(len(spinning), 'is', 'are')} at 100 %: what it needs "
+        "does not come, or it has failed",
+        advice="look at that GPU's link, NIC and cable, and at its kernel log; drain the node "
+        "and measure it alone",
+        line=line_of(tuple(idle)),
+        evidence=(
+            f"GPUs of ranks {folded(spinning)}: {_SPINS} % busy or more",
+            *(f"GPU of rank {one.rank}: {busy[one.rank]} % busy" for one in idle[:4]),
+            *told[:4],
+        ),
+        confidence=0.7 if told else 0.55,
+        alternatives=(
+            Doubt(category="desync", sentence="its call has other shapes", confidence=0.2),
+        ),
+        next=f"pytest --preflight --preflight-nodes {idle[0].node}",
+    )
+
+
+def _busy(case: Case, seat: Seat) -> int | None:
+    gpu = gpu_of(case.state, seat)
+    return gpu.busy_percent if gpu is not None else None
+
+
+def _xids(case: Case, node: str) -> list[str]:
+    look = next((one.look for one in case.state.nodes if one.node == node), None)
+    lines = look.log.lines if look and look.log else ()
+    return [f"Xid {found[2]} of {found[1]}" for line in lines if (found := _XID.search(line.text))]
+
+
+def _all_wait(case: Case) -> str:
+    groups = case.spots(case.waiting)
+    place = groups[0][0].place
+    number = len(case.waiting)
+    where = f" in {place.where}" if place and len(groups) == 1 else ""
+    return f"{f'all {count(number)}' if number == case.roll.world else count(number)} wait{where}"

@@ -1,0 +1,216 @@
+"""Ranks that cannot answer: stopped, dead, killed for memory, or on a node that is silent."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from preflight.triage.diagnose.model import Diagnosis, Doubt
+from preflight.triage.diagnose.words import count, named, ranks, verb
+
+if TYPE_CHECKING:
+    from preflight.facts.look_model import NodeLook
+    from preflight.triage.diagnose.case import Case
+    from preflight.triage.diagnose.roll import Seat
+
+_KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
+_LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")
+
+
+def stopped(case: Case) -> Diagnosis | None:
+    """A rank that a signal or a debugger holds: everybody waits for it, whatever its stack says."""
+    held = tuple(one for one in case.seats if one.look.state in ("stopped", "traced"))
+    if not held:
+        return None
+    traced = all(one.look.state == "traced" for one in held)
+    word = "held by a debugger or tracer" if traced else "stopped by a signal (state T)"
+    pids = ", ".join(str(one.look.pid) for one in held[:8])
+    place = next((one.place for one in held if one.place and one.place.user), None)
+    return Diagnosis(
+        category="stopped_rank",
+        culprits=_culprits(held),
+        sentence=f"{named(held)} {verb(len(held), 'is', 'are')} {word}{_meanwhile(case, held)}",
+        advice=f"detach the tracer of pid {pids}"
+        if traced
+        else f"let it go on: kill -CONT {pids.replace(',', '')}; ask who stopped it",
+        line=line_of(held),
+        evidence=(f"pid {pids}: state {'t' if traced else 'T'} of /proc/PID/stat",)
+        + ((f"it stands in {place.where}",) if place else ()),
+        confidence=0.8 if traced else 0.95,
+    )
+
+
+def dead(case: Case) -> Diagnosis | None:
+    """A rank whose process has ended while others still wait for it."""
+    corpses = tuple(one for one in case.seats if one.look.state in ("zombie", "gone"))
+    gone = (*case.roll.gone, *_of_bare_nodes(case))
+    numbers = [one.rank for one in corpses] + [rank for rank, _ in gone]
+    if not numbers:
+        return _worker_killed(case)
+    nodes = list(dict.fromkeys([*(one.node for one in corpses), *(n for _, n in gone if n)]))
+    alive = [one for one in case.read if one not in corpses]
+    if not alive and not case.unread:
+        return None
+    who = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'on no node that was looked at'})"
+    killed = _killed(case, nodes, {one.look.pid for one in corpses})
+    if killed:
+        return Diagnosis(
+            category="out_of_memory",
+            culprits=_ranks_and_nodes(numbers, nodes),
+            sentence=f"{who} {verb(len(numbers), 'was', 'were')} killed: out of memory"
+            f"{_meanwhile(case, corpses)}",
+            advice="give the job more host memory, or load fewer data per rank; start it again",
+            evidence=killed,
+            confidence=0.85,
+            next=f"preflight explain LOG; pytest --preflight --preflight-nodes {nodes[0]}",
+        )
+    state = "dead and not yet collected (zombie)" if corpses and not gone else "gone"
+    waits = f"; {', '.join(case.roll.launchers)} still waits for the others" * bool(
+        case.roll.launchers
+    )
+    return Diagnosis(
+        category="dead_rank",
+        culprits=_ranks_and_nodes(numbers, _bare(case)),
+        sentence=f"{who} {verb(len(numbers), 'is', 'are')} {state}{_meanwhile(case, corpses)}",
+        advice="read its own log: an error ended it, or it ran out of data before the others did "
+        "(drop_last=True, or join()); then start the job again",
+        evidence=tuple(f"rank {one.rank}: pid {one.look.pid} is a zombie" for one in corpses[:4])
+        + tuple(
+            f"rank {rank}: no such process on {node or 'any node'}{waits}"
+            for rank, node in gone[:4]
+        ),
+        confidence=0.9 if corpses else 0.85 if case.roll.gone else 0.7 if nodes else 0.4,
+        next="preflight explain LOG",
+    )
+
+
+def silent(case: Case) -> Diagnosis | None:
+    """Nodes that do not answer, where the ranks that are not seen must be."""
+    lacking = case.roll.silent
+    if not lacking or not case.roll.absent:
+        return None
+    refused = any(_LOGIN.search(one.sentence.lower()) for one in lacking)
+    names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
+    why = lacking[0].sentence or "no answer"
+    absent = case.roll.absent
+    return Diagnosis(
+        category="node_unreachable",
+        culprits=tuple(f"node {one.node}" for one in lacking),
+        sentence=f"{count(len(lacking), 'node')} {verb(len(lacking), 'does', 'do')} not answer: "
+        f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
+        advice=lacking[0].advice or "look at its console; drain it and start the job without it",
+        evidence=tuple(f"{one.node}: {one.sentence or 'no answer'}" for one in lacking[:6]),
+        confidence=0.35 if refused else 0.75,
+        alternatives=(
+            Doubt(
+                category="unknown",
+                sentence="the node is well and only we cannot reach it",
+                confidence=0.5 if refused else 0.2,
+            ),
+        ),
+        next=f"pytest --preflight --preflight-nodes {lacking[0].node} -k reach",
+    )
+
+
+def lint_of(seats: tuple[Seat, ...]) -> str:
+    """The command that reads the script of the first whose line is known."""
+    for seat in seats:
+        if seat.place is not None and seat.place.user is not None:
+            return f"preflight lint {shlex.quote(seat.place.user.file)}"
+    return "preflight lint SCRIPT"
+
+
+def _bare(case: Case) -> list[str]:
+    """Nodes that answered and have no rank of the job, though ranks are missing."""
+    if not case.roll.absent or case.roll.silent:
+        return []
+    manned = {one.node for one in case.seats}
+    looks = [(one.node, one.look) for one in case.state.nodes if one.look is not None]
+    return [node for node, look in looks if node not in manned and not look.hidden]
+
+
+def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
+    """Ranks that no node shows, while others wait for them, and their node if only one has none."""
+    bare = _bare(case)
+    if not bare or not case.waiting or any(one.went_on for one in case.waiting):
+        return []
+    return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.roll.absent]
+
+
+def line_of(seats: tuple[Seat, ...]) -> str:
+    """The user's line of the first that has one: `/home/u/train.py:88 in evaluate`."""
+    for seat in seats:
+        if seat.place is not None and seat.place.user is not None:
+            user = seat.place.user
+            return f"{user.file}:{user.line} in {user.function}"
+    return ""
+
+
+def _worker_killed(case: Case) -> Diagnosis | None:
+    """A loader's worker that was killed leaves its rank waiting for a batch."""
+    loading = tuple(one for one in case.elsewhere if one.place and one.place.kind == "data")
+    if not loading or not case.stuck:
+        return None
+    nodes = list(dict.fromkeys(one.node for one in loading))
+    killed = _killed(case, nodes, set())
+    if not killed:
+        return None
+    return Diagnosis(
+        category="out_of_memory",
+        culprits=_ranks_and_nodes([one.rank for one in loading], nodes),
+        sentence=f"{named(loading)} {verb(len(loading), 'waits', 'wait')} for DataLoader workers, "
+        f"and a process there was killed: out of memory{_meanwhile(case, loading)}",
+        advice="give the job more host memory, or fewer workers and less prefetch; start it again",
+        line=line_of(loading),
+        evidence=killed,
+        confidence=0.8,
+        next="preflight explain LOG",
+    )
+
+
+def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
+    """What tells of a kill for memory on these nodes since the job began."""
+    told = []
+    for node in case.state.nodes:
+        if node.look is None or node.node not in nodes:
+            continue
+        here = [one for one in case.seats if one.node == node.node]
+        oldest = max((one.look.age_s for one in case.seats), default=0.0)
+        told += [f"{node.node}: {line}" for line in _kills(node.look, oldest, pids)]
+        kills = max((one.look.oom_kills for one in here), default=0)
+        if kills:
+            told.append(f"{node.node}: {count(kills, 'kill')} in the job's memory cgroup")
+    return tuple(told[:6])
+
+
+def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
+    begun = look.time_s - look.boot_s - age_s
+    found = []
+    for line in look.log.lines if look.log else ():
+        killed = _KILLED.search(line.text)
+        if killed is None or line.last_s is None or line.last_s < begun:
+            continue
+        if int(killed[1]) in pids or "python" in killed[2] or killed[2].startswith("pt_"):
+            found.append(line.text)
+    return found
+
+
+def _meanwhile(case: Case, without: tuple[Seat, ...]) -> str:
+    """Append what the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
+    waiting = tuple(one for one in case.waiting if one not in without)
+    if not waiting:
+        return ""
+    groups = case.spots(waiting)
+    place = groups[0][0].place
+    number = len(waiting)
+    where = f" in {place.where}" if place and len(groups) == 1 else ""
+    return f" while {count(number)} {verb(number, 'waits', 'wait')}{where}"
+
+
+def _culprits(seats: tuple[Seat, ...]) -> tuple[str, ...]:
+    return tuple(f"rank {one.rank}" for one in seats)
+
+
+def _ranks_and_nodes(numbers: list[int], nodes: list[str]) -> tuple[str, ...]:
+    return (*(f"rank {one}" for one in sorted(numbers)), *(f"node {one}" for one in nodes))

@@ -1,0 +1,230 @@
+"""Where a rank stands, read from its stack: which collective, which line of the user's code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+
+from preflight.facts.look_model import Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.look_model import Stacks
+
+FILE = Path(__file__).resolve().with_name("places.toml")
+
+Waits = Literal["yes", "no", "idle"]
+
+CODE = "code"
+"""The kind of a place that no row tells: the user's own line, or a library's arithmetic."""
+
+_KEPT = 8192
+"""Thousands of ranks stand in few places: each is read once."""
+
+LOCKED = "waits for a lock or a thread"
+"""Words of a wait channel that a wait in C++ has too."""
+
+OTHERS = frozenset({"collective", "p2p", "rendezvous"})
+"""Kinds in which a rank waits for other ranks."""
+
+
+class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of place."""
+
+    kind: str
+    files: tuple[str, ...]
+    functions: tuple[str, ...]
+    words: str
+    waits: Waits
+    around: bool = False
+    label: str = ""
+
+    def fits(self, function: str, file: str) -> bool:
+        """Whether a frame is one of its functions."""
+        files, functions = _row(self)
+        name = function.rpartition(".")[2]
+        return functions.fullmatch(name) is not None and files.search(file) is not None
+
+
+class Native(Struct, frozen=True, forbid_unknown_fields=True):
+    """What functions in C and C++ tell."""
+
+    kind: str
+    functions: tuple[str, ...]
+    words: str
+    waits: Waits
+
+
+class Channel(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the kernel's word for a sleep means."""
+
+    names: str
+    words: str
+
+
+class Knowledge(Struct, frozen=True, forbid_unknown_fields=True):
+    """All of places.toml."""
+
+    library: tuple[str, ...]
+    place: tuple[Row, ...]
+    native: tuple[Native, ...]
+    channel: tuple[Channel, ...]
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a main thread stands."""
+
+    kind: str
+    op: str = ""
+    """The function of the row: `all_reduce`."""
+    words: str = ""
+    waits: Waits = "no"
+    user: Frame | None = None
+    """The innermost line of the user's own code."""
+    spot: tuple[tuple[str, str, int], ...] = ()
+    """File, function and line from the outermost call up to the one that leads into `op`."""
+    calls: tuple[str, ...] = ()
+    """The user's own lines, innermost first: `train.py:41 in step`."""
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str, int], ...]]:
+        """What two looks must have in common to be in the same place."""
+        return self.op, self.spot
+
+    @property
+    def at(self) -> str:
+        """`train.py:41`, or nothing where no line of the user is on the stack."""
+        return short(self.user) if self.user else ""
+
+    @property
+    def where(self) -> str:
+        """`all_reduce (train.py:41)`, `evaluate (train.py:88)`."""
+        name = self.op or (self.user.function if self.user else "")
+        return " ".join(filter(None, (name, f"({self.at})" if self.at else "")))
+
+
+@cache
+def knowledge() -> Knowledge:
+    """Read places.toml, once."""
+    return msgspec.convert(tomllib.loads(FILE.read_text(encoding="utf-8")), Knowledge)
+
+
+def place_of(stacks: Stacks | None) -> Place | None:
+    """Read a rank's place from its main thread; None where there is no stack."""
+    frames = tuple(one for one in main_frames(stacks) if not _compiled(one))
+    return place_in(frames) if frames else None
+
+
+def deeper(place: Place, native: Native | None) -> Place:
+    """Complete what a Python stack leaves open by what C and C++ tell of the same place."""
+    if native is None or place.waits != "idle":
+        return place
+    kind = place.kind if place.kind != CODE else native.kind
+    words = native.words if place.kind == CODE else place.words
+    return msgspec.structs.replace(place, kind=kind, words=words, waits=native.waits)
+
+
+def native_of(stacks: Stacks | None) -> Native | None:
+    """What the functions in C and C++ of a main thread tell; None where that is nothing."""
+    functions = [one.function for one in main_frames(stacks) if _compiled(one)]
+    for row in knowledge().native:
+        if any(re.search(each, one) for each in row.functions for one in functions):
+            return row
+    return None
+
+
+def main_frames(stacks: Stacks | None) -> tuple[Frame, ...]:
+    """The calls of the main thread, innermost first."""
+    if stacks is None or not stacks.threads:
+        return ()
+    named = [one for one in stacks.threads if one.main or one.name == "MainThread"]
+    return (named or list(stacks.threads))[0].frames
+
+
+@lru_cache(_KEPT)
+def place_in(frames: tuple[Frame, ...]) -> Place:
+    """Classify one stack, innermost call first."""
+    own = [number for number, frame in enumerate(frames) if not library(frame)]
+    inner = own[0] if own else len(frames)
+    user = frames[inner] if own else next((one for one in frames if not _plumbing(one)), None)
+    calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in own)
+    rows = [_rows(frame.function, frame.file) for frame in frames]
+    for row in knowledge().place:
+        reach = len(frames) if row.around else inner
+        fits = [number for number in range(reach) if row in rows[number]]
+        if fits:
+            outer = fits[-1]
+            return Place(
+                kind=row.kind,
+                op=row.label or frames[outer].function.rpartition(".")[2],
+                words=row.words,
+                waits=row.waits,
+                user=user,
+                spot=_spot(frames[outer + 1 :]),
+                calls=calls,
+            )
+    return Place(kind=CODE, waits="idle", user=user, spot=_spot(frames), calls=calls)
+
+
+def channel_words(channel: str) -> str:
+    """What a wait channel means; nothing where it is not known."""
+    for one in knowledge().channel:
+        if re.search(one.names, channel):
+            return one.words
+    return ""
+
+
+def short(frame: Frame) -> str:
+    """`train.py:41`."""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def library(frame: Frame) -> bool:
+    """Whether a call is of Python's own or an installed library's code."""
+    return _in_library(frame.file)
+
+
+def _compiled(frame: Frame) -> bool:
+    return not frame.file.endswith((".py", ".pyx", ">")) and frame.line == 0
+
+
+def _plumbing(frame: Frame) -> bool:
+    """Python's own files and torch's: an installed trainer's line says more."""
+    return (
+        not frame.file or re.search(r"/torch/|^<|lib/python[\d.]+/\w+\.py$", frame.file) is not None
+    )
+
+
+def _spot(frames: Sequence[Frame]) -> tuple[tuple[str, str, int], ...]:
+    return tuple(
+        (frame.file.rpartition("/")[2], frame.function, frame.line) for frame in reversed(frames)
+    )
+
+
+@cache
+def _row(row: Row) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    return re.compile("|".join(row.files)), re.compile(
+        "|".join(f"(?:{one})" for one in row.functions)
+    )
+
+
+@lru_cache(_KEPT)
+def _rows(function: str, file: str) -> tuple[Row, ...]:
+    return tuple(row for row in knowledge().place if row.fits(function, file))
+
+
+@lru_cache(_KEPT)
+def _in_library(file: str) -> bool:
+    return not file or _library().search(file) is not None
+
+
+@cache
+def _library() -> re.Pattern[str]:
+    return re.compile("|".join(knowledge().library))

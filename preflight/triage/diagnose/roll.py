@@ -1,0 +1,302 @@
+"""Who belongs to the job: each rank with its node, its place, and whether anything of it moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight.facts.look_model import RankLook
+from preflight.triage.diagnose.model import NodeState
+from preflight.triage.diagnose.places import (
+    CODE,
+    OTHERS,
+    Native,
+    Place,
+    deeper,
+    main_frames,
+    native_of,
+    place_in,
+    place_of,
+)
+from preflight.triage.diagnose.wires import Wire, wires_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preflight.facts.look_model import GpuLook, NodeLook
+    from preflight.triage.diagnose.model import JobState
+
+BUSY = 0.5
+"""Of a core: a main thread that uses so much computes, or spins."""
+_USED_MIB, _UUID = 2048, 4
+"""What torch takes of a GPU that it uses; of a CPU job on a node with GPUs none is told."""
+IDLE = 0.05
+"""Of a core: one that uses less waits for something."""
+
+
+class Seat(Struct, frozen=True, kw_only=True):
+    """One rank of the job."""
+
+    rank: int
+    node: str
+    look: RankLook
+    gpu: int | None = None
+    place: Place | None = None
+    """At the last look."""
+    before: Place | None = None
+    """At the first, where there were two."""
+    seen: tuple[tuple[Place, int], ...] = ()
+    """Of many quick looks between the two: where, and how often."""
+    fed: int = 0
+    """Bytes that came from other ranks between the looks."""
+
+    @property
+    def name(self) -> str:
+        """`rank 17 (gpu003, GPU 1)`."""
+        return f"rank {self.rank} ({self.node}{'' if self.gpu is None else f', GPU {self.gpu}'})"
+
+    @property
+    def cpu(self) -> float:
+        """Of a core, what its main thread used."""
+        return self.look.main_cpu_s / self.look.look_s if self.look.look_s > 0 else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands where others are waited for: other ranks, or its own GPU."""
+        place = self.place
+        if place is None or self.look.state == "disk":
+            return False
+        if place.waits == "idle":
+            return place.kind != CODE and (self.cpu < IDLE or bool(self.look.gpus))
+        return place.waits == "yes"
+
+    @property
+    def steady(self) -> bool:
+        """Two looks or more saw it in one place only, and nothing came in meanwhile."""
+        if self.place is None or self.fed or (self.before is None and not self.seen):
+            return False
+        others = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
+        return others == {self.place.key}
+
+    @property
+    def went_on(self) -> bool:
+        """It was seen in another place meanwhile, or other ranks' data came in."""
+        if self.place is None:
+            return False
+        before = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
+        return bool(self.fed) or before != {self.place.key}
+
+    @property
+    def came_through(self) -> bool:
+        """It was met in a collective, and later elsewhere: what it waited for has come."""
+        if self.place is None or self.before is None:
+            return False
+        return self.before.kind in OTHERS and self.before.key != self.place.key
+
+    @property
+    def computes(self) -> bool:
+        """It works by itself: not a GPU's program that spins until its GPU is done."""
+        return self.cpu >= BUSY and not self.look.gpus
+
+
+class Roll(Struct, frozen=True, kw_only=True):
+    """The job, as far as it could be seen."""
+
+    job: str
+    world: int
+    seats: tuple[Seat, ...]
+    """By rank."""
+    gone: tuple[tuple[int, str], ...] = ()
+    """Ranks that their own node says it lacks, with that node."""
+    absent: tuple[int, ...] = ()
+    """Further ranks that no node showed."""
+    silent: tuple[NodeState, ...] = ()
+    """Nodes without an answer."""
+    wires: tuple[Wire, ...] = ()
+    """Connections between ranks."""
+    nameless: bool = False
+    """Nobody gave its processes ranks: their pids stand for them."""
+    launchers: tuple[str, ...] = ()
+    """Kinds of what started the ranks and still waits for them."""
+
+
+def jobs_of(state: JobState) -> tuple[str, ...]:
+    """The jobs that were seen, the largest first."""
+    counts = Counter(one.job for node in state.nodes if node.look for one in node.look.ranks)
+    return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
+
+
+def roll_of(state: JobState, job: str) -> Roll:
+    """Gather one job's ranks from all nodes."""
+    seats = _seats(state, job)
+    nameless = not seats
+    if nameless:
+        seats = _by_pid(state, job)
+    looks = [one.look for one in seats.values()]
+    sizes = [*(one.world_size or 0 for one in looks), *(rank + 1 for rank in seats)]
+    world = len(seats) if nameless else max(sizes, default=0)
+    gone = [] if nameless else _gone(state, seats)
+    named = {rank for rank, _ in gone}
+    absent = tuple(r for r in range(world) if r not in seats and r not in named)
+    absent = () if nameless else absent
+    wires = wires_of(((s.rank, s.node, s.look) for s in seats.values()), complete=not absent)
+    natives = _natives(seats.values())
+    fed = Counter[int]()
+    for wire in wires:
+        fed[wire.rank] += wire.end.received
+    return Roll(
+        job=job,
+        world=world,
+        seats=tuple(
+            replace(one, fed=fed[one.rank], place=_with_native(one, natives))
+            for _, one in sorted(seats.items())
+        ),
+        gone=tuple(sorted(gone)),
+        absent=absent,
+        nameless=nameless,
+        wires=wires,
+        silent=tuple(node for node in state.nodes if node.look is None),
+        launchers=tuple(
+            sorted(
+                {
+                    one.kind
+                    for node in state.nodes
+                    if node.look
+                    for one in node.look.launchers
+                    if one.job in (job, "")
+                }
+            )
+        ),
+    )
+
+
+def _seats(state: JobState, job: str) -> dict[int, Seat]:
+    seats: dict[int, Seat] = {}
+    children = _children(state)
+    for node in state.nodes:
+        if node.look is None:
+            continue
+        for look in _main_ones(one for one in node.look.ranks if one.job == job):
+            if look.rank is not None:
+                old = seats.get(look.rank)
+                if old is None or _rather(look, old.look, children):
+                    seats[look.rank] = _seat(look, node)
+    return seats
+
+
+def _by_pid(state: JobState, job: str) -> dict[int, Seat]:
+    """Processes that nobody gave a rank (`torch.multiprocessing.spawn`), on one node."""
+    nodes = [one for one in state.nodes if one.look and any(r.job == job for r in one.look.ranks)]
+    if len(nodes) != 1 or nodes[0].look is None:
+        return {}
+    looks = [one for one in nodes[0].look.ranks if one.job == job and not _is_worker(one)]
+    return {one.pid: _seat(one, nodes[0]) for one in looks}
+
+
+def _rather(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
+    """Of two that claim one rank: the newest start, what a launcher started, the older process.
+
+    What a rank started has its environment, and may outlive it.
+    """
+
+    def order(one: RankLook) -> tuple[int, bool, float]:
+        return one.restarts or 0, one.pid in children, one.age_s
+
+    return order(new) > order(old)
+
+
+def _children(state: JobState) -> frozenset[int]:
+    looks = [node.look for node in state.nodes if node.look]
+    return frozenset(pid for look in looks for one in look.launchers for pid in one.children)
+
+
+def _main_ones(looks: Iterable[RankLook]) -> list[RankLook]:
+    """Leave out a rank's own children, which have its environment: loader workers, compilers."""
+    every = [one for one in looks if not _is_worker(one)]
+    ranks = {(one.pid, one.rank) for one in every}
+    return [one for one in every if (one.parent, one.rank) not in ranks]
+
+
+def _is_worker(look: RankLook) -> bool:
+    """A loader's worker whose rank has died stands in for nobody."""
+    frames = main_frames(look.stacks) or main_frames(look.later)
+    return any(frame.function == "_worker_loop" for frame in frames)
+
+
+def _seat(look: RankLook, node: NodeState) -> Seat:
+    first, later = place_of(look.stacks), place_of(look.later)
+    if first is None and later is None:
+        first = place_of(look.native)
+    return Seat(
+        rank=look.pid if look.rank is None else look.rank,
+        node=node.node,
+        look=look,
+        gpu=_gpu(look, node.look),
+        place=later or first,
+        before=first if later is not None else None,
+        seen=tuple((place_in(one.frames), one.times) for one in look.sightings if one.frames),
+    )
+
+
+def _natives(seats: Iterable[Seat]) -> dict[object, Native]:
+    """What C and C++ tell of a place: read of one rank, it holds for all that stand there."""
+    told: dict[object, Native] = {}
+    for seat in seats:
+        native = native_of(seat.look.native)
+        if seat.place is not None and native is not None:
+            told[seat.place.key] = native
+    return told
+
+
+def _with_native(seat: Seat, natives: dict[object, Native]) -> Place | None:
+    if seat.place is None or (seat.cpu >= IDLE and not seat.look.gpus):
+        return seat.place
+    return deeper(seat.place, natives.get(seat.place.key))
+
+
+def _gpu(look: RankLook, node: NodeLook | None) -> int | None:
+    """The GPU that it has memory on; with several, or where none is told, the one of its place."""
+    if node is None or not node.gpus:
+        return None
+    owned = [one.index for one in node.gpus if one.uuid in look.gpus or look.pid in one.pids]
+    if len(owned) == 1 or look.local_rank is None:
+        return owned[0] if len(owned) == 1 else None
+    listed = [one.strip() for one in (look.visible or "").split(",") if one.strip()]
+    if look.visible is not None and look.local_rank >= len(listed):
+        return None
+    mine = listed[look.local_rank] if listed else str(look.local_rank)
+    for gpu in node.gpus:
+        used = gpu.index in owned or (gpu.memory_used_mib or 0) >= _USED_MIB
+        if used and (str(gpu.index) == mine or (len(mine) > _UUID and gpu.uuid.startswith(mine))):
+            return gpu.index
+    return None
+
+
+def gpu_of(state: JobState, seat: Seat) -> GpuLook | None:
+    """What the driver tells of a rank's GPU."""
+    look = next((one.look for one in state.nodes if one.node == seat.node), None)
+    gpus = (look.gpus or ()) if look else ()
+    return next((one for one in gpus if one.index == seat.gpu), None)
+
+
+def _gone(state: JobState, seats: dict[int, Seat]) -> list[tuple[int, str]]:
+    """Ranks between those of a node that answered, whose processes are not there any more."""
+    found: list[tuple[int, str]] = []
+    for node in state.nodes:
+        here = [one.look for one in seats.values() if one.node == node.node]
+        placed = [(one.rank, one.local_rank) for one in here if one.local_rank is not None]
+        bases = {rank - local for rank, local in placed if rank is not None and local is not None}
+        size = max((one.local_world_size or 0 for one in here), default=0)
+        if node.look is None or len(bases) != 1 or node.look.hidden:
+            continue
+        base = bases.pop()
+        found += [(rank, node.node) for rank in range(base, base + size) if rank not in seats]
+    return found
+
+
+def unread(seats: Sequence[Seat]) -> tuple[Seat, ...]:
+    """Ranks that are there, but where they stand could not be read."""
+    return tuple(one for one in seats if one.place is None)

@@ -1,0 +1,60 @@
+"""Whom an explanation names, and by which lines: only who a line itself tells of."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from preflight.triage.explain.model import Proof
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preflight.triage.explain.model import Hit, Place, Speaker
+
+_MOST = 16
+_PROOFS = 6
+_WORDS = {"rank2": "rank", "missing": "rank", "peer": "node", "bus": "gpu"}
+"""What a field is of, where that is not its own name."""
+
+
+def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
+    """Who is to blame by the fields that the symptom names, over all its places."""
+    found: dict[str, None] = {}
+    for hit in [first, *same]:
+        for field in first.symptom.culprits:
+            for name in _culprit(field, hit):
+                found.setdefault(name)
+    return tuple(found)[:_MOST]
+
+
+def names(speaker: Speaker) -> tuple[str, ...]:
+    """`rank 3` and `node gpu004`, as far as they are known."""
+    rank = (f"rank {speaker.rank}",) if speaker.rank is not None else ()
+    node = (f"node {speaker.node}",) if speaker.node else ()
+    return (*rank, *node)
+
+
+def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
+    if field == "speaker":
+        return names(hit.speaker)
+    if field == "speaker_node":
+        return (f"node {hit.speaker.node}",) if hit.speaker.node else ()
+    value = hit.fields.get(field)
+    if value is None:
+        return ()
+    word = _WORDS.get(field, field)
+    several = value.split(",") if word == "rank" else [value]
+    return tuple(f"{word} {one.strip()}" for one in several)
+
+
+def proofs(places: Iterable[Place]) -> tuple[Proof, ...]:
+    """The first few lines, each once, on one line each."""
+    seen: dict[tuple[str, int], Proof] = {}
+    for place in places:
+        seen.setdefault((place.source, place.number), _proof(place))
+    return tuple(seen.values())[:_PROOFS]
+
+
+def _proof(place: Place) -> Proof:
+    return Proof(place.source, place.number, re.sub(r"\s+", " ", place.text).strip()[:240])

@@ -1,0 +1,120 @@
+"""Python tracebacks in a log: the exception that ended a rank, and the line that raised it."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from preflight.triage.explain.model import Place, Speaker
+from preflight.triage.explain.speakers import speaker_of
+from preflight.triage.explain.times import time_of
+
+_MOST = 200
+"""Tracebacks that are kept."""
+_LONGEST = 400
+"""Lines of one traceback."""
+_PREFIX = re.compile(
+    r"^(?:"
+    r"\(?[\w. =]{1,60}pid=\d+[^)]*\)\s*"  # Ray, vLLM
+    r"|\[rank ?\d+\]:\s?|\d{1,5}: ?|[>|] ?"  # torch, srun -l, quotes
+    r"|\[\d+,\d+\]<std\w+>: ?"  # mpirun
+    r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]:? ?"  # kubectl logs --prefix
+    r"|(?:ERROR|CRITICAL) [\d-]{5,10} [\d:.,]{8,15} \[?[\w/.]{1,60}\.py:\d+\] ?"  # vLLM
+    r"|(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}Z? "
+    r")+"
+)
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
+)
+_ENDS = re.compile(
+    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Exit|Timeout|Warning)"
+    r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<said>.*))?$"
+)
+_LIBRARY = re.compile(
+    r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
+)
+
+
+class Raised(Struct, frozen=True, kw_only=True):
+    """One exception that nobody caught."""
+
+    kind: str
+    said: str
+    file: str
+    """Of the innermost frame outside of libraries; "" if there was none."""
+    line: int
+    code: str
+    speaker: Speaker
+    place: Place
+    began: int
+    """The line in which its traceback begins."""
+    time: tuple[float, ...] | None
+    order: int
+
+
+class _Running:
+    def __init__(self, speaker: Speaker, text: str, number: int) -> None:
+        self.speaker = speaker
+        self.number = number
+        self.time = time_of(text)
+        self.own: tuple[str, int, str] = ("", 0, "")
+        self.lines = 0
+
+
+class Tracebacks:
+    """Follows the tracebacks of one file, several ranks' at a time."""
+
+    def __init__(self, source: str, whose: Speaker) -> None:
+        self._source = source
+        self._whose = whose
+        self._running: dict[int | None, _Running] = {}
+        self.raised: list[Raised] = []
+
+    @property
+    def open(self) -> bool:
+        """Whether one has begun and not ended."""
+        return bool(self._running)
+
+    def begin(self, text: str, number: int) -> None:
+        """A line says that a traceback follows."""
+        speaker = speaker_of(text).joined(self._whose)
+        self._running[speaker.rank] = _Running(speaker, text, number)
+
+    def feed(self, text: str, number: int, order: int) -> None:
+        """Take the next line of the file."""
+        speaker = speaker_of(text).joined(self._whose)
+        running = self._running.get(speaker.rank)
+        if running is None:
+            return
+        bare = _PREFIX.sub("", text)
+        running.lines += 1
+        frame = _FRAME.match(bare)
+        if frame is not None:
+            if not _LIBRARY.search(frame["file"]):
+                running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
+        elif ends := _ENDS.match(bare):
+            self._end(running, ends["kind"], ends["said"] or "", (number, order, text))
+            del self._running[speaker.rank]
+        elif running.lines > _LONGEST:
+            del self._running[speaker.rank]
+
+    def _end(self, running: _Running, kind: str, said: str, at: tuple[int, int, str]) -> None:
+        number, order, text = at
+        if len(self.raised) >= _MOST:
+            return
+        file, line, code = running.own
+        self.raised.append(
+            Raised(
+                kind=kind.rpartition(".")[2],
+                said=said[:300],
+                file=file,
+                line=line,
+                code=code,
+                speaker=running.speaker,
+                place=Place(self._source, number, text[:400]),
+                began=running.number,
+                time=running.time or time_of(text),
+                order=order,
+            )
+        )

@@ -1,0 +1,155 @@
+"""Which variables a launch gets so that a hang leaves evidence; what the user set is never changed.
+
+Names, defaults and effects as in torch 2.13's own files and NCCL's debug.cc. Two were renamed:
+torch 2.13 reads both names, prefers the newer, and warns of the older; earlier ones read the older.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEBUGS = ("nccl", "dist")
+"""What `--debug` can be given."""
+
+NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
+FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
+RECORDER_PREFIX = "rank_"
+"""A rank's dump is `recorder/rank_3`, and the pipe that asks for one `recorder/rank_3.pipe`."""
+
+
+class Wish(NamedTuple):
+    """One variable, and the others that say the same: any of them set by the user settles it."""
+
+    name: str
+    value: str
+    why: str
+    settled_by: tuple[str, ...] = ()
+
+
+class Left(NamedTuple):
+    """A variable that somebody else has set, and that was therefore left as it is."""
+
+    name: str
+    settled_by: str
+    """The variable that was found, often the same."""
+    value: str
+    where: str
+    """The environment, or a file of NCCL's settings."""
+
+    @property
+    def sentence(self) -> str:
+        """What is missing because of it."""
+        own = f"{self.settled_by}={self.value} of {self.where} is left as it is"
+        return own if self.name == self.settled_by else f"{own}, and {self.name} not set"
+
+
+class Plan(NamedTuple):
+    """What is added to the launch's environment."""
+
+    added: tuple[Wish, ...]
+    left: tuple[Left, ...]
+
+    def environ(self, before: Mapping[str, str]) -> dict[str, str]:
+        """The launch's environment."""
+        return {**before, **{wish.name: wish.value for wish in self.added}}
+
+
+def plan(
+    environ: Mapping[str, str],
+    in_files: Mapping[str, tuple[str, str]],
+    folder: str,
+    debug: frozenset[str] = frozenset(),
+    *,
+    pipes: bool = False,
+    outdated: frozenset[str] = frozenset(),
+) -> Plan:
+    """Decide on every variable.
+
+    `in_files`: what NCCL's own files of settings hold, by name: (value, file). `folder`: where
+    evidence goes, empty where there is none. `pipes`: whether a rank can surely make a pipe there;
+    torch ends a rank that cannot. `outdated`: names that this torch has newer ones for.
+    """
+    added, left = [], []
+    for wish in _wishes(folder, debug, pipes=pipes):
+        if wish.name in outdated:
+            continue
+        found = next((one for one in (wish.name, *wish.settled_by) if one in environ), "")
+        if found:
+            left.append(Left(wish.name, found, environ[found], "your environment"))
+            continue
+        found = next((one for one in (wish.name, *wish.settled_by) if one in in_files), "")
+        if found:
+            left.append(Left(wish.name, found, *in_files[found]))
+            continue
+        added.append(wish)
+    return Plan(tuple(added), tuple(left))
+
+
+def _wishes(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Wish]:
+    wishes = [*_recorder(folder, pipes=pipes), *_nccl(folder, loud="nccl" in debug)]
+    if folder:
+        # As if --log-dir had been typed; a --log-dir that was typed still wins.
+        wishes.append(
+            Wish("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}", "torchrun keeps error files here")
+        )
+    wishes.append(Wish("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks"))
+    return wishes + (_dist(folder) if "dist" in debug else [])
+
+
+def _recorder(folder: str, *, pipes: bool) -> list[Wish]:
+    sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    wishes = [
+        Wish(name, "2000", "the last 2000 collectives are remembered", sizes) for name in sizes
+    ]
+    wishes.append(
+        Wish("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and are written down when one times out")
+    )
+    if not folder:
+        return wishes
+    prefix = f"{folder}/{RECORDER_FOLDER}/{RECORDER_PREFIX}"
+    wishes += [Wish(name, prefix, "to here, a file for each rank", files) for name in files]
+    if pipes:
+        wishes.append(
+            Wish("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix, "or at once, when asked through a pipe")
+        )
+    return wishes
+
+
+def _nccl(folder: str, *, loud: bool) -> list[Wish]:
+    if not folder:
+        return []  # without a file NCCL would speak into the launch's own output
+    level = Wish(
+        "NCCL_DEBUG",
+        "INFO" if loud else "WARN",
+        "NCCL tells everything" if loud else "NCCL's warnings are written down",
+    )
+    # Who has set a level reads NCCL's lines where they are now: moving them would hide them.
+    file = Wish(
+        "NCCL_DEBUG_FILE",
+        folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log",
+        "a file for each host and process",
+        ("NCCL_DEBUG",),
+    )
+    subsystems = Wish("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))
+    return [level, file, *([subsystems] if loud else [])]
+
+
+def _dist(folder: str) -> list[Wish]:
+    wishes = [
+        Wish("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "every collective is compared between ranks"),
+        Wish("TORCH_CPP_LOG_LEVEL", "INFO", "torch's own lines about it are shown"),
+    ]
+    if folder:
+        wishes.append(
+            Wish(
+                name="PET_TEE",
+                value="2",
+                why="torchrun keeps each rank's stderr in a file too",
+                settled_by=("PET_REDIRECTS",),
+            )
+        )
+    return wishes

@@ -1,0 +1,136 @@
+"""Which processes beneath a launch are its ranks: those whose progress counts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from preflight.watching import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""As torchrun, Slurm, Open MPI and MPICH number them; the first that is there counts."""
+
+_PLACE = (*_RANK, "LOCAL_RANK")
+"""What a launcher sets anew for each rank. Kubernetes numbers pods by RANK, and torchrun under srun
+inherits its task's: who has just what the launch was given is no rank of his own."""
+
+_WRAPPERS = frozenset(
+    {
+        "bash", "dash", "env", "ksh", "ncu", "nice", "nsys", "numactl", "sh", "srun", "stdbuf",
+        "taskset", "time", "timeout", "zsh",
+    }
+)  # fmt: skip
+"""They start what computes, and then wait: their own progress says nothing."""
+
+_LAUNCHERS = ("accelerate", "deepspeed", "torch.distributed", "torchrun")
+_DEEPEST = 12
+
+
+class Seat(NamedTuple):
+    """A process that is a rank."""
+
+    pid: int
+    rank: int
+
+
+class _Start(NamedTuple):
+    """What a process was started with.
+
+    The kernel reads these two out of the process's own memory, and waits where that is locked: in
+    a rank that hangs in a page fault, say. So they are read while it is young, and never again.
+    """
+
+    name: str
+    started: int
+    command: str
+    rank: int | None
+    place: tuple[str | None, ...]
+
+
+Known: TypeAlias = dict[int, _Start]
+
+
+def ranks_of(
+    launch: int, given: Mapping[str, str] | None = None, known: Known | None = None
+) -> list[Seat]:
+    """Every rank beneath the launch on this node. None: it still waits for its other nodes, say.
+
+    `given`: our own environment. A launch with a rank there may be one itself: `srun preflight
+    watch -- python train.py`. `known`: what an earlier search has read.
+    """
+    own = os.environ if given is None else given
+    search = _Search(own, {} if known is None else known)
+    search.below(launch, 0)
+    if search.found:
+        return search.found
+    rank, python = rank_in(own), search.behind_wrappers(launch)
+    if rank is None or any(word in search.of(python).command for word in _LAUNCHERS):
+        return []
+    return [Seat(python, rank)]
+
+
+def rank_in(environ: Mapping[str, str]) -> int | None:
+    """The rank that a process was started as."""
+    told = next((environ[name] for name in _RANK if name in environ), "")
+    return int(told) if told.isascii() and told.isdecimal() else None
+
+
+class _Search:
+    """From a launch downwards; a kernel without lists of children is asked about everybody."""
+
+    def __init__(self, given: Mapping[str, str], known: Known) -> None:
+        self.found: list[Seat] = []
+        self._known = known
+        self._given = _place(given)
+        self._all: dict[int, list[int]] | None = None
+        if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+            self._all = _everybody()
+
+    def below(self, pid: int, depth: int) -> None:
+        """Find the ranks below one that is none."""
+        if depth >= _DEEPEST:
+            return
+        for child in self._children(pid):
+            one = self.of(child)
+            if one.rank is None or one.place == self._given:
+                self.below(child, depth + 1)
+            else:
+                self.found.append(Seat(self.behind_wrappers(child), one.rank))
+
+    def of(self, pid: int) -> _Start:
+        """What it was started with; read once, and again where its program is another."""
+        name, started = proc.name(pid), proc.started(pid)
+        one = self._known.get(pid)
+        if one is None or (one.name, one.started) != (name, started):
+            environ = proc.environ(pid)
+            one = _Start(name, started, proc.command(pid), rank_in(environ), _place(environ))
+            self._known[pid] = one
+        return one
+
+    def behind_wrappers(self, pid: int) -> int:
+        """The process that computes, where a shell or the like stands before it."""
+        for _ in range(_DEEPEST):
+            children = self._children(pid)
+            if proc.name(pid) not in _WRAPPERS or not children:
+                break
+            pid = children[0]
+        return pid
+
+    def _children(self, pid: int) -> list[int]:
+        return proc.children(pid) if self._all is None else self._all.get(pid, [])
+
+
+def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(environ.get(name) for name in _PLACE)
+
+
+def _everybody() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208  cheaper
+        if name.isdecimal() and (parent := proc.parent(int(name))):
+            found.setdefault(parent, []).append(int(name))
+    return {parent: sorted(below) for parent, below in found.items()}

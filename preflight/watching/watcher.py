@@ -1,0 +1,185 @@
+"""Looks at the launch's ranks every few seconds, and has them examined when they come to a stop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from preflight.watching import proc
+from preflight.watching.asking import ANSWER_S, ask_for_dumps
+from preflight.watching.errand import Errand
+from preflight.watching.model import STALLED_AFTER_S, Seen
+from preflight.watching.progress import Track, stalled
+from preflight.watching.saying import Once, say
+from preflight.watching.tree import Known, Seat, ranks_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.watching.children import Children
+    from preflight.watching.record import Record
+
+_PERIOD_S = 5.0
+_LOOKS = 20
+"""At least so many in a window."""
+
+_FIND_AGAIN = 6
+"""Looks after which new ranks are searched for: one by one they are found by their absence."""
+
+_ROWS = 4096
+_LONGEST_WAIT_S = 3600.0
+_ENDS_S = 60.0
+"""Chosen: torchrun gives its ranks 30 s to end when one has."""
+
+EXAMINE_S = 90.0
+FOUND, PROGRESSES, NOBODY = 0, 3, 5
+"""Exit codes of `preflight.watching.examine`."""
+
+
+class Watcher:
+    """The eyes of a watch."""
+
+    def __init__(
+        self,
+        launch: int,
+        children: Children,
+        folder: Path | None,
+        record: Record,
+        *,
+        stalled_after_s: float = STALLED_AFTER_S,
+        others: tuple[str, str] = ("", ""),
+    ) -> None:
+        self._launch, self._children, self._folder = launch, children, folder
+        self._record, self._others = record, others
+        self._window_s = stalled_after_s
+        self.every_s = min(_PERIOD_S, stalled_after_s / _LOOKS)
+        """When to call `look` next."""
+        self.stalls = 0
+        """How often a stall was found and told."""
+        self._tracks: dict[Seat, Track] = {}
+        self._seen: deque[Seen] = deque(maxlen=_ROWS)
+        self._looked_s = self._examine_s = self._stood_s = 0.0
+        self._looks = self._examined = 0
+        self._errand: Errand | None = None
+        self._asked_s: float | None = None
+        self._told = ""
+        self._known: Known = {}
+        self._once = Once()
+
+    def look(self) -> None:
+        """Once: at every rank. OSError and what else goes wrong is the caller's to survive."""
+        now = time.monotonic()
+        if self._looked_s and now - self._looked_s > 3 * self.every_s + 1:
+            for track in self._tracks.values():
+                track.forget()  # we were stopped, and so was the launch
+        self._looked_s = now
+        self._sample(now)
+        if quiet := stalled(self._tracks.values()):
+            self._stood_s = now
+        if self._errand is not None:
+            if self._errand.over():
+                self._conclude(self._errand)
+        elif self._asked_s is not None:
+            if now >= self._asked_s + ANSWER_S:
+                self._examine()
+        elif not quiet:
+            self._examined, self._examine_s = 0, 0.0
+        elif now >= self._examine_s:
+            self._begin(now)
+
+    def end(self) -> None:
+        """The launch has ended: what is known is told; who still looks sees only its end."""
+        if self._errand is None:
+            return
+        if self._errand.over():
+            self._conclude(self._errand)
+        else:
+            self._errand.conclude()
+
+    @property
+    def in_a_stall(self) -> bool:
+        """Whether one was found that lasted until the launch ended, or began to."""
+        return self.stalls > 0 and time.monotonic() - self._stood_s < _ENDS_S
+
+    def keep_samples(self) -> None:
+        """Write down what was seen."""
+        self._record.samples(self._seen)
+
+    def _sample(self, now: float) -> None:
+        gone = self._looks % _FIND_AGAIN == 0
+        self._looks += 1
+        for seat, track in [*self._tracks.items()]:
+            gone |= not self._read(seat, track, now)
+        if not gone:
+            return
+        seats = set(ranks_of(self._launch, known=self._known))
+        for seat in [*self._tracks]:
+            if seat not in seats:
+                del self._tracks[seat]
+        for seat in sorted(seats - set(self._tracks), key=lambda one: one.pid):
+            self._tracks[seat] = Track(self._window_s)
+            self._read(seat, self._tracks[seat], now)
+
+    def _read(self, seat: Seat, track: Track, now: float) -> bool:
+        found = proc.read(seat.pid)
+        if found is None:
+            return False
+        track.add(now, found)
+        self._seen.append(
+            Seen(
+                round(time.time(), 1), seat.rank, seat.pid, found.state, found.cpu_s,
+                found.faults, found.switches, found.calls, found.moved,
+            )
+        )  # fmt: skip
+        return True
+
+    def _begin(self, now: float) -> None:
+        """Dumps first: they are there before anybody is looked at."""
+        self._examined += 1
+        self._examine_s = now + min(self._window_s * 2**self._examined, _LONGEST_WAIT_S)
+        if self._folder is not None and ask_for_dumps(self._folder):
+            self._asked_s = now
+        else:
+            self._examine()
+
+    def _examine(self) -> None:
+        self._asked_s = None
+        words = ["preflight.watching.examine", str(self._launch), str(self.stalls + 1)]
+        words += [str(self._folder or ""), *self._others]
+        self._errand = Errand(self._children, words, EXAMINE_S)
+
+    def _conclude(self, errand: Errand) -> None:
+        self._errand = None
+        code, said = errand.conclude()
+        if code == PROGRESSES:
+            for track in self._tracks.values():
+                track.learn()
+        if code in (PROGRESSES, NOBODY):
+            return
+        if code == FOUND:
+            self.stalls += 1
+            self._tell(said)
+            self._record.stall(f"diagnosis-{self.stalls}.json")
+            self.keep_samples()
+            return
+        why = f"it took over {EXAMINE_S:g} s" if code < 0 else said.strip() or f"exit {code}"
+        self._once.say(
+            "examine",
+            f"{self._quiet}, and why could not be looked into ({why}); "
+            f"try: preflight diagnose --pid {self._launch}",
+        )
+
+    @property
+    def _quiet(self) -> str:
+        return f"half or more of the ranks here did next to nothing for {self._window_s:g} s"
+
+    def _tell(self, said: str) -> None:
+        """What was found; the same again is one line."""
+        where = f"\nsee {self._folder}" if self._folder else ""
+        what = said.partition("\nproof")[0]
+        if what == self._told:
+            say(f"still no progress, for the same reason{where}")
+            return
+        self._told = what
+        say(f"{self._quiet}\n{said.rstrip()}{where}")

@@ -1,0 +1,75 @@
+"""How fast `preflight explain` reads what NCCL_DEBUG=INFO leaves: MB per second of one core."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bench.outside import cost
+from tests.bench.ratio import Bound, Row, extremes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LINES, _RANKS, _RUNS = 1_000_000, 64, 5
+_BOUND = Bound("at least", 50)
+_KINDS = {
+    "Channel {n:02d}/0 : {rank}[{gpu}] -> {next}[{gpu}] [send] via NET/IB/{gpu}/GDRDMA": 60,
+    "AllReduce: opCount {n:x} sendbuff 0x7f{n:08x} recvbuff 0x7e{n:08x} count {n} datatype 9 "
+    "op 0 root 0 comm 0x55 [nranks=64] stream 0x5": 25,
+    "Trees [0] {rank}/-1/-1->{next}->-1 [1] {next}/-1/-1->{rank}->-1": 10,
+    "threadThresholds 8/8/64 | 512/8/64 | 512 | 512": 2,
+    "Connected all rings": 2,
+    "comm 0x5555 rank {rank} nranks 64 cudaDev {gpu} busId {gpu}b000 - Init COMPLETE": 0.2,
+    "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.{gpu}<0>": 0.2,
+}
+"""A line and its part of the whole, in per cent; as a job of 64 ranks leaves them."""
+_LAST = (
+    "gpu000:4000:1 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Got completion from peer "
+    "10.0.0.7<4242> with error 12, opcode 0, len 0, vendor err 129 (Recv)\n"
+)
+
+
+def measure() -> Iterator[Row]:
+    """The whole command in a process of its own, which must name the link at the log's end."""
+    with tempfile.TemporaryDirectory(prefix="preflight-bench-") as name:
+        folder = Path(name)
+        log = folder / "nccl.log"
+        write(log, _LINES)
+        size_mb = log.stat().st_size / 1e6
+        words = [sys.executable, "-m", "preflight.cli", "explain", "--json", str(log)]
+        runs = []
+        for _ in range(_RUNS):
+            spent = cost(words, folder, exits=0)
+            told = (folder / "output.txt").read_text()
+            if '"nic_or_ib_link"' not in told:
+                raise RuntimeError(f"the link at the end of the log was not named: {told[:200]}")
+            runs.append(size_mb / spent.cpu_s)
+    yield Row(
+        id="explain.speed",
+        what=f"explain {size_mb:.0f} MB of NCCL_DEBUG=INFO of {_RANKS} ranks: MB per second of CPU",
+        unit="MB/s",
+        value=extremes(runs),
+        value_unit="MB/s",
+        runs=_RUNS,
+        bound=_BOUND,
+    )
+
+
+def write(path: Path, lines: int) -> None:
+    """A log of so many lines, and a failed link at its end."""
+    choose = random.Random(7)  # noqa: S311  the same log each time
+    picked = choose.choices(list(_KINDS), list(_KINDS.values()), k=lines)
+    with path.open("w") as log:
+        for text in picked:
+            rank = choose.randrange(_RANKS)
+            said = text.format(
+                n=choose.randrange(100_000), rank=rank, next=(rank + 1) % _RANKS, gpu=rank % 8
+            )
+            log.write(
+                f"gpu{rank // 8:03d}:{4000 + rank}:{5000 + rank} [{rank % 8}] NCCL INFO {said}\n"
+            )
+        log.write(_LAST)

@@ -1,0 +1,64 @@
+"""`preflight diagnose` at the terminal: what it says and exits with where no torch job hangs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def diagnose(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "preflight.cli", "diagnose", *words],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:
+    """A process that waits for nobody is no job: exit 3, live and from the kept folder alike."""
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        live = diagnose(tmp_path, "--pid", str(process.pid), "--save", "kept", "--look-s", "0.2")
+    finally:
+        process.kill()
+        process.wait()
+    assert (live.returncode, live.stderr) == (3, "preflight: kept in kept\n")
+    again = diagnose(tmp_path, "kept")
+    assert (again.returncode, again.stdout) == (3, live.stdout)
+    assert (tmp_path / "kept" / "state.json").stat().st_mode & 0o777 == 0o640
+    assert str(process.pid) in (tmp_path / "kept" / "state.json").read_text()
+    document = json.loads(diagnose(tmp_path, "kept", "--json").stdout)
+    assert document["category"] in ("no_job", "unknown")
+    assert {"culprits", "sentence", "advice", "evidence", "confidence", "alternatives"} <= {
+        *document
+    }
+
+
+def test_nodes_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
+    """The progress line names whom we wait for; a node without an answer is the answer."""
+    told = diagnose(tmp_path, "--nodes", "no-such-node.invalid", "--json")
+    assert told.returncode == 1
+    document = json.loads(told.stdout)
+    assert document["category"] == "node_unreachable"
+    assert document["culprits"] == ["node no-such-node.invalid"]
+
+
+def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
+    """A pid that is not there, a folder without a look, a damaged one: exit 4, and what to do."""
+    (tmp_path / "state.json").write_text('{"nodes": 7}')
+    for words, said in (
+        (("--pid", "4194303"), "no process 4194303 here"),
+        (("--pid", "1", "--nodes", "a"), "leave out --nodes"),
+        (("nowhere",), "cannot read what was seen, nowhere"),
+        (("state.json",), "give a folder that --save has made"),
+        (("--look-s", "600"), "--look-s takes 0.2 to 10 seconds"),
+    ):
+        told = diagnose(tmp_path, *words)
+        assert (told.returncode, told.stdout) == (4, ""), words
+        assert said in told.stderr
+        assert told.stderr.count("\n") == 1

@@ -1,0 +1,58 @@
+"""`preflight explain` at the terminal: a log in, the cause out, an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain.md"
+
+
+def _explain(folder: Path, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "preflight.cli", "explain", *words],
+        cwd=folder, input=given, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_from_a_pipe(tmp_path: Path) -> None:
+    """The cause, its proof and what to do; nothing on standard error."""
+    told = _explain(tmp_path, "-", given="step 1\n" + LOG)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was taken")
+    assert "proof     -:2: RuntimeError" in told.stdout
+
+
+def test_as_json_and_unknown(tmp_path: Path) -> None:
+    """All keys are there, and a log that tells nothing is exit 3, not a guess."""
+    (tmp_path / "a.log").write_text("epoch 1\n")
+    told = _explain(tmp_path, "a.log", "--json")
+    assert told.returncode == 3
+    answer = json.loads(told.stdout)
+    assert answer["category"] == "unknown"
+    assert {"culprits", "sentence", "advice", "evidence", "confidence", "alternatives"} <= {*answer}
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """One line, exit 4."""
+    told = _explain(tmp_path, "b.log")
+    assert told.returncode == 4
+    assert (
+        told.stderr == "preflight: cannot read b.log: No such file or directory; give log files\n"
+    )
+
+
+def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
+    """What the documentation tells a site to write is found."""
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "quota.toml").write_text(block)
+    log = "[rank3]: write failed: quota of project vision exceeded\n"
+    told = _explain(tmp_path, "--symptoms", "own", "-", given=log)
+    assert told.returncode == 0
+    assert "the quota of vision is used up" in told.stdout
+    assert "who       project vision" in told.stdout

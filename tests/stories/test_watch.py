@@ -1,0 +1,250 @@
+"""`preflight watch`: a launch that hangs or dies leaves evidence, a healthy one leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.stories.conftest import clean_environment
+from tests.stories.watched import LONGEST_S, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRAIN = """\
+import pathlib, sys, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, number):
+        while number == 200 and dist.get_rank() == 1 and not pathlib.Path("go-on").exists():
+            time.sleep(0.5)
+        return torch.full((64,), float(number))
+
+dist.init_process_group("gloo")
+for images in DataLoader(Images()):
+    dist.all_reduce(images)
+dist.destroy_process_group()
+"""
+STUCK_AT = "train.py:10 in Images.__getitem__"
+
+RANKS = """\
+import os, subprocess, sys, time
+WORK = '''
+import os, sys, time
+until = time.monotonic() + 3.5
+while time.monotonic() < until:
+    open("/dev/null", "wb").write(b"x" * 5000)
+    time.sleep(0.01)
+'''
+if "RANK" not in os.environ:
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", WORK], env={**os.environ, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    sys.exit(sum(rank.wait() for rank in ranks))
+"""
+
+
+def _words(*own: str, launch: list[str]) -> list[str]:
+    return [sys.executable, "-m", "preflight.cli", "watch", *own, "--", *launch]
+
+
+def _watch(folder: Path, *own: str, launch: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _words(*own, launch=launch), cwd=folder, env=clean_environment(),
+        capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+
+
+def _left(folder: Path) -> list[Path]:
+    return sorted(folder.glob("watch-*"))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@contextmanager
+def _hanging(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A torchrun of two ranks that goes on, and ends well, once there is a file `go-on`."""
+    (folder / "train.py").write_text(TRAIN)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with (
+        (folder / "told").open("w") as told,
+        subprocess.Popen(
+            _words("--stalled-after=2", launch=[*launch, "train.py"]),
+            cwd=folder,
+            env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=told,
+            text=True,
+        ) as started,
+    ):
+        try:
+            yield started
+        finally:
+            (folder / "go-on").touch()
+            started.wait(LONGEST_S)
+
+
+def _named(folder: Path) -> list[Any]:
+    """Answers that name somebody; a busy machine may have it look before all ranks are up."""
+    told = [_json(path) for path in sorted(folder.glob("diagnosis-*.json"))]
+    return [one for one in told if one["culprits"]]
+
+
+@pytest.mark.busy
+def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
+    """The rank and its line while it hangs, in one folder; then it goes on, and ends with 0."""
+    with _hanging(tmp_path) as started:
+        until(lambda: any(tmp_path.glob("watch-*/watch.json")))
+        (folder,) = _left(tmp_path)
+        until(lambda: bool(_named(folder) and _json(folder / "watch.json")["stalls"]))
+        (tmp_path / "go-on").touch()
+        assert started.wait(LONGEST_S) == 0
+    found = _named(folder)[0]
+    assert (found["category"], found["culprits"]) == ("odd_rank", ["rank 1"])
+    assert found["line"].endswith(STUCK_AT)
+    kept = {path.name for path in folder.iterdir()}
+    assert {"diagnosis-1.txt", "state-1.json", "samples.tsv", "watch.json"} <= kept
+    assert not {path.name for path in folder.iterdir() if path.is_dir()}
+    record = _json(folder / "watch.json")
+    assert (record["exit"], record["set"]["NCCL_DEBUG"]["value"]) == (0, "WARN")
+    told = (tmp_path / "told").read_text()
+    assert "preflight: half or more of the ranks here did next to nothing for 2 s\n" in told
+    assert "rank 1" in told
+
+
+def test_a_healthy_launch(tmp_path: Path) -> None:
+    """Not a word, its output as it is, and no folder."""
+    told = _watch(tmp_path, "--stalled-after=2", launch=[sys.executable, "-c", RANKS])
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    told = _watch(tmp_path, launch=["sh", "-c", "cat; echo out; echo err >&2"])
+    assert (told.returncode, told.stdout, told.stderr) == (0, "out\n", "err\n")
+    assert not _left(tmp_path)
+
+
+DIES = "echo 'RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).'"
+
+
+def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
+    """From the file that its output goes to, as in a batch job: only what it wrote itself."""
+    log = tmp_path / "slurm-1.out"
+    log.write_text("CUDA out of memory, said an earlier step\n")
+    with log.open("a") as out:
+        told = subprocess.run(
+            _words(launch=["sh", "-c", f"{DIES}; exit 3"]), cwd=tmp_path, text=True, check=False,
+            env=clean_environment(), stdout=out, stderr=subprocess.PIPE, timeout=LONGEST_S,
+        )  # fmt: skip
+    (folder,) = _left(tmp_path)
+    assert told.returncode == 3
+    assert told.stderr.startswith(f"preflight: the launch ended with exit code 3; see {folder}\n")
+    assert "preflight: port_in_use" in told.stderr
+    assert "memory" not in (folder / "output.log").read_text()
+    assert _json(folder / "explanation.json")["category"] == "port_in_use"
+    assert _json(folder / "watch.json")["exit"] == 3
+
+
+def test_a_copy_of_the_output(tmp_path: Path) -> None:
+    """With --tee it passes unchanged, and dies explained; without, how it could be is said."""
+    launch = ["sh", "-c", f"{DIES}; echo err >&2; exit 3"]
+    told = _watch(tmp_path, launch=launch)
+    assert told.returncode == 3
+    assert "with --tee it is kept, and explained" in told.stderr
+    (first,) = _left(tmp_path)
+    told = _watch(tmp_path, "--tee", launch=launch)
+    assert (told.returncode, told.stdout) == (3, DIES[6:-1] + "\n")
+    assert told.stderr.startswith("err\n")
+    assert "preflight: port_in_use" in told.stderr
+    (folder,) = set(_left(tmp_path)) - {first}
+    assert (folder / "stdout.log").read_text() == told.stdout
+
+
+@pytest.mark.parametrize("own", [("--folder=file/below",), ("--folder=file/below", "--tee")])
+def test_no_place_for_evidence(tmp_path: Path, own: tuple[str, ...]) -> None:
+    """The launch goes on as it would have; it is said once."""
+    (tmp_path / "file").touch()
+    told = _watch(tmp_path, *own, launch=["sh", "-c", "echo ${NCCL_DEBUG-unset}; exit 5"])
+    assert (told.returncode, told.stdout) == (5, "unset\n")
+    assert told.stderr == (
+        "preflight: no evidence can be kept in file/below (Not a directory): the launch goes on "
+        "without; --folder names another place\n"
+    )
+
+
+def test_the_place_is_taken_away(tmp_path: Path) -> None:
+    """A folder that vanishes while the launch runs costs a line, and no exit code."""
+    told = _watch(tmp_path, launch=["sh", "-c", "rm -r watch-*; exit 6"])
+    assert told.returncode == 6
+    assert told.stderr.startswith("preflight: a part of the watching failed (FileNotFoundError")
+    assert told.stderr.count("\n") == 1
+
+
+WRITES = """\
+import os
+path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "gpu001").replace("%p", "41")
+with open(path, "w") as log:
+    for number in range(200_000):
+        log.write(f"{number:06d} gpu001:41:42 [0] NCCL INFO a line as long as such lines are\\n")
+"""
+
+
+def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
+    """Their first and last lines, and one between that says how much is missing."""
+    told = _watch(tmp_path, "--debug=nccl", "--debug-mib=4", launch=[sys.executable, "-c", WRITES])
+    assert (told.returncode, told.stderr) == (0, "")
+    (folder,) = _left(tmp_path)
+    log = folder / "nccl" / "gpu001.41.log"
+    text = log.read_text()
+    assert len(text) <= 4 << 20
+    assert text.startswith("000000 ")
+    assert text.splitlines()[-1].startswith("199999 ")
+    assert "bytes were given back here]" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["watch"], 4, "nothing to watch: put the launch behind --, as in -- torchrun train.py"),
+        (["watch", "--debug=nvls", "--", "true"], 4, "--debug=nvls is unknown; type --debug="),
+        (["watch", "--stalled-after=x", "--", "true"], 4, "--stalled-after=x is no number from 2"),
+        (["watch", "--stalled-after=nan", "--", "true"], 4, "is no number from 2"),
+        (["watch", "--inventory=none.toml", "--", "true"], 4, "none.toml"),
+        (["watch", "torchrun", "train.py"], 4, "unrecognized arguments: torchrun train.py; type: "),
+        (["watch", "--", "no-such-launcher"], 127, "No such file or directory; check its name"),
+        (["watch", "--", "/"], 126, "Permission denied; check its name"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    """Of ours: exit 4, a line that says what to type. Of the launch: as a shell has it."""
+    told = subprocess.run(
+        [sys.executable, "-m", "preflight.cli", *words], cwd=tmp_path, env=clean_environment(),
+        capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (code, "")
+    assert said in told.stderr
+    assert not _left(tmp_path)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(tmp_path: Path, closed: str) -> None:
+    """A launch started without them runs, and its words go into no file of ours."""
+    line = (
+        f'exec "$0" -m preflight.cli watch -- sh -c "ls -l /proc/self/fd > seen; exit 6" {closed}'
+    )
+    told = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, env=clean_environment(),
+        timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+    assert told.returncode == 6
+    assert "watch-" not in (tmp_path / "seen").read_text()

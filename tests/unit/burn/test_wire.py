@@ -1,0 +1,94 @@
+"""What a node may say of its burn-in: typed, bounded, of its own devices, and once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.burn.collect import Collected
+from preflight.burn.plan import SHARE, BurnPlan, burn_plan, fitting
+from preflight.errors import WireError
+from preflight.facts.burned import Reading, Ready, decode_burned
+from preflight.stages.measured import Measured
+from tests.unit.burn.builders import burned, lost, proofs
+
+if TYPE_CHECKING:
+    from preflight.check import Tier
+
+READY = Ready(torch="2.9.0", kind="cuda", devices=2)
+GEMM = Reading(measure="gemm_tflops", samples=(1.0,), device=1)
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_event(document: bytes) -> None:
+    """Whatever comes is an event or a refusal in one line."""
+    with pytest.raises(WireError, match="something else than it should"):
+        decode_burned(document)
+
+
+@given(st.sampled_from(["reading", "proof", "clocks", "lost", "ready", "step"]), _JSON, _JSON)
+def test_events_with_strange_fields(tag: str, samples: object, device: object) -> None:
+    """Numbers that are none, nested lists, a device called 1e300: refused, never a crash."""
+    strange = {"event": tag, "measure": "gemm_tflops", "samples": samples, "device": device}
+    try:
+        event = decode_burned(msgspec.json.encode(strange))
+    except WireError:
+        return
+    assert isinstance(event, Reading)
+    assert all(0 < value <= 1e9 for value in event.samples)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        READY,
+        GEMM,
+        msgspec.structs.replace(GEMM, device=2),
+        msgspec.structs.replace(GEMM, device=0, to=7),
+        lost(5),
+    ],
+    ids=["ready again", "said again", "no such device", "no such partner", "lost a stranger"],
+)
+def test_what_it_cannot_have_seen_is_refused(event: object) -> None:
+    """A node that says something twice would outvote itself; a device it has not is nobody's."""
+    said = Collected()
+    said.take(READY)
+    said.take(GEMM)
+    with pytest.raises(WireError):
+        said.take(event)  # type: ignore[arg-type]
+
+
+def test_devices_before_their_number_are_refused() -> None:
+    """Who never said what it has tells of nothing."""
+    with pytest.raises(WireError):
+        Collected().take(proofs(0)[0])
+
+
+def test_a_burn_in_is_kept_whole() -> None:
+    """What workers and replays read is what was measured."""
+    measured = Measured(nonce="n", burned={"h1": burned()})
+    assert Measured.decode(measured.encode()) == measured
+
+
+@pytest.mark.parametrize("tier", ["standard", "deep"])
+@pytest.mark.parametrize("left_s", [20, 100, 300, 3600])
+def test_a_burn_in_leaves_time_for_the_sweep(tier: Tier, left_s: float) -> None:
+    """The sustained load is cut to what is left; every phase that is planned has its deadline."""
+    plan = fitting(burn_plan(tier), left_s)
+    for load in (plan.cuda, plan.cpu):
+        assert load.sustained is not None
+        assert load.sustained.window_s <= load.sustained.seconds <= max(1.0, left_s * SHARE)
+        assert load.sustained.seconds < load.limit_s["sustained"]
+        planned = {name for name in load.__struct_fields__ if getattr(load, name) is not None}
+        assert planned - {"limit_s", "nic"} <= load.limit_s.keys()
+    assert msgspec.convert(msgspec.to_builtins(plan), BurnPlan) == plan

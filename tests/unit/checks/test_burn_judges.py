@@ -1,0 +1,323 @@
+"""The checks of the burn-in, on made-up burn-ins: what each finds, passes, and cannot know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from checks.test_burn_device import judge as device
+from checks.test_burn_gemm import judge as gemm
+from checks.test_burn_host import judge as host
+from checks.test_burn_integrity import judge as integrity
+from checks.test_burn_launch import judge as launch
+from checks.test_burn_memory import judge as memory
+from checks.test_burn_nic import judge as nic
+from checks.test_burn_p2p import judge as p2p
+from checks.test_burn_pcie import judge as pcie
+from checks.test_burn_sustained import judge as sustained
+from preflight.facts.burned import Absent, Burned, Proof, Ready, Trouble
+from preflight.fleet.model import Promise
+from preflight.verdict import Outcome
+from tests.unit.burn.builders import burned, clocks, judged, lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preflight.facts.burn import Burn
+    from preflight.facts.burned import Measure
+    from preflight.verdict import Verdict
+
+    Judge = Callable[[Burn | None], Verdict]
+
+JUDGES: dict[str, Judge] = {
+    "gemm": gemm,
+    "memory": memory,
+    "pcie": pcie,
+    "p2p": p2p,
+    "launch": launch,
+    "sustained": sustained,
+    "host": host,
+    "nic": nic,
+}
+MEASURES: dict[str, tuple[Measure, ...]] = {
+    "gemm": ("gemm_tflops",),
+    "memory": ("memory_gbs",),
+    "pcie": ("h2d_gbs", "d2h_gbs"),
+    "p2p": ("p2p_gbs",),
+    "launch": ("launch_us",),
+    "sustained": ("sustained_tflops",),
+    "host": ("host_copy_gbs", "host_gflops"),
+    "nic": ("nic_gbits",),
+}
+
+
+@pytest.mark.proves("burn.gemm", passes="eight H100 that differ by 0.5 %")
+@pytest.mark.proves("burn.memory", passes="eight H100 that differ by 0.5 %")
+@pytest.mark.proves("burn.pcie", passes="eight H100 on two sockets")
+@pytest.mark.proves("burn.p2p", passes="eight H100 joined by NVLink")
+@pytest.mark.proves("burn.launch", passes="eight H100 that differ by 0.5 %")
+@pytest.mark.proves("burn.sustained", passes="eight H100 at their power limit")
+@pytest.mark.proves("burn.host", passes="two sockets of two nodes")
+@pytest.mark.proves("burn.nic", passes="eight NICs of 400 Gb/s")
+@pytest.mark.proves("burn.device", passes="eight GPUs that came through")
+@pytest.mark.proves("burn.integrity", passes="eight GPUs with the same exact product")
+def test_two_healthy_nodes_pass_everything() -> None:
+    """Each sentence has what was seen, the limit, and which number set it."""
+    for burn in judged(burned(), burned()):
+        for name, judge in JUDGES.items():
+            verdict = judge(burn)
+            assert verdict.outcome is Outcome.OK, (name, verdict)
+            assert "limit " in verdict.sentence, name
+            assert "of the median of" in verdict.sentence, name
+        assert device(burn).sentence == "8 GPUs came through 41 s of burn-in"
+        assert integrity(burn).outcome is Outcome.OK
+
+
+@pytest.mark.proves("burn.gemm", finds="one GPU of eight at 60 % of its peers")
+def test_a_slow_gpu_is_named_with_its_peers_and_its_clocks() -> None:
+    """Number, peers' median, limit, who set it, and what the clocks did; one culprit, one cause."""
+    node = burned({("gemm_tflops", 5): 0.6})
+    cold = tuple(clocks(n, mhz=1095) if n == 5 else clocks(n) for n in range(8))
+    verdict = gemm(judged(replace(node, clocks=cold))[0])
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("GPU 5: bf16 GEMM 446 TFLOPS at 1,095 MHz, 62 C, 690 W; ")
+    assert "peers' median 744 TFLOPS, limit 654 TFLOPS (0.88 of the median" in verdict.sentence
+    assert verdict.cause == "GPU 5"
+    assert "GPU 5" in verdict.advice
+
+
+@pytest.mark.proves("burn.memory", finds="one GPU whose memory copies at 80 %")
+@pytest.mark.proves("burn.pcie", finds="a GPU whose PCIe link runs at half width")
+@pytest.mark.proves("burn.p2p", finds="a GPU half of whose NVLinks are gone")
+@pytest.mark.proves("burn.launch", finds="a GPU whose kernels start three times as late")
+@pytest.mark.parametrize(
+    ("name", "factor", "said"),
+    [
+        ("memory", 0.8, "GPU 3: memory copy 2,332 GB/s"),
+        ("pcie", 0.5, "GPU 3 with NUMA node 0: host copies 27.6 GB/s to it"),
+        ("p2p", 0.5, "GPU 3 to 0: copy 191 GB/s"),
+        ("launch", 3.0, "GPU 3: kernel launch 23.9 us"),
+    ],
+)
+def test_a_slow_part_is_named(name: str, factor: float, said: str) -> None:
+    """Each check names the part that is slow in its own measure, and is silent about others'."""
+    node = burned({(measure, 3): factor for measure in MEASURES[name]})
+    (burn,) = judged(node)
+    verdict = JUDGES[name](burn)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith(said), verdict.sentence
+    others = (other for other in ("gemm", "memory", "pcie", "p2p", "launch") if other != name)
+    assert all(JUDGES[other](burn).outcome is Outcome.OK for other in others)
+
+
+@pytest.mark.proves("burn.host", finds="a NUMA side whose memory runs at half speed")
+@pytest.mark.proves("burn.nic", finds="a NIC in a slot of half width")
+@pytest.mark.parametrize(
+    ("name", "measure", "part"),
+    [("host", "host_copy_gbs", {"side": 1}), ("nic", "nic_gbits", {"name": "mlx5_3"})],
+)
+def test_a_slow_part_of_the_host(name: str, measure: str, part: dict[str, object]) -> None:
+    """Sides of the host and NICs are held against those of other nodes as well."""
+    node = burned()
+    readings = tuple(
+        replace(one, samples=tuple(value / 2 for value in one.samples))
+        if one.measure == measure and all(getattr(one, k) == v for k, v in part.items())
+        else one
+        for one in node.readings
+    )
+    slow, fine = judged(replace(node, readings=readings), burned())
+    assert JUDGES[name](fine).outcome is Outcome.OK
+    verdict = JUDGES[name](slow)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith(("NUMA node 1: ", "mlx5_3: "))
+
+
+@pytest.mark.proves("burn.sustained", finds="a GPU whose clocks heat holds down under load")
+def test_heat_under_load_is_the_reason_that_is_given() -> None:
+    """A GPU that throttles is slow as well; what NVML says is the better sentence."""
+    node = burned({("sustained_tflops", 2): 0.7})
+    hot = tuple(clocks(n, "hw_thermal", mhz=1200) if n == 2 else clocks(n) for n in range(8))
+    verdict = sustained(judged(replace(node, clocks=hot))[0])
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("GPU 2: hw_thermal held its clocks down in 40 of 40 looks")
+    assert "air flow" in verdict.advice
+    assert verdict.cause == "GPU 2"
+
+
+@pytest.mark.proves("burn.integrity", finds="a GPU one of whose products differs")
+def test_a_single_wrong_bit_condemns() -> None:
+    """Whatever else is missing of that node, and even if it fell out later."""
+    bad = Proof(
+        device=4, what="product", rounds=200, wrong=1, digest="0",
+        first="element 7,9 came out as 12 in product 31, before as 14", size="8192x256",
+    )  # fmt: skip
+    node = burned()
+    proofs = tuple(bad if (p.device, p.what) == (4, "product") else p for p in node.proofs)
+    whole = replace(node, proofs=proofs)
+    cut = replace(whole, done=False, trouble="the connection to it was lost")
+    for one in (whole, cut):
+        verdict = integrity(judged(one)[0])
+        assert verdict.outcome is Outcome.FAIL
+        assert verdict.sentence.startswith("GPU 4: an exact product came out wrong (1 of 200 times")
+
+
+@pytest.mark.proves("burn.integrity", finds="a GPU that computes the same wrong result every time")
+def test_who_is_wrong_each_time_differs_from_the_others() -> None:
+    """Exact products are equal on every device; the odd one is named, nobody is for a tie."""
+    node = burned()
+    proofs = tuple(
+        replace(p, digest="0bad0bad0bad0bad") if (p.device, p.what) == (1, "product") else p
+        for p in node.proofs
+    )
+    verdict = integrity(judged(replace(node, proofs=proofs), burned())[0])
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("GPU 1: an exact product came out wrong, the same each time")
+    two = burned(gpus=2)
+    odd = tuple(replace(p, digest="0bad") if p.device == 1 and p.digest else p for p in two.proofs)
+    assert not judged(replace(two, proofs=odd), promise=Promise(gpus=2))[0].wrong
+
+
+@pytest.mark.proves("burn.integrity", finds="words of GPU memory that changed")
+@pytest.mark.parametrize(
+    ("what", "to", "said"),
+    [
+        ("memory", None, "GPU 0: its memory did not keep what was written (3 words in 4 passes"),
+        ("p2p", 6, "GPU 0 to 6: what arrived was not what was sent"),
+        ("load", None, "GPU 0: a product under load came out different"),
+    ],
+)
+def test_wrong_data_anywhere(what: str, to: int | None, said: str) -> None:
+    """Memory, a way between two GPUs, and a product while the GPU is hot."""
+    bad = Proof(device=0, to=to, what=what, rounds=4, wrong=3, first="word 5", size="1 MiB")  # type: ignore[arg-type]
+    node = burned()
+    others = tuple(p for p in node.proofs if (p.device, p.what) != (0, what))
+    verdict = integrity(judged(replace(node, proofs=(*others, bad)))[0])
+    assert (verdict.outcome, verdict.sentence.startswith(said)) == (Outcome.FAIL, True)
+
+
+@pytest.mark.proves("burn.device", finds="a GPU that hangs")
+def test_a_gpu_that_hangs_is_the_nodes_only_finding() -> None:
+    """The others are judged all the same, and nothing is said twice."""
+    node = burned()
+    readings = tuple(one for one in node.readings if 3 not in (one.device, one.to))
+    whole = replace(
+        node,
+        readings=readings,
+        proofs=tuple(p for p in node.proofs if p.device != 3),
+        clocks=node.clocks[:3] + node.clocks[4:],
+        lost=(lost(3),),
+    )
+    burn = judged(whole, burned())[0]
+    verdict = device(burn)
+    assert (verdict.outcome, verdict.blocks, verdict.cause) == (Outcome.FAIL, False, "GPU 3")
+    assert verdict.sentence.startswith("GPU 3 hung in the GEMM: it stood still for 30 s")
+    assert all(judge(burn).outcome is Outcome.OK for judge in JUDGES.values())
+    assert integrity(burn).outcome is Outcome.OK
+
+
+def test_a_process_that_had_no_cpu_condemns_no_device() -> None:
+    """It was late because others had the CPU: a warning that says so."""
+    verdict = device(judged(replace(burned(), lost=(lost(3, starved=True),)))[0])
+    assert verdict.outcome is Outcome.WARN
+    assert "what else runs" in verdict.advice
+
+
+def test_gpus_that_were_not_loaded_are_told() -> None:
+    """CUDA_VISIBLE_DEVICES or a cgroup hides some of them: nothing is said of those."""
+    verdict = device(judged(burned(gpus=4))[0])
+    assert (verdict.outcome, verdict.sentence) == (
+        Outcome.WARN,
+        "torch sees 4 of 8 GPUs, the others were not loaded",
+    )
+
+
+@pytest.mark.proves("burn.device", unknown="a node that fell out of the burn-in")
+@pytest.mark.proves("burn.device", unknown="GPUs that the job's torch does not see")
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (Burned(trouble="the connection to it was lost"), "the connection to it was lost"),
+        (
+            Burned(ready=Ready(torch="2.9.0+cpu", kind="cpu", devices=2), done=True),
+            "none of 8 GPUs",
+        ),
+        (Burned(ready=Ready(torch="2.9.0", kind="cuda", devices=0), done=True), "no device"),
+    ],
+)
+def test_a_node_that_told_nothing_is_unknown(node: Burned, said: str) -> None:
+    """Never a pass; and what is behind the gate waits for it."""
+    (burn,) = judged(node)
+    verdict = device(burn)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert said in verdict.sentence
+    assert verdict.advice
+    if burn.state != "measured":
+        assert integrity(burn).outcome is Outcome.NOT_RUN
+
+
+@pytest.mark.proves("burn.integrity", unknown="devices that gave no proof")
+def test_no_proof_is_no_pass() -> None:
+    """One GPU of eight told nothing of its memory."""
+    node = burned()
+    proofs = tuple(p for p in node.proofs if (p.device, p.what) != (7, "memory"))
+    verdict = integrity(judged(replace(node, proofs=proofs))[0])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence.startswith("7 of 8 devices proved")
+
+
+@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.memory", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.launch", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.nic", unknown="a NIC without peers")
+@pytest.mark.proves("burn.host", unknown="sides of the host without peers")
+@pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
+def test_without_anything_to_hold_it_against(name: str) -> None:
+    """The numbers are shown, and it is said that nothing is known of them."""
+    node = burned(gpus=2)
+    verdict = JUDGES[name](judged(node, promise=Promise(gpus=2))[0])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence.startswith("no peers: ")
+
+
+@pytest.mark.proves("burn.sustained", unknown="a load that told nothing")
+@pytest.mark.parametrize("name", ["gemm", "memory", "launch", "sustained"])
+def test_a_device_that_told_nothing_is_unknown(name: str) -> None:
+    """Seven of eight are fine; the eighth was neither measured nor lost."""
+    node = burned()
+    readings = tuple(one for one in node.readings if one.device != 7)
+    verdict = JUDGES[name](judged(replace(node, readings=readings))[0])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "1 device of 8 told nothing" in verdict.sentence
+
+
+def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:
+    """The tool's words are shown; without the tool nothing is said of any NIC."""
+    node = burned()
+    others = tuple(one for one in node.readings if one.name != "mlx5_2")
+    failed = replace(
+        node, readings=others, troubles=(Trouble(what="nic", error="mlx5_2: Couldn't allocate MR"),)
+    )
+    verdict = nic(judged(failed)[0])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence == "ib_write_bw failed on mlx5_2: Couldn't allocate MR"
+    none = replace(
+        node,
+        readings=tuple(one for one in node.readings if not one.name),
+        absent=(Absent(what="nic", error="ib_write_bw (perftest) is not installed"),),
+    )
+    assert nic(judged(none)[0]).outcome is Outcome.NOT_RUN
+
+
+def test_what_was_not_run_is_not_judged() -> None:
+    """Busy, out of time, or no burn-in at all: every check says why."""
+    busy = judged(Burned(left_out="busy: pid 7 (python train.py) works on its GPUs"))[0]
+    late = judged(replace(burned(), done=False, stopped=True, trouble="its time was up"))[0]
+    for judge in (*JUDGES.values(), device, integrity):
+        assert judge(None).outcome is Outcome.NOT_RUN
+        assert "pid 7" in judge(busy).sentence
+        assert judge(late).outcome is Outcome.NOT_RUN
+        assert judge(late).evidence["stopped"] is True

@@ -1,0 +1,288 @@
+"""`net.interface`, `net.master_name`, `net.ephemeral_ports`: what a job meets before connecting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from checks.test_net_ephemeral_ports import judge as judge_range
+from checks.test_net_interface import judge as judge_interface
+from checks.test_net_master_name import judge as judge_name
+from preflight.facts.network_model import Interface, Network, Resolved
+from preflight.facts.selected import nccl_ports, parse_filter
+from preflight.fleet.master import master_names
+from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.verdict import Outcome, Verdict
+from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
+
+if TYPE_CHECKING:
+    from preflight.facts.model import Facts
+
+FOUND = Resolved("h1", ("10.77.0.1",))
+DOCKER = interface("docker0", "172.17.0.1/16", index=3, physical=False)
+
+
+def host(number: int, *more: Interface, eth: str = "eth0", **changes: object) -> Facts:
+    """Node h1, h2, ... at 10.77.0.1, ... which has looked up its own name and the master's."""
+    name, address = f"h{number}", f"10.77.0.{number}"
+    its: dict[str, object] = {"own_name": Resolved(name, (address,)), "names": (FOUND,), **changes}
+    return facts(name, network=network(interface(eth, f"{address}/24"), *more, **its))
+
+
+def choice(one: Facts, environ: dict[str, str] | None, *others: Facts) -> Verdict:
+    """What net.interface says of a node among others."""
+    return judge_interface(Promise(), one, environ, group(one, *others), alone=not others)
+
+
+@pytest.mark.parametrize(
+    ("text", "hit"),
+    [
+        ("", "eth0 eth1 ib0 lo"),
+        ("eth", "eth0 eth1"),
+        ("eth1,ib", "eth1 ib0"),
+        ("=eth", ""),
+        ("=eth0,ib0", "eth0 ib0"),
+        ("^eth", "ib0 lo"),
+        ("^=eth0", "eth1 ib0 lo"),
+        ("^eth,lo", "ib0"),
+        ("^=eth0,^=lo", "eth1 ib0 lo"),
+        ("=^eth0", ""),
+        (" eth0", ""),
+    ],
+)
+def test_how_nccl_reads_a_list(text: str, hit: str) -> None:
+    """Prefixes; ^ and = count at the very beginning only, and ^ before =."""
+    names = ["eth0", "eth1", "ib0", "lo"]
+    assert [name for name in names if parse_filter(text).hits(name)] == hit.split()
+
+
+def test_ports_in_a_list_of_devices() -> None:
+    """mlx5_1 selects mlx5_10 too; a port after a colon leaves out the others."""
+    both = (rdma_port(), rdma_port(port=2))
+    one = facts(nics=(nic(1, ports=both), nic(10, ports=both)))
+    assert [port.name for port in nccl_ports(one, "mlx5_1:2")] == ["mlx5_1/2", "mlx5_10/2"]
+    assert [port.name for port in nccl_ports(one, "=mlx5_1:2:0")] == ["mlx5_1/2"]
+    assert [port.name for port in nccl_ports(one, "^mlx5_10")] == ["mlx5_1/1", "mlx5_1/2"]
+
+
+@given(st.text(max_size=40), st.text(max_size=20))
+def test_no_list_breaks_the_reader(text: str, name: str) -> None:
+    """Whatever people write, it selects or not."""
+    assert parse_filter(text).hits(name) in (True, False)
+
+
+@pytest.mark.proves(
+    "net.interface", passes="a node where the job's names select eth0 and eight HCAs"
+)
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (None, "NCCL's sockets: eth0 10.77.0.1/24; RDMA: 8 ports"),
+        ({}, "eth0"),
+        ({"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0"}, "(NCCL_SOCKET_IFNAME=eth)"),
+        ({"NCCL_IB_HCA": "=mlx5_0,mlx5_1"}, "RDMA: 2 ports"),
+        ({"NCCL_IB_HCA": "^mlx5_7"}, "RDMA: 7 ports"),
+        ({"NCCL_IB_HCA": "nonsense", "NCCL_IB_DISABLE": "1"}, "eth0"),
+    ],
+)
+def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
+    """Docker's bridge beside it harms nobody: NCCL takes it last."""
+    verdict = choice(host(1, DOCKER), environ, host(2, DOCKER))
+    assert (verdict.outcome, words in verdict.sentence) == ("ok", True), verdict.sentence
+
+
+@pytest.mark.proves(
+    "net.interface", finds="an interface that is not there, loops back, is down or shared"
+)
+@pytest.mark.proves(
+    "net.interface", finds="NCCL_IB_HCA that selects nothing, too much, or a dead port"
+)
+@pytest.mark.parametrize(
+    ("environ", "outcome", "words"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "bond0"}, "fail", "selects no interface with an address here"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "there are lo, eth0, docker0, eth9"),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "fail", "selects lo, the loopback"),
+        ({"NCCL_SOCKET_IFNAME": "docker"}, "fail", "whose address 172.17.0.1 is h2's too"),
+        ({"NCCL_SOCKET_IFNAME": "eth9"}, "fail", "eth9, which is down"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "names eth, and there is none here"),
+        ({"GLOO_SOCKET_IFNAME": "eth0,lo"}, "fail", "selects lo, the loopback"),
+        ({"NCCL_IB_HCA": "rdma"}, "fail", "selects no active RDMA port here"),
+        ({"NCCL_IB_HCA": "=mlx5_0,=mlx5_1"}, "fail", "=mlx5_1 is no RDMA device here"),
+        ({"NCCL_IB_HCA": "mlx5_1"}, "warn", "mlx5_1 is a prefix, and selects mlx5_10 too"),
+        ({"NCCL_IB_HCA": "=mlx5_10"}, "fail", "mlx5_10/1 is DOWN (Disabled)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_choice(environ: dict[str, str], outcome: str, words: str) -> None:
+    """Each says what is selected, what is there, and what to write instead."""
+    down = interface("eth9", "10.99.0.1/24", index=9, operstate="down")
+    off = rdma_port(state="1: DOWN", phys_state="3: Disabled")
+    cards = (*(facts().nics or ()), nic(10, ports=(off,)))
+    one = replace(host(1, DOCKER, down), nics=cards)
+    if environ == {"NCCL_IB_HCA": "=mlx5_10"}:
+        cards = (*cards, nic(11))
+        environ = {"NCCL_IB_HCA": "=mlx5_10,mlx5_11"}
+        one = replace(one, nics=cards)
+    verdict = choice(one, environ, host(2, DOCKER))
+    assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
+    assert verdict.advice
+
+
+@pytest.mark.proves("net.interface", finds="a host name that leads gloo to the loopback")
+def test_where_gloo_listens_by_itself() -> None:
+    """Debian's 127.0.1.1 is a warning, unless the job names the interface."""
+    one = host(1, own_name=Resolved("h1", ("127.0.1.1",)))
+    verdict = choice(one, {}, host(2))
+    assert verdict.outcome is Outcome.WARN
+    assert "its own name h1 leads to 127.0.1.1" in verdict.sentence
+    assert "GLOO_SOCKET_IFNAME=eth0" in verdict.advice
+    assert choice(one, {"GLOO_SOCKET_IFNAME": "eth0"}, host(2)).outcome is Outcome.OK
+
+
+@pytest.mark.proves("net.interface", finds="another interface on another subnet than on most nodes")
+def test_unlike_the_group() -> None:
+    """A routed fabric has a subnet per rack: only another name on another subnet is odd."""
+    others = [host(number) for number in (2, 3, 4)]
+    odd = replace(
+        host(1),
+        network=network(
+            interface("eno1", "192.168.7.1/24"), own_name=Resolved("h1", ("10.0.0.1",))
+        ),
+    )
+    verdict = choice(odd, {}, *others)
+    assert verdict.outcome is Outcome.WARN
+    assert "selects eno1 (192.168.7.0/24) here, eth0 (10.77.0.0/24) on 3 of 4" in verdict.sentence
+    routed = replace(
+        host(1),
+        network=network(interface("eth0", "10.78.0.1/24"), own_name=Resolved("h1", ("10.78.0.1",))),
+    )
+    assert choice(routed, {}, *others).outcome is Outcome.OK
+
+
+@pytest.mark.proves("net.interface", unknown="the interfaces cannot be read")
+def test_unread_interfaces() -> None:
+    """Without interfaces nothing is selected; a node alone has nobody to reach."""
+    assert choice(facts(network=None), {"NCCL_SOCKET_IFNAME": "eth0"}).outcome is Outcome.UNKNOWN
+    hung = facts(network=None, problems=("network: no answer in time",))
+    assert choice(hung, None).outcome is Outcome.UNKNOWN
+    assert choice(facts(), None).outcome is Outcome.NOT_RUN
+    assert choice(facts(), {"NCCL_SOCKET_IFNAME": "lo"}).outcome is Outcome.OK
+
+
+def named(*its: str, error: str = "", seconds: float = 0.0, number: int = 2) -> Facts:
+    """Node h2, where the master's name leads to these addresses."""
+    return host(number, names=(Resolved("h1", its, error, seconds),))
+
+
+def name(one: Facts, *others: Facts, job: str = "h1", master: Facts | None = None) -> Verdict:
+    """What net.master_name says of a node; the master is h1."""
+    return judge_name(one, master or host(1), group(one, *others), job, alone=False)
+
+
+@pytest.mark.proves("net.master_name", passes="a name that leads to the master's address")
+def test_the_master_is_found() -> None:
+    """Its own address; the loopback on the master itself; one for all behind a router."""
+    assert name(named("10.77.0.1")).sentence == "the master h1 is 10.77.0.1"
+    itself = host(1, names=(Resolved("h1", ("127.0.1.1",)),))
+    assert name(itself, master=itself).outcome is Outcome.OK
+    outside = [named("203.0.113.5", number=number) for number in (2, 3, 4)]
+    assert name(outside[0], *outside[1:]).outcome is Outcome.OK
+
+
+@pytest.mark.proves("net.master_name", unknown="facts of a node that was asked alone")
+def test_no_lookups() -> None:
+    """A node alone has no master to find; of a fleet's node, nobody looked and nobody knows."""
+    asked_alone = host(2, names=(), own_name=None)
+    lone = judge_name(asked_alone, None, group(asked_alone), alone=True)
+    assert (lone.outcome, "one node alone" in lone.sentence) == (Outcome.NOT_RUN, True)
+    verdict = name(asked_alone, host(1))
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "was not looked up here" in verdict.sentence
+    among = choice(asked_alone, {"NCCL_SOCKET_IFNAME": "bond0"}, host(1))
+    assert among.outcome is Outcome.FAIL
+    assert choice(asked_alone, None, host(1)).outcome is Outcome.OK
+
+
+@pytest.mark.proves(
+    "net.master_name", finds="a master's name that is the loopback, another node or nobody"
+)
+@pytest.mark.parametrize(
+    ("one", "outcome", "words"),
+    [
+        (named("127.0.1.1"), "fail", "leads to 127.0.1.1 here, which is this node itself"),
+        (named("10.77.0.9"), "fail", "leads to 10.77.0.9 here, 10.77.0.1 on 3 of 4 nodes"),
+        (named(error="Name or service not known"), "fail", "leads nowhere here: Name or service"),
+        (named(error="no answer in 4 s"), "fail", "no answer in 4 s"),
+        (named("10.77.0.1", seconds=2.5), "warn", "took 2.5 s"),
+    ],
+)
+def test_the_master_is_not_found(one: Facts, outcome: str, words: str) -> None:
+    """Told with where most other nodes are led."""
+    verdict = name(one, host(1), host(3), host(4))
+    assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
+    assert verdict.advice
+
+
+def test_one_family_only() -> None:
+    """An IPv6 address is of no use to a node that has IPv4 alone."""
+    six = interface("eth0", "fd00::1/64")
+    master = facts("h1", network=network(six, own_name=FOUND))
+    verdict = name(named("fd00::1"), master=master)
+    assert verdict.outcome is Outcome.FAIL
+    assert "only IPv6, this node has only IPv4" in verdict.sentence
+
+
+def test_a_name_of_our_own_inventory() -> None:
+    """A name that no node knows is no fault, unless it is the job's."""
+    one, other = (named(error="Name or service not known", number=at) for at in (1, 2))
+    assert name(other, one, job="", master=one).outcome is Outcome.NOT_RUN
+    assert name(other, one, job="h1", master=one).outcome is Outcome.FAIL
+
+
+@pytest.mark.proves("net.master_name", unknown="the node's network section is missing")
+def test_unread_names() -> None:
+    """No section is no answer."""
+    assert name(facts("h2", network=None, problems=("network: x",))).outcome is Outcome.UNKNOWN
+
+
+def test_which_names_are_looked_up() -> None:
+    """The job's own, else the master's address; what a shell must expand is none; alone: none."""
+    hosts = (Host(name="h1", address="10.0.0.1"), Host(name="h2", address="10.0.0.2"))
+    assert master_names(Fleet(hosts=hosts, origin="")) == ("10.0.0.1",)
+    job = Job(environ={"": {"MASTER_ADDR": "gpu001"}, "h2": {"MASTER_ADDR": "$(hostname)"}})
+    assert master_names(Fleet(hosts=hosts, origin="", job=job)) == ("gpu001",)
+    assert master_names(Fleet(hosts=hosts[:1], origin="")) == ()
+
+
+def ranged(low: int, high: int, reserved: str = "", port: int | None = 29500) -> Verdict:
+    """What net.ephemeral_ports says of a range."""
+    one = facts(network=Network(ephemeral=(low, high), reserved=reserved))
+    return judge_range(one, port, "torchrun's default")
+
+
+@pytest.mark.proves("net.ephemeral_ports", passes="the kernel's default range")
+@pytest.mark.proves(
+    "net.ephemeral_ports", finds="a master port inside the range, and a range too small"
+)
+@pytest.mark.proves("net.ephemeral_ports", unknown="/proc/sys cannot be read")
+def test_ephemeral_ports() -> None:
+    """On the master its port must be outside, or reserved."""
+    assert ranged(32768, 60999).sentence.startswith("28232 ports for outgoing connections")
+    risky = ranged(1024, 65535)
+    assert risky.outcome is Outcome.WARN
+    assert (
+        "port 29500 (torchrun's default) is inside the ephemeral range 1024-65535" in risky.sentence
+    )
+    assert "below 1024" in risky.advice
+    assert ranged(1024, 65535, reserved="80,29400-29510").outcome is Outcome.OK
+    assert ranged(1024, 65535, port=None).outcome is Outcome.OK
+    few = ranged(60000, 60999)
+    assert few.sentence == (
+        "1000 ports for outgoing connections (60000-60999), 8192 are the least for a large job"
+    )
+    assert judge_range(facts(network=Network()), None, "").outcome is Outcome.UNKNOWN
+    assert judge_range(facts(network=None), None, "").outcome is Outcome.NOT_RUN

@@ -1,0 +1,97 @@
+"""The hook for other schedulers: a job is kept away by a verdict, and by nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCRIPT = Path(__file__).parents[3] / "contrib" / "hook" / "preflight-hook.sh"
+_FOUND = '{\n  "judged": {\n    "findings": [{"check": "gpu.ecc", "drains": %s}]\n  }\n}'
+DRAINS, HOLDS = _FOUND % "true", _FOUND % "false"
+
+
+def _hook(
+    folder: Path, preflight: str, action: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with a preflight of these shell lines, and an action; both leave traces."""
+    text = SCRIPT.read_text()
+    for name, program in (("PREFLIGHT", preflight), ("ON_UNHEALTHY", action)):
+        if program:
+            path = folder / name.lower()
+            path.write_text(f"#!/bin/sh\n{program}\n")
+            path.chmod(0o755)
+        old = next(line for line in text.splitlines() if line.startswith(f"{name}="))
+        text = text.replace(old, f"{name}={folder / name.lower()}")
+    text = text.replace("LIMIT_S=20\n", "LIMIT_S=1\n").replace("KEEP_AWAY=1 ", "KEEP_AWAY=77 ")
+    script = folder / "hook.sh"
+    script.write_text(text)
+    return subprocess.run(
+        ["/bin/sh", str(script)], cwd=folder, env={"IFS": "x", "PATH": "/nowhere", **(env or {})},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_users_python_is_not_taken(tmp_path: Path) -> None:
+    """What a job's user set for Python and the loader does not reach root's first interpreter."""
+    done = _hook(tmp_path, "env >seen; exit 0", env={"PYTHONPATH": "/x", "PYTHONHOME": "/y"})
+    assert done.returncode == 0
+    seen = (tmp_path / "seen").read_text()
+    assert "PATH=/usr/sbin" in seen
+    assert "PYTHON" not in seen
+
+
+@pytest.mark.parametrize(("document", "what"), [(DRAINS, "drain"), (HOLDS, "hold")])
+def test_an_unhealthy_node_is_told(tmp_path: Path, document: str, what: str) -> None:
+    """The job is kept away; the site's program hears drain or hold, the node and the document."""
+    action = 'echo "$@" >told; cat >>told'
+    done = _hook(tmp_path, f"echo '{document}'; echo \"$@\" >asked; exit 1", action)
+    assert done.returncode == 77
+    first, rest = (tmp_path / "told").read_text().split("\n", 1)
+    assert first.split()[0] == what
+    assert rest.strip() == document
+    assert (tmp_path / "asked").read_text() == "prolog --plain --json --limit 1\n"
+
+
+@pytest.mark.parametrize(
+    "preflight",
+    [
+        "exit 0",
+        "exit 2",
+        "exit 1",
+        "echo Traceback; exit 1",
+        f"echo '{DRAINS[:-2]}'; exit 1",
+        "kill -9 $$",
+        "exec sleep 99",
+        "exit 4",
+        "",
+    ],
+    ids=[
+        "healthy", "not judged", "no document", "a traceback", "half a document", "killed", "hung",
+        "wrong usage", "not installed",
+    ],
+)  # fmt: skip
+def test_nothing_else_keeps_a_job_away(tmp_path: Path, preflight: str) -> None:
+    """Not judged, damaged, killed, hung or missing: the job starts, and nobody is told."""
+    done = _hook(tmp_path, preflight, "touch told")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "told").exists()
+
+
+def test_a_program_that_fails_or_is_missing_changes_nothing(tmp_path: Path) -> None:
+    """The verdict stands whatever the site's own program does."""
+    assert _hook(tmp_path, f"echo '{DRAINS}'; exit 1").returncode == 77
+    assert _hook(tmp_path, f"echo '{DRAINS}'; exit 1", "exit 3").returncode == 77
+
+
+@pytest.mark.skipif(shutil.which("dash") is None, reason="needs a shell that is only POSIX")
+def test_it_is_plain_sh() -> None:
+    """It is read by the smallest shell, and may be run as it lies there."""
+    assert subprocess.run(["dash", "-n", str(SCRIPT)], check=False).returncode == 0
+    assert SCRIPT.stat().st_mode & 0o111

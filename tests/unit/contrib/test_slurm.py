@@ -1,0 +1,124 @@
+"""What an operator drops into Slurm: only a node that was found faulty fails its prolog."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.hook.config import parse, refuse_longer
+from preflight.hook.model import HookConfig
+
+if TYPE_CHECKING:
+    from preflight.hook.model import Occasion
+
+FOLDER = Path(__file__).parents[3] / "contrib" / "slurm"
+SCRIPTS = ("prolog.d/50-preflight", "healthcheck", "requeue.sh", "train.sbatch")
+
+
+DOCUMENT = '{\n  "judged": {},\n  "decision": {\n    "exit_code": 1\n  }\n}\n'
+HEALTHY = DOCUMENT.replace(": 1", ": 0")
+
+
+def prolog(tmp_path: Path, does: str) -> subprocess.CompletedProcess[str]:
+    """Run the prolog as slurmd does, without a PATH, where `preflight` does that."""
+    fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
+    if does:
+        fake.write_text(f"#!/bin/sh\n{does}\n")
+        fake.chmod(0o755)
+    text = (FOLDER / "prolog.d" / "50-preflight").read_text()
+    script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
+    script.chmod(0o755)
+    return subprocess.run(
+        [script], env={"SLURMD_NODENAME": "h1"}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ("exit 0", 0),
+        (f"cat <<E\n{DOCUMENT}E\nexit 1", 1),
+        (f"cat <<E\n{HEALTHY}E\nexit 1", 0),
+        (f"cat <<E\n{DOCUMENT}E\nexit 0", 0),
+        ("exit 1", 0),
+        ("echo Traceback; exit 1", 0),
+        ("exit 2", 0),
+        ("exit 4", 0),
+        ("exit 127", 0),
+        ("kill -SEGV $$", 0),
+        ("kill -KILL $$", 0),
+        ("", 0),
+    ],
+)
+def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -> None:
+    """A crash, a missing or half installed program, wrong usage: the job starts all the same."""
+    told = prolog(tmp_path, does)
+    assert (told.returncode, told.stdout) == (code, "")
+
+
+def test_it_asks_for_a_prolog(tmp_path: Path) -> None:
+    """With the configuration of its own, in a folder that nobody else writes to."""
+    prolog(tmp_path, f'echo "$@" >{tmp_path}/words; pwd >>{tmp_path}/words')
+    words = (tmp_path / "words").read_text()
+    assert words == "prolog --json --limit 9 --config /etc/preflight/hook.toml\n/\n"
+
+
+@pytest.mark.parametrize("name", ["slurm/prolog.d/50-preflight", "slurm/healthcheck"])
+def test_the_scripts_wait_for_the_usual_budget(name: str) -> None:
+    """And no longer than Slurm does: 10 s (MessageTimeout), and 60 s for a health check."""
+    text = (FOLDER.parent / name).read_text()
+    occasion: Occasion = "healthcheck" if "health" in name else "prolog"
+    (line,) = (line for line in text.splitlines() if line.startswith("LIMIT_S="))
+    limit_s = float(line.partition("=")[2])
+    refuse_longer(HookConfig(), occasion, limit_s)
+    assert limit_s < {"prolog": 10, "healthcheck": 60}[occasion]
+
+
+def test_the_example_configuration_observes() -> None:
+    """Whoever copies it drains nothing before he says so."""
+    config = parse((FOLDER / "hook.toml").read_bytes(), FOLDER / "hook.toml")
+    assert not config.enforce
+    assert config.breaker is not None
+    assert config.breaker.directory is not None
+    defaults = HookConfig()
+    assert config.fail_closed is defaults.fail_closed
+
+
+def test_a_launch_without_its_second_script_says_so(tmp_path: Path) -> None:
+    """Before a minute is spent on the gate; it is looked for where sbatch was typed."""
+    env = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": "/nowhere"}
+    words = ["/bin/bash", str(FOLDER / "train.sbatch")]
+    told = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith(f"train: no {tmp_path}/requeue.sh: copy it there")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, ""), (1, "h[1-2]"), (1, ""), (3, "h1"), (4, ""), (5, "")]
+)
+def test_the_line_for_a_login_node(tmp_path: Path, code: int, said: str) -> None:
+    """As the README has it: where it is not known whom to leave out, nothing is submitted."""
+    readme = (FOLDER / "README.md").read_text()
+    lines = readme.partition("bad=$(")[2].partition("```")[0]
+    for name, does in (("pytest", f"echo {said}; exit {code}"), ("sbatch", 'echo "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    words = ["/bin/sh", "-c", f"bad=$({lines}"]
+    told = subprocess.run(
+        words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    submitted = {(0, ""): "train.sbatch\n", (1, "h[1-2]"): "--exclude=h[1-2] train.sbatch\n"}
+    assert told.stdout == submitted.get((code, said), "")
+    assert told.stderr == ("" if told.stdout else "not submitted: look at the report\n")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_can_be_run(name: str) -> None:
+    """They are executable, and the shell can read them."""
+    path = FOLDER / name
+    assert path.stat().st_mode & 0o111 == 0o111
+    shell = path.read_text().splitlines()[0].removeprefix("#!")
+    subprocess.run([shell, "-n", path], check=True)

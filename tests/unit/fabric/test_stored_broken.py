@@ -1,0 +1,138 @@
+"""Files that are damaged, cut off, huge or no samples at all: one line, and no crash."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from preflight.errors import UsageError
+from preflight.fabric.observed import Observed, observe
+from preflight.fabric.stored import encode_observed, encode_sweep, opening, read_stored
+from tests.unit.fabric.stored_files import SWEPT, refused
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    """NaN is no JSON, infinity no number: the byte is named, and what is whole before it."""
+    content = encode_sweep(SWEPT)
+    at = content.index(b"1.0", content.index(b'"gaps_us"', len(content) // 2))
+    said = refused(tmp_path, content[:at] + b"NaN" + content[at + 3 :])
+    assert re.search(r"no JSON at byte [\d,]+, near b'.*NaN", said)
+    assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", said)
+    assert "ut of range" in refused(tmp_path, content[:at] + b"1e999" + content[at + 3 :])
+
+
+def test_a_file_that_was_cut_off_says_how_far_it_was_whole(tmp_path: Path) -> None:
+    """Truncated JSON, and truncated or damaged gzip."""
+    content = encode_sweep(SWEPT)
+    said = refused(tmp_path, content[: len(content) * 3 // 4])
+    assert "it ends in the middle" in said
+    assert "4 of its pairs before that are whole, the last 'h" in said
+    packed = gzip.compress(content)
+    assert "damaged gzip (it ends early" in refused(tmp_path, packed[: len(packed) // 2])
+    assert "damaged gzip" in refused(tmp_path, packed[:20] + b"\xff\xff" + packed[22:])
+    assert f"about {len(content):,} bytes could be" in refused(tmp_path, packed + b"garbage")
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["tight", "spaced"])
+def test_a_file_that_was_cut_off_anywhere_is_told_to_be_copied_again(
+    tmp_path: Path, separators: tuple[str, str]
+) -> None:
+    """Inside a number, a word or a name, however its writer spaced it: whole pairs are counted."""
+    content = json.dumps(json.loads(encode_sweep(SWEPT)), separators=separators).encode()
+    at = content.index(b"200.0", len(content) // 2)
+    null = json.dumps({"ladder": [], "pairs": [{"a": "h1", "b": "h2"}, None]})
+    for cut in (content[: at + 3], content[: at + 4], content[: at - 1]):
+        said = refused(tmp_path, cut)
+        assert "it ends in the middle" in said
+        assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", said)
+        assert "copy it again" in said
+    assert "1 of its pairs before that are whole" in refused(tmp_path, null[:-4].encode())
+
+
+def test_what_is_no_file_of_samples_is_refused(tmp_path: Path) -> None:
+    """An empty file, no file, a folder without a run, a device: each is one line."""
+    assert "is empty" in refused(tmp_path, b" \n")
+    assert "nested too deep" in refused(tmp_path, b'{"ladder":' + b"[" * 100_000)
+    for path in (tmp_path / "none.json", Path("/dev/zero"), Path("a\0b")):
+        with pytest.raises(UsageError, match="cannot read"):
+            read_stored(path)
+    with pytest.raises(UsageError, match=r"holds no measured\.json"):
+        read_stored(tmp_path)
+
+
+def test_a_bomb_does_not_go_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small gzip of a huge document, and one of a billion entries, are refused unread."""
+    monkeypatch.setattr(opening, "LARGEST", 1 << 20)
+    assert "holds more than 1 MiB" in refused(tmp_path, gzip.compress(b" " * (9 << 20)))
+    assert "larger than 1 MiB" in refused(tmp_path, b" " * (2 << 20))
+    monkeypatch.setattr(opening, "MOST_NUMBERS", 1000)
+    assert "more than 1,000 entries" in refused(tmp_path, b"[" + b"0," * 1001 + b"0]")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["pairs", "rounds", "ladder", "tried", "digests", "nodes", "a", "b"]),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.one_of(st.binary(max_size=200), JSON))
+def test_whatever_a_file_holds_is_read_or_refused(tmp_path: Path, content: Any) -> None:
+    """Random bytes and random JSON never crash the reader."""
+    _read_or_refuse(tmp_path, content if isinstance(content, bytes) else _dumped(content))
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_whatever_is_changed_in_samples_they_are_read_or_refused(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    """Any one value replaced by any other leaves samples that are sound, or a sentence."""
+    document = json.loads(encode_sweep(SWEPT) if data.draw(st.booleans()) else SHORTENED)
+    inner: Any = document
+    while isinstance(inner, dict | list) and inner:
+        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        key = data.draw(st.sampled_from(keys))
+        if data.draw(st.integers(0, 3)) == 0 or not isinstance(inner[key], dict | list):
+            inner[key] = data.draw(JSON)
+            break
+        inner = inner[key]
+    _read_or_refuse(tmp_path, _dumped(document))
+
+
+SHORTENED = encode_observed(observe(SWEPT))
+
+
+def _dumped(content: Any) -> bytes:
+    return json.dumps(content).encode("utf-8", "surrogatepass")
+
+
+def _read_or_refuse(folder: Path, content: bytes) -> None:
+    path = folder / "any.json"
+    path.write_bytes(content)
+    try:
+        stored = read_stored(path)
+    except UsageError as error:
+        said = str(error)
+    else:
+        said = f"{path} is sound"
+        assert isinstance(stored.observed, Observed)
+    assert str(path) in said

@@ -1,0 +1,148 @@
+"""The burn-in's place in a run: who is left out of it, its gates, and what an interrupt keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.facts.burned import Burned, Proof
+from preflight.facts.node import Reach
+from preflight.fleet.model import Fleet, Host, Promise
+from preflight.judgement import stages_needed
+from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.run import Run
+from preflight.settings import Settings
+from preflight.stages import burn as stage
+from preflight.stages.measured import Measured
+from preflight.stages.progress import Silent
+from preflight.transport import transport_for
+from preflight.verdict import Outcome
+from tests.unit.burn.builders import burned, lost
+from tests.unit.facts.builders import facts, holder, seen
+
+if TYPE_CHECKING:
+    from preflight.judgement import Key
+
+NAMES = ("h1", "h2", "h3")
+REACHED = Measured(
+    nonce="n",
+    reach=dict.fromkeys(NAMES, Reach("paramiko")),
+    facts={name: facts(name) for name in NAMES},
+)
+
+
+def _run(**settings: object) -> Run:
+    hosts = tuple(
+        Host(name=name, address=name, group="train", promised=Promise(gpus=8)) for name in NAMES
+    )
+    checks = Registry(load_folder(shipped_folder()))
+    chosen = Settings(tier="standard", fail_fast="never", **settings)  # type: ignore[arg-type]
+    return Run(Fleet(hosts=hosts, origin="a test"), checks, chosen, Silent())
+
+
+def _burn_keys(run: Run) -> list[Key]:
+    return [key for key in run.expected() if key[0].startswith("burn.")]
+
+
+def _judge(run: Run, **of_nodes: Burned) -> dict[Key, Outcome]:
+    measured = replace(REACHED, burned={**dict.fromkeys(NAMES, burned()), **of_nodes})
+    run.replay(measured, _burn_keys(run), lambda _key, _verdict: None)
+    return {key: verdict.outcome for key, verdict in run.judgement.known().items()}
+
+
+def test_only_standard_and_deep_load_the_devices() -> None:
+    """A quick run neither measures nor owes a burn-in."""
+    quick = _run()
+    quick.settings = replace(quick.settings, tier="quick")
+    assert _burn_keys(quick) == []
+    assert "local" not in stages_needed(quick.registry, {key[0] for key in quick.expected()})
+    assert stages_needed(quick.registry, ["burn.gemm"]) == {"reach", "facts", "local"}
+
+
+def test_three_healthy_nodes_pass() -> None:
+    """Nine verdicts of ten are ok on each; all of them are reached."""
+    outcomes = _judge(_run())
+    burn = {key: outcome for key, outcome in outcomes.items() if key[0].startswith("burn.")}
+    assert len(burn) == 30
+    assert set(burn.values()) == {Outcome.OK}
+
+
+def test_the_stage_asks_the_gates_of_earlier_stages_only() -> None:
+    """Who hangs in the burn-in is known afterwards: before, its own gate is not asked."""
+    run = _run()
+    run.judgement.advance(REACHED)
+    assert run.judgement.may_take_part("h1", "local") == ""
+    assert ("burn.device", ("h1",)) not in run.judgement.known()
+
+
+def test_a_node_that_somebody_works_on_is_not_loaded() -> None:
+    """Nobody's job is disturbed, unless the operator says so."""
+    training = facts("h2", processes=seen(holder(7, 60_000, parent_command="torchrun train.py")))
+    measured = replace(REACHED, facts={**REACHED.facts, "h2": training})
+    run, bold = _run(), _run(even_if_busy=True)
+    for one in (run, bold):
+        one.judgement.advance(measured)
+    others = [host for host in run.fleet.hosts if host.name != "h2"]
+    assert run._partakers().left_out("local", others)["h2"].startswith("busy: pid 7 ")
+    assert not bold._partakers().hindered("h2")
+
+
+def test_a_lost_node_is_one_finding() -> None:
+    """What is behind its gate says which, and is not run."""
+    run = _run()
+    outcomes = _judge(run, h2=Burned(trouble="the connection to it was lost"))
+    assert outcomes["burn.device", ("h2",)] is Outcome.UNKNOWN
+    behind = {o for (check, names), o in outcomes.items() if names == ("h2",) and "burn" in check}
+    assert behind == {Outcome.UNKNOWN, Outcome.NOT_RUN}
+    assert "lost" in run.judgement.verdict("burn.gemm", ("h2",)).sentence
+    assert outcomes["burn.gemm", ("h1",)] is Outcome.OK
+
+
+def test_a_gpu_that_hung_does_not_hide_another_that_is_slow() -> None:
+    """`burn.device` condemns without shutting the gate."""
+    node = burned({("gemm_tflops", 1): 0.5})
+    without = tuple(one for one in node.readings if 6 not in (one.device, one.to))
+    hung = replace(
+        node,
+        readings=without,
+        lost=(lost(6),),
+        proofs=tuple(one for one in node.proofs if one.device != 6),
+    )
+    outcomes = _judge(_run(), h3=hung)
+    assert outcomes["burn.device", ("h3",)] is Outcome.FAIL
+    assert outcomes["burn.gemm", ("h3",)] is Outcome.FAIL
+    assert outcomes["burn.memory", ("h3",)] is Outcome.OK
+
+
+class _Interrupted(stage.BurnStage):
+    """A stage that is interrupted when h1 is through and h2 has shown a wrong bit."""
+
+    def run(self, progress: object) -> dict[str, Burned]:
+        del progress
+        raise KeyboardInterrupt
+
+    def so_far(self) -> dict[str, Burned]:
+        wrong = Proof(device=0, what="memory", rounds=4, wrong=1, first="word 5", size="1 MiB")
+        cut = {"stopped": True, "trouble": "the run was interrupted"}
+        return {"h1": burned(), "h2": Burned(proofs=(wrong,), ready=burned().ready, **cut)}  # type: ignore[arg-type]
+
+
+def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong bit and a device that hung are told; speeds stay open, as peers are missing."""
+    monkeypatch.setattr("preflight.run.BurnStage", _Interrupted)
+    run = _run()
+    run.judgement.advance(REACHED)
+    here = transport_for("local")
+    run._connections = {host.name: here.connect(host, 5.0) for host in run.fleet.hosts}
+    run._selection = run._select(_burn_keys(run))
+    with pytest.raises(KeyboardInterrupt):
+        run._load(300.0)
+    known = {key: one.outcome for key, one in run.judgement.known().items() if "burn" in key[0]}
+    assert known == {
+        ("burn.device", ("h1",)): Outcome.OK,
+        ("burn.integrity", ("h1",)): Outcome.OK,
+        ("burn.device", ("h2",)): Outcome.NOT_RUN,
+        ("burn.integrity", ("h2",)): Outcome.FAIL,
+    }

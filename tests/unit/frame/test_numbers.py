@@ -1,0 +1,61 @@
+"""One mechanism for every number that judges use: shipped, or set by the site, and never silent."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from preflight.fabric.limits import limit as fabric_limit
+from preflight.facts.limits import limit
+from preflight.numbers import Told, in_force, number, shipped, words
+
+ROOT = Path(__file__).parents[3]
+
+TOLD = {
+    "zombie_age_s": Told(600.0, "fleet.toml [group.train]"),
+    "nccl.peers_ratio": Told(0.5, "fleet.toml [defaults]"),
+}
+
+
+def test_a_number_that_is_set_stands_in_for_the_shipped_one_and_its_use_is_known() -> None:
+    """Only while that subject is judged, and only what the judge asked for is said."""
+    before = limit("zombie_age_s"), fabric_limit("nccl", "peers_ratio")
+    with in_force(TOLD) as used:
+        assert limit("zombie_age_s") == 600
+        assert used == {"zombie_age_s": TOLD["zombie_age_s"]}
+        assert fabric_limit("nccl", "peers_ratio") == 0.5
+        with in_force({}):
+            assert limit("zombie_age_s") == before[0]
+    assert (limit("zombie_age_s"), fabric_limit("nccl", "peers_ratio")) == before
+    assert words("zombie_age_s", used["zombie_age_s"]) == (
+        "zombie_age_s 600 s by fleet.toml [group.train] (shipped: 300)"
+    )
+
+
+def test_every_shipped_number_has_its_source() -> None:
+    """Of every room, by its full name; one that nobody ships is None, or an error of ours."""
+    assert {"zombie_age_s", "gloo.peers_ratio"} <= shipped().keys()
+    for name, one in shipped().items():
+        assert one.unit, name
+        assert one.kind, name
+        assert len(one.source) > 10, name
+        assert one.date.year >= 2026, name
+    assert number("nothing.known") is None
+    with pytest.raises(KeyError):
+        limit("nothing_known")
+
+
+def test_no_number_is_read_at_import() -> None:
+    """A judge that kept a number in a constant would not hear of the one that the site set."""
+    for path in [*ROOT.glob("checks/*.py"), *ROOT.glob("preflight/**/*.py")]:
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        for statement in module.body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
+                called = {
+                    call.func.id
+                    for call in ast.walk(statement)
+                    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+                }
+                assert not called & {"limit", "number"}, f"{path}:{statement.lineno}"

@@ -1,0 +1,81 @@
+"""From six nights in a history to tonight's verdict on a GPU that has nobody beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.fabric.planner import plan
+from preflight.facts.node import Reach
+from preflight.fleet.model import Fleet, Host
+from preflight.ledger import Entry
+from preflight.nightly import Nightly, open_history
+from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.run import Run
+from preflight.settings import Settings
+from preflight.stages.measured import Measured
+from preflight.stages.progress import Silent
+from preflight.verdict import Outcome, Verdict
+from tests.unit.burn.builders import burned
+from tests.unit.facts.builders import facts, gpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.check import Tier
+    from preflight.facts.burned import Burned
+
+FLEET = Fleet(hosts=(Host(name="h1", address="h1"),), origin="a test")
+NAMES = ("h1",)
+GPU = gpu(0)
+REGISTRY = Registry(load_folder(shipped_folder()))
+
+
+def _run(history: Nightly, tonight: Burned, tier: Tier = "deep") -> Run:
+    """One night of the only node, which has one GPU of which nothing is promised."""
+    planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, tier=tier)
+    run = Run(FLEET, REGISTRY, Settings(tier=tier), Silent(), planned)
+    run.judgement.advance(
+        Measured(
+            nonce="ab" * 16,
+            reach={"h1": Reach("ssh")},
+            facts={"h1": facts("h1", gpus=(GPU,), gpu_pairs=())},
+            burned={"h1": tonight},
+            planned=planned,
+        )
+    )
+    return run
+
+
+def _night(folder: Path, tonight: Burned, number: int, *, tier: Tier = "deep") -> Verdict:
+    """What is said of its GEMM tonight; the night is remembered."""
+    history = open_history(str(folder), folder, FLEET, tier)
+    run = _run(history, tonight, tier)
+    said = run.judgement.verdict("burn.gemm", NAMES)
+    entry = Entry("burn.gemm", "h1", NAMES, said)
+    assert history.remember(run, (entry,), 1_700_000_000.0 + number * 86400) == ""
+    return said
+
+
+HEALTHY = burned(gpus=1)
+SLOW = burned({("gemm_tflops", 0): 0.7}, gpus=1)
+
+
+def test_a_gpu_alone_that_became_slow_is_found(tmp_path: Path) -> None:
+    """Five nights say what it reaches; on the sixth a third of it is missing, and so it stays."""
+    for number in range(5):
+        assert _night(tmp_path, HEALTHY, number).outcome is not Outcome.FAIL
+    assert _night(tmp_path, HEALTHY, 5).outcome is Outcome.OK
+    bad = _night(tmp_path, SLOW, 6)
+    assert bad.outcome is Outcome.FAIL
+    assert "0.88 of its median in 6 earlier runs, no peers" in bad.sentence
+    # Bad nights do not become what is usual.
+    for number in range(7, 11):
+        assert _night(tmp_path, SLOW, number).outcome is Outcome.FAIL
+    assert _night(tmp_path, HEALTHY, 11).outcome is Outcome.OK
+
+
+def test_nights_of_another_tier_say_nothing(tmp_path: Path) -> None:
+    """A short load is faster than a long one on the same healthy GPU."""
+    for number in range(6):
+        _night(tmp_path, HEALTHY, number, tier="standard")
+    assert _night(tmp_path, SLOW, 7).outcome is not Outcome.FAIL

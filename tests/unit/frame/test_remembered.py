@@ -1,0 +1,132 @@
+"""What is kept of a run: findings by the component they are about, who is cleared, few numbers."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.burn.own_past import conditions
+from preflight.fleet.model import Fleet, Host
+from preflight.ledger import Entry
+from preflight.measured_numbers import numbers_of
+from preflight.registry import Registry
+from preflight.remembered import fine_in, found_in, night_of, serial_of
+from preflight.run import Run
+from preflight.settings import Settings
+from preflight.stages.measured import Measured
+from preflight.stages.progress import Silent
+from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
+from tests.unit.burn.builders import burned
+from tests.unit.facts.builders import facts, gpus
+from tests.unit.facts.machines import machine
+
+KNOWN = frozenset({"h1", "h2", "h3"})
+
+
+def _pair(a: str, b: str, verdict: Verdict) -> Entry:
+    return Entry("fabric.allreduce", f"{a}-{b}", (a, b), verdict)
+
+
+def _fleet(verdict: Verdict) -> Entry:
+    return Entry("software.drift", "fleet:all", (), verdict)
+
+
+def _bad(sentence: str, blame: str = "", suspects: tuple[str, ...] = ()) -> Verdict:
+    return fail(sentence, advice="exclude it", blame=blame, suspects=suspects)
+
+
+def test_pairs_of_one_culprit_are_one_finding() -> None:
+    """Told once, in the words of the worst, with how many verdicts say so."""
+    entries = [
+        _pair("h1", "h2", flaky(1, 3, "h1 is late at times", advice="x", blame="h1")),
+        _pair("h1", "h3", _bad("h1 is slow: 1 GB/s, 40 expected", blame="h1")),
+        _pair("h2", "h3", ok("40 GB/s")),
+    ]
+    (one,) = found_in(entries, KNOWN)
+    assert (one.check, one.about, one.outcome, one.verdicts) == (
+        *("fabric.allreduce", "h1", "fail"),
+        2,
+    )
+    assert (one.sentence, one.nodes, one.own) == ("h1 is slow: 1 GB/s, 40 expected", ("h1",), True)
+    assert fine_in(entries, KNOWN) == {"fabric.allreduce": {"h2", "h3", "pair h2-h3"}}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "about", "nodes", "own"),
+    [
+        (_bad("x", blame="pair h1-h2"), "pair h1-h2", ("h1", "h2"), True),
+        (_bad("x"), "pair h1-h2", ("h1", "h2"), True),
+        (_bad("x", blame="h1 or h3", suspects=("h1", "h3")), "h1 or h3",
+         ("h1", "h3"), False),
+        (_bad("x", blame="uplinks of leaf s1"), "uplinks of leaf s1", ("h1", "h2"), False),
+        (unknown("x", advice="y", grant="sudo"), "pair h1-h2", ("h1", "h2"), True),
+    ],
+)  # fmt: skip
+def test_a_path_or_a_switch_is_a_component_too(
+    verdict: Verdict, about: str, nodes: tuple[str, ...], *, own: bool
+) -> None:
+    """What is no node and no pair is kept for this fleet alone."""
+    (one,) = found_in([_pair("h1", "h2", verdict)], KNOWN)
+    assert (one.about, one.nodes, one.own) == (about, nodes, own)
+
+
+def test_a_verdict_on_the_fleet_names_some_and_clears_the_others() -> None:
+    """But nobody whom it did not look at, and nobody at all where it names none."""
+    odd = warn("h2 has another kernel", advice="x", culprits=("h2",), not_looked_at={"h3": "down"})
+    (one,) = found_in([_fleet(odd)], KNOWN)
+    assert (one.about, one.nodes) == ("h2", ("h2",))
+    assert fine_in([_fleet(odd)], KNOWN) == {"software.drift": {"h1"}}
+    assert fine_in([_fleet(ok("alike"))], KNOWN) == {"software.drift": {*KNOWN, "fleet:all"}}
+    assert fine_in([_fleet(_bad("all differ"))], KNOWN) == {}
+    assert list(found_in([_fleet(not_run("no driver"))], KNOWN)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("J1234X9", "J1234X9"),
+        (" 21D0-77 ", "21D0-77"),
+        *((word, "") for word in ("", None, "None", "To Be Filled By O.E.M.", "0000000000")),
+        *((word, "") for word in ("Default string", "..........", "0123456789", "X")),
+    ],
+)
+def test_a_placeholder_is_no_serial_number(said: str | None, known: str) -> None:
+    """A thousand boards bear it."""
+    assert serial_of(facts(machine=machine(serial=said))) == known
+    assert serial_of(facts(machine=None)) == serial_of(None) == ""
+
+
+def _run(**changes: object) -> Run:
+    fleet = Fleet(hosts=(Host(name="h1", address="h1"), Host(name="h2", address="h2")), origin="x")
+    run = Run(fleet, Registry([]), Settings(), Silent())
+    told = {name: facts(name, gpus=gpus(), machine=machine(serial="SN7")) for name in ("h1", "h2")}
+    run.judgement.advance(replace(Measured(nonce="ab" * 16, facts=told), **changes))
+    return run
+
+
+def test_of_a_burn_in_each_gpu_is_a_number_per_measure() -> None:
+    """The near side of the host, and of the ways to other GPUs the slowest."""
+    slow = burned({("p2p_gbs", 3): 0.5})
+    told = {one.measure: one for one in numbers_of(_run(burned={"h1": slow}))}
+    assert told["gemm_tflops"].units == tuple(f"GPU {n}" for n in range(8))
+    assert told["gemm_tflops"].under == conditions(slow, facts("h1"))
+    assert told["h2d_gbs"].units == tuple(f"GPU {n} with NUMA node {n // 4}" for n in range(8))
+    ways = dict(zip(told["p2p_gbs"].units, told["p2p_gbs"].values, strict=True))
+    assert set(ways) == {f"GPU {n}" for n in range(8)}
+    assert min(ways, key=lambda name: ways[name] or 0.0) == "GPU 3"
+    assert len(told["host_copy_gbs"].units) == 2
+
+
+def test_nodes_are_what_the_verdicts_make_of_them() -> None:
+    """Only k of n tries against it: flaky. Nothing was judged of it: unjudged."""
+    entries = [
+        Entry("a.b", "h1", ("h1",), flaky(1, 9, "late", advice="x")),
+        Entry("a.b", "h2", ("h2",), not_run("stopped", stopped=True)),
+    ]
+    night = night_of(_run(), entries, 1.0)
+    states = {one.name: one.state for one in night.machines}
+    assert states == {"h1": "flaky", "h2": "unjudged"}
+    assert night.counts == {"a.b": {"flaky": 1, "not_run": 1}}
+    firm = [*entries, Entry("c.d", "h1", ("h1",), fail("gone", advice="x"))]
+    assert night_of(_run(), firm, 1.0).machines[0].state == "unfit"
+    assert [len(one.gpus or ()) for one in night.machines] == [8, 8]

@@ -1,0 +1,82 @@
+"""Made-up nights, and a folder to keep them in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.history.night import Found, Machine, Night, Numbers, Slot, unswept
+from preflight.history.place import Place, make, place_of
+from preflight.history.reading import reading
+from preflight.report.files import open_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.history.night import State
+    from preflight.history.past import Past
+    from preflight.history.told import Changes
+
+NIGHT_S = 86400.0
+FIRST_S = 1_700_000_000.0
+UNDER = "cuda, torch 2.4.1, driver 550.54"
+
+
+def made(folder: Path) -> Place:
+    """An empty file of a history in a folder, which is made."""
+    place = place_of(str(folder), folder)
+    with open_folder(folder, make=True) as handle:
+        make(place, handle)
+    return place
+
+
+def machine(name: str, state: State = "ready", **changes: object) -> Machine:
+    """A node that is fine and tells neither serial number nor GPUs."""
+    return Machine(**{"name": name, "state": state, **changes})  # type: ignore[arg-type]
+
+
+def slots(*uuids: str) -> tuple[Slot, ...]:
+    """GPUs in their slots."""
+    return tuple(Slot(slot=slot, uuid=uuid, model="H100") for slot, uuid in enumerate(uuids))
+
+
+def gemm(node: str, *values: float | None, under: str = UNDER) -> Numbers:
+    """What its GPUs reached, TFLOPS."""
+    units = tuple(f"GPU {slot}" for slot in range(len(values)))
+    return Numbers(node=node, measure="gemm_tflops", under=under, units=units, values=values)
+
+
+def found(check: str, about: str, outcome: str = "fail", **changes: object) -> Found:
+    """Something that is not fine."""
+    told = {"sentence": f"{about} is bent", "nodes": (about,), **changes}
+    return Found(check=check, about=about, outcome=outcome, **told)  # type: ignore[arg-type]
+
+
+def night(number: int, *machines: Machine, **changes: object) -> Night:
+    """The how-many-th night of these machines."""
+    told = {
+        "run": f"{number:032x}",
+        "started_s": FIRST_S + number * NIGHT_S,
+        "seconds": 60.0,
+        "tier": "deep",
+        "preflight": "0.1.0",
+        "machines": machines,
+        "folded": ",".join(sorted(one.name for one in machines)),
+        **changes,
+    }
+    return Night(**told)  # type: ignore[arg-type]
+
+
+def kept(place: Place, *nights: Night) -> Past:
+    """Write nights down, each by itself, as runs do."""
+    from preflight.history.writing import writing
+
+    for one in nights:
+        with writing(place) as writer:
+            past = writer.add(one, unswept)
+    return past
+
+
+def changed(place: Place) -> Changes:
+    """What the last run changed."""
+    with reading(place) as history:
+        return history.changes(history.last_run())

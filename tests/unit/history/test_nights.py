@@ -1,0 +1,182 @@
+"""What nights leave behind is told again: findings as episodes, machines and GPUs that move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from preflight.history.reading import reading
+from tests.unit.history.nights import (
+    FIRST_S,
+    NIGHT_S,
+    changed,
+    found,
+    gemm,
+    kept,
+    machine,
+    made,
+    night,
+    slots,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.history.night import State
+
+
+def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> None:
+    """It is one episode as long as it lasts, and ends when somebody looked and it was gone."""
+    place = made(tmp_path)
+    ecc = found("gpu.ecc", "h1")
+    kept(place, night(1, machine("h1"), machine("h2")))
+    kept(place, night(2, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
+    told = changed(place)
+    assert [(one.check, one.about, one.nodes) for one in told.new] == [("gpu.ecc", "h1", ("h1",))]
+    assert told.before is not None
+    assert told.before.started_s == FIRST_S + NIGHT_S
+    kept(place, night(3, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
+    (still,) = changed(place).still
+    assert (still.nights, still.first_s) == (2, FIRST_S + 2 * NIGHT_S)
+    kept(place, night(4, machine("h1"), machine("h2"), fine={"gpu.count": frozenset({"h1"})}))
+    assert [one.about for one in changed(place).unseen] == ["h1"]
+    kept(place, night(5, machine("h1"), machine("h2"), fine={"gpu.ecc": frozenset({"h1"})}))
+    (gone,) = changed(place).recovered
+    assert gone.ended_s == FIRST_S + 5 * NIGHT_S
+    kept(place, night(6, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
+    assert [one.nights for one in changed(place).new] == [1]
+    with reading(place) as history:
+        past = history.node("h1")
+    assert past is not None
+    assert (past.standing.bad, past.standing.judged) == (3, 6)
+    assert past.standing.checks == (("gpu.ecc", 3),)
+    assert [one.ended_s is None for one in past.episodes] == [True, False]
+
+
+def test_a_gpu_that_moves_keeps_its_record(tmp_path: Path) -> None:
+    """From the first node's slot 1 to the other's slot 0: its numbers and findings go along."""
+    place = made(tmp_path)
+    bent = found("gpu.ecc", "h1", sentence="GPU 1 has 4 uncorrectable errors, 0 expected")
+    for number in (1, 2):
+        kept(place, night(number, machine("h1", "unfit", gpus=slots("A", "B")),
+                          machine("h2", gpus=slots("C", "D")), found=(bent,),
+                          numbers=(gemm("h1", 700, 690), gemm("h2", 710, 711))))  # fmt: skip
+    kept(place, night(3, machine("h1", gpus=slots("A", "C")), machine("h2", gpus=slots("B", "D")),
+                      numbers=(gemm("h1", 701, 709), gemm("h2", 500, 712))))  # fmt: skip
+    with reading(place) as history:
+        gpu, node = history.gpu("B"), history.node("h1")
+    assert gpu is not None
+    assert node is not None
+    assert [(one.node, one.slot, one.until_s is None) for one in gpu.seats] == [
+        ("h1", 1, False),
+        ("h2", 0, True),
+    ]
+    (trend,) = gpu.trends
+    assert [one.value for one in trend.points] == [690, 690, 500]
+    assert [one.check for one in gpu.episodes] == ["gpu.ecc"]
+    assert [(one.uuid, one.until_s is None) for one in node.seats] == [
+        ("A", True),
+        ("C", True),
+        ("B", False),
+    ]
+
+
+def test_a_board_keeps_its_record_under_another_name(tmp_path: Path) -> None:
+    """And the machine that bears its old name now is another one."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "unfit", serial="S1"), machine("h2", serial="S2")))
+    kept(place, night(2, machine("h9", serial="S1"), machine("h1", serial="S3")))
+    with reading(place) as history:
+        old, new = history.node("h9"), history.node("h1")
+    assert old is not None
+    assert new is not None
+    assert (old.standing.judged, old.standing.bad, old.standing.serial) == (2, 1, "S1")
+    assert (new.standing.judged, new.standing.bad, new.standing.serial) == (1, 0, "S3")
+
+
+def test_without_a_serial_number_the_name_stands_for_the_node(tmp_path: Path) -> None:
+    """Until one is told; two boards with one number are told apart by their names."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "unfit"), machine("h2")))
+    kept(place, night(2, machine("h1", serial="S1"), machine("h2", serial="S2")))
+    kept(place, night(3, machine("h1"), machine("h2", serial="S2")))
+    kept(place, night(4, machine("h1", serial="0"), machine("h2", serial="0")))
+    with reading(place) as history:
+        one, two = history.node("h1"), history.node("h2")
+        assert history.node("h3") is None
+    assert one is not None
+    assert two is not None
+    assert (one.standing.judged, one.standing.bad, one.standing.serial) == (4, 1, "S1")
+    assert (two.standing.judged, two.standing.bad, two.standing.serial) == (4, 0, "S2")
+
+
+def test_the_worst_are_those_that_were_bad_most_often(tmp_path: Path) -> None:
+    """In the window; a night in which everybody was bad speaks against nobody."""
+    place = made(tmp_path)
+    names = [f"h{number}" for number in range(8)]
+
+    def bad(*those: str) -> list[object]:
+        return [machine(name, "flaky" if name in those else "ready") for name in names]
+
+    kept(place, night(0, *bad("h7")))  # type: ignore[arg-type]
+    for number in range(40, 60):
+        kept(place, night(number, *bad(*(["h3"] if number % 2 else []), "h5")))  # type: ignore[arg-type]
+    kept(place, night(60, *bad(*names)))  # type: ignore[arg-type]
+    with reading(place) as history:
+        worst = history.worst(nights=30)
+        last = history.last_run()
+    assert [(one.node, one.bad, one.flaky, one.judged) for one in worst] == [
+        ("h5", 20, 20, 20),
+        ("h3", 10, 10, 20),
+    ]
+    assert last is not None
+    assert last.systemic
+
+
+def test_the_waves_of_a_sweep_are_one_night(tmp_path: Path) -> None:
+    """Three runs of one sweep; what they changed is told together."""
+    place = made(tmp_path)
+    ecc = found("gpu.ecc", "h1")
+    names = (("h1", "h2"), ("h3", "h4"), ("h5", "h6"))
+    for number in (1, 2):
+        for wave, own in enumerate(names):
+            bent = (ecc,) if wave == 0 and number == 1 else ()
+            fine = {"gpu.ecc": frozenset(own)} if number == 2 else {}
+            one = night(number, *map(machine, own), found=bent, fine=fine, sweep=f"s{number}")
+            kept(place, replace(one, run=f"{number}{wave}", started_s=one.started_s + wave * 3600))
+    with reading(place) as history:
+        last = history.last_run()
+        assert last is not None
+        changes = history.changes(last, since=history.since(last))
+    assert [one.run for one in changes.runs] == ["20", "21", "22"]
+    assert changes.before is not None
+    assert changes.before.run == "12"
+    assert [one.about for one in changes.recovered] == ["h1"]
+
+
+def test_one_cause_in_all_waves_of_a_sweep_counts_against_nobody(tmp_path: Path) -> None:
+    """Two of two nodes in each wave: no wave knows, the sweep does, until it was only few of many.
+
+    Of a wave that was done again, the sweep goes by what it said last.
+    """
+    place = made(tmp_path)
+
+    def wave(number: int, state: State, *names: str, sweep: str = "s") -> None:
+        one = night(number, *(machine(name, state) for name in names), sweep=sweep)
+        kept(place, one)
+        with reading(place) as history:
+            blamed.append(sorted(row.node for row in history.worst()))
+
+    blamed: list[list[str]] = []
+    wave(1, "unfit", "h1", "h2")
+    wave(1, "unfit", "h3", "h4")
+    assert blamed == [["h1", "h2"], []]
+    with reading(place) as history:
+        assert all(one.systemic for one in history.runs())
+    wave(1, "ready", "h3", "h4")
+    wave(1, "ready", *(f"h{number}" for number in range(5, 20)))
+    assert blamed[2:] == [["h1", "h2", "h3", "h4"]] * 2
+    wave(2, "unfit", "h1", sweep="")
+    wave(2, "unfit", "h3", sweep="")
+    assert blamed[-1] == ["h1", "h2", "h3", "h4"]  # runs by themselves are no night together

@@ -1,0 +1,369 @@
+"""A history that is locked, damaged, full, foreign or newer costs a line, and is left unharmed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, select, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from preflight.errors import UsageError
+from preflight.history import database, schema
+from preflight.history.night import unswept
+from preflight.history.place import NAME, Place, place_of
+from preflight.history.reading import reading
+from preflight.history.tables import METADATA, RUNS
+from preflight.history.trouble import HistoryError
+from preflight.history.writing import writing
+from tests.unit.history.nights import found, gemm, kept, machine, made, night
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import Connection
+
+NOBODY = 65534
+_WRITER = """\
+import sys
+from pathlib import Path
+from preflight.history.night import unswept
+from preflight.history.writing import writing
+from tests.unit.history.nights import found, machine, made, night
+first, number, hang = int(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
+place = made(Path(sys.argv[1]))
+for one in range(first, first + number):
+    with writing(place) as writer:
+        writer.add(night(one, machine("h1", "unfit"), machine("h2"),
+                         found=(found("gpu.ecc", "h1"),)), unswept)
+        if hang:
+            print("written", flush=True)
+            sys.stdin.read()
+"""
+
+
+def _runs(place: Place) -> list[str]:
+    with reading(place) as history:
+        return [one.run for one in history.runs()][::-1]
+
+
+def _file(place: Place) -> Path:
+    assert place.file is not None
+    return place.file
+
+
+def _as_nobody(work: Callable[[], object]) -> str:
+    """What it raises when a user without any right does it; nothing if it goes well."""
+    told, tells = os.pipe()
+    child = os.fork()
+    if not child:
+        said = ""
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setuid(NOBODY)
+            work()
+        except BaseException as error:  # noqa: BLE001  the parent raises it, as words
+            said = f"{type(error).__name__}: {error}"
+        os.write(tells, said.encode())
+        os._exit(0)
+    os.close(tells)
+    with open(told, "rb") as file:  # noqa: PTH123  a descriptor
+        said = file.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_history_that_another_run_writes_is_waited_for_and_then_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever only reads does not wait: it is told what was there before."""
+    monkeypatch.setattr(database, "PATIENCE_S", 0.05)
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    with closing(sqlite3.connect(_file(place), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HistoryError, match=r"database is locked; another run writes it"):
+            kept(place, night(2, machine("h1")))
+        assert len(_runs(place)) == 1
+    kept(place, night(2, machine("h1")))
+    assert len(_runs(place)) == 2
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    """One waits for the other, also where both make the database."""
+    argv = [sys.executable, "-c", _WRITER, str(tmp_path)]
+    writers = [subprocess.Popen([*argv, first, "8"]) for first in ("0", "100")]
+    assert [one.wait(timeout=120) for one in writers] == [0, 0]
+    place = place_of(str(tmp_path), tmp_path)
+    runs = _runs(place)
+    assert sorted(runs) == sorted(f"{n:032x}" for n in (*range(8), *range(100, 108)))
+    with reading(place) as history:
+        past = history.node("h1")
+    assert past is not None
+    assert [one.nights for one in past.episodes] == [16]
+
+
+def test_a_writer_that_is_killed_leaves_whole_nights(tmp_path: Path) -> None:
+    """What it had not finished never was; the next one goes on."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    argv = [sys.executable, "-c", _WRITER, str(tmp_path), "2", "1", "hang"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(timeout=60)
+    assert _runs(place) == [f"{1:032x}"]
+    kept(place, night(3, machine("h1")))
+    assert _runs(place) == [f"{1:032x}", f"{3:032x}"]
+
+
+def test_a_full_disk_keeps_the_nights_that_were_there(tmp_path: Path) -> None:
+    """The night that did not fit is not remembered; no part of it is."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    large = night(2, *(machine(f"h{n}") for n in range(3000)))
+
+    def write() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        most = _file(place).stat().st_size + 20_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        kept(place, large)
+
+    said = _as_nobody(write) if os.geteuid() else _in_a_child(write)
+    assert said.startswith(f"HistoryError: cannot use the history {place.words}: ")
+    assert ("make room" in said) or ("see to its disk" in said)
+    assert _runs(place) == [f"{1:032x}"]
+
+
+def _in_a_child(work: Callable[[], object]) -> str:
+    """The same as whoever we are."""
+    was = os.geteuid
+    os.geteuid = lambda: 1
+    try:
+        return _as_nobody(work)
+    finally:
+        os.geteuid = was
+
+
+def test_whoever_may_not_write_can_still_read() -> None:
+    """Another user of the machine asks; the run that he starts says that it is not remembered."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        place = made(folder)
+        kept(place, night(1, machine("h1"), numbers=(gemm("h1", 700.0),)))
+        _file(place).chmod(0o644)
+        folder.chmod(0o755 if os.geteuid() == 0 else 0o555)
+        if os.geteuid():
+            _file(place).chmod(0o444)
+
+        def ask() -> None:
+            with reading(place) as history:
+                assert history.node("h1") is not None
+
+        assert _as_nobody(ask) == ""
+        said = _as_nobody(lambda: kept(place, night(2, machine("h1"))))
+        assert "; make it writable for this user, or give another" in said
+        folder.chmod(0o755)
+
+
+def test_a_newer_history_is_left_alone(tmp_path: Path) -> None:
+    """An older preflight would not know what it means."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("UPDATE preflight_history SET schema_version = 4")
+        other.commit()
+    before = _file(place).read_bytes()
+    for work in (lambda: _runs(place), lambda: kept(place, night(2, machine("h1")))):
+        with pytest.raises(HistoryError, match=r"a newer preflight wrote it \(schema 4, this one"):
+            work()
+    assert _file(place).read_bytes() == before
+
+
+def test_an_older_history_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nights stay; whoever reads or writes it first does it, once."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "unfit"), found=(found("gpu.ecc", "h1"),)))
+    steps: list[int] = []
+
+    def add(connection: Connection) -> None:
+        steps.append(connection.execute(select(RUNS.c.id)).scalar_one())
+        Table("more", MetaData(), Column("id", Integer)).create(connection)
+        connection.execute(text("INSERT INTO more VALUES (7)"))
+
+    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, add))
+    assert len(_runs(place)) == 1
+    kept(place, night(2, machine("h1")))
+    assert steps == [1]
+    with closing(sqlite3.connect(_file(place))) as other:
+        assert other.execute("SELECT schema_version FROM preflight_history").fetchall() == [(4,)]
+        assert other.execute("SELECT id FROM more").fetchall() == [(7,)]
+    monkeypatch.undo()
+    with pytest.raises(HistoryError, match="a newer preflight"):
+        _runs(place)
+
+
+def test_a_history_before_sweeps_had_an_id_is_read(tmp_path: Path) -> None:
+    """Schema 2 knew no waves: its runs are nights of their own, and new ones go on from there."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("ALTER TABLE runs DROP COLUMN sweep")
+        other.execute("UPDATE preflight_history SET schema_version = 2")
+        other.commit()
+    assert len(_runs(place)) == 1
+    kept(place, night(2, machine("h1"), sweep="s"))
+    with reading(place) as history:
+        assert [one.sweep for one in history.runs()] == ["s", ""]
+
+
+def test_a_step_that_fails_leaves_the_older_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is one transaction."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+
+    def breaks(connection: Connection) -> None:
+        connection.execute(text("DELETE FROM runs"))
+        connection.execute(text("no SQL at all"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "STEPS", (*schema.STEPS, breaks))
+        with pytest.raises(HistoryError, match="syntax error"):
+            kept(place, night(2, machine("h1")))
+    assert _runs(place) == [f"{1:032x}"]
+
+
+@pytest.mark.parametrize("content", [b"x", b"SQLite format 3\0" + b"\xff" * 5000])
+def test_what_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    """With its name and both ways out; what lies there stays."""
+    place = made(tmp_path)
+    _file(place).write_bytes(content)
+    with pytest.raises(HistoryError) as refused:
+        _runs(place)
+    assert str(refused.value).startswith(f"cannot use the history {tmp_path / NAME}: ")
+    assert str(refused.value).endswith("or give another: --preflight-history=DIR")
+    assert _file(place).read_bytes() == content
+
+
+def test_a_strangers_database_is_not_written_to(tmp_path: Path) -> None:
+    """Somebody else's tables are in it."""
+    place = made(tmp_path)
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("CREATE TABLE accounts (id INTEGER)")
+    with pytest.raises(HistoryError, match="somebody else's database"):
+        kept(place, night(1, machine("h1")))
+
+
+def test_a_damaged_page_is_a_line(tmp_path: Path) -> None:
+    """Zeros or noise in the middle: an error of the database, never a traceback."""
+    place = made(tmp_path)
+    for number in range(3):
+        kept(place, night(number, *(machine(f"h{n}") for n in range(400))))
+    whole = bytearray(_file(place).read_bytes())
+    whole[8192:-4096] = b"\xa5" * (len(whole) - 8192 - 4096)
+    _file(place).write_bytes(whole)
+    with pytest.raises(HistoryError, match=r"malformed; it is damaged: move it away"):
+        kept(place, night(9, machine("h1")))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "UPDATE measures SET numbers = '[700'",
+        "UPDATE measures SET numbers = '{}'",
+        "UPDATE layouts SET units = 7",
+        "UPDATE fleets SET past = '{\"runs\": -1}'",
+        "DROP TABLE measures",
+    ],
+)
+def test_what_somebody_else_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, spoil: str) -> None:
+    """A refusal, or an answer of plain values: never a traceback."""
+    place = made(tmp_path)
+    for number in range(2):
+        kept(place, night(number, machine("h1", "unfit"), machine("h2"), machine("h3"),
+                          numbers=(gemm("h1", 700.0),), found=(found("a.b", "h1"),)))  # fmt: skip
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute(spoil)
+        other.commit()
+    try:
+        with reading(place) as history:
+            told = (history.node("h1"), history.past(("h1", "h2", "h3"), {}), history.last_run())
+    except HistoryError as error:
+        assert "move it away" in str(error) or "mend it" in str(error)  # noqa: PT017
+    else:
+        assert all(one is not None for one in told)
+
+
+def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
+    """A full disk of his own, say."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+
+    def asks() -> None:
+        with reading(place):
+            raise OSError("his own")
+
+    with pytest.raises(OSError, match="his own"):
+        asks()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", "is empty: give a folder"),
+        ("mysql://host/db", "a history in 'mysql' is not known"),
+        ("sqlite://", "names no file: give sqlite:///DIR/history.sqlite"),
+    ],
+)
+def test_wrong_words_for_a_place(tmp_path: Path, typed: str, said: str) -> None:
+    """Each says what to type."""
+    with pytest.raises(UsageError, match=said):
+        place_of(typed, tmp_path)
+
+
+def test_a_server_without_its_driver_is_a_line_without_the_password(tmp_path: Path) -> None:
+    """What is shown could be copied into a ticket."""
+    place = place_of("postgresql+nosuch://user:secret@db.invalid/nights", tmp_path)
+    assert place.words == "postgresql+nosuch://user:***@db.invalid/nights"
+    with pytest.raises(HistoryError, match="install the database's driver") as refused:
+        _runs(place)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_tables_are_sql_that_postgresql_speaks() -> None:
+    """Nothing in them is SQLite's alone."""
+    for table in METADATA.sorted_tables:
+        said = str(CreateTable(table).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+        assert "WITHOUT ROWID" not in said
+        assert "SERIAL" not in said
+
+
+def test_a_night_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Our own fault in the middle of the second night takes both back."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+
+    def breaks() -> None:
+        with writing(place) as writer:
+            writer.add(night(2, machine("h1")), unswept)
+            writer.add(night(3, machine("h1")), lambda past: (past, 1 / 0))  # type: ignore[arg-type]
+
+    with pytest.raises(ZeroDivisionError):
+        breaks()
+    assert _runs(place) == [f"{1:032x}"]

@@ -1,0 +1,13 @@
+"""Whether a process that a test has started is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def ended(pid: int) -> bool:
+    """It is not there any more, or waits only for somebody to hear of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,45 @@
+"""What is asked of a scheduler's program ends in time, with all that it has started."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.hook.bounded import answer_of
+from tests.unit.burn.nodes import until
+from tests.unit.hook.processes import ended
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_wrappers_children_end_with_it(tmp_path: Path) -> None:
+    """A script that waits for another program leaves none of both."""
+    pid = tmp_path / "pid"
+    words = ["/bin/sh", "-c", f"sleep 60 & echo $! >{pid}; wait"]
+    assert answer_of(words, dict(os.environ), time.monotonic() + 1.0) is None
+    assert until(lambda: ended(int(pid.read_text())))
+
+
+def test_a_background_childs_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """A wrapper that has ended, and whose child holds its pipe open, has not answered."""
+    pid = tmp_path / "pid"
+    words = ["/bin/sh", "-c", f"sleep 60 & echo $! >{pid}"]
+    assert answer_of(words, dict(os.environ), time.monotonic() + 0.5) is None
+    assert until(lambda: ended(int(pid.read_text())))
+
+
+def test_an_endless_answer_is_none() -> None:
+    """It is not kept in memory, and half of a list of nodes would be too few nodes."""
+    with pytest.raises(OSError, match="says more than 4 MiB"):
+        answer_of(["/bin/cat", "/dev/zero"], {}, time.monotonic() + 60)
+    told = answer_of(
+        ["/bin/sh", "-c", "head -c 4000000 /dev/zero; head -c 9000000 /dev/zero >&2; exit 3"],
+        dict(os.environ),
+        time.monotonic() + 60,
+    )
+    assert told is not None
+    assert (told.code, len(told.out), len(told.err)) == (3, 4_000_000, 200)

@@ -1,0 +1,127 @@
+"""Which GPUs are the job's: others' are left out, and a numbering that fits none blames none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from preflight.facts.kernel_model import KernelLog, LogLine
+from preflight.facts.model import Driver
+from preflight.fleet.model import Promise
+from preflight.hook.job_gpus import VARIABLE, Share, share_of, view
+from preflight.hook.model import HookConfig
+from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
+
+ALL = Share()
+EIGHT = Promise(gpus=8)
+ANSWERED = Driver("answered", counted=8)
+
+
+def _log(*lines: str) -> KernelLog:
+    return KernelLog("kmsg", 9, lines=tuple(LogLine(line, 10.0, 10.0) for line in lines))
+
+
+def _xid(slot: str, number: int) -> str:
+    return f"NVRM: Xid (PCI:{slot}): {number}, pid=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("0", (0,)), ("0,1,5", (0, 1, 5)), ("2-4,7", (2, 3, 4, 7)), ("", ()), (" 1, 1 ", (1,))],
+)
+def test_slurms_list_is_read(text: str, ids: tuple[int, ...]) -> None:
+    """Numbers and ranges, as slurmd writes them."""
+    assert share_of({VARIABLE: text}, HookConfig()) == Share(ids)
+
+
+@pytest.mark.parametrize("text", ["7-0", "0,3-2", "1-", ",", "-1", "0-99999"])
+def test_what_is_no_list_is_a_fault_of_ours(text: str) -> None:
+    """A range that runs backwards names no GPU: then none is judged, and the log says so."""
+    share = share_of({VARIABLE: text}, HookConfig())
+    assert share.ids is None
+    assert share.unclear == f"{VARIABLE} is {text!r}, which is no list of GPUs"
+
+
+def test_no_list_is_the_whole_node() -> None:
+    """A cluster without GRES hands out whole nodes; one that uses it gives such a job no GPU."""
+    assert share_of({}, HookConfig()) == ALL
+    assert share_of({}, HookConfig(gpus_by_gres=True)) == Share(())
+
+
+@given(st.text(max_size=60))
+def test_any_list_is_read_or_unclear(text: str) -> None:
+    """Whatever the variable holds, no GPU is taken for the job's that it does not name."""
+    share = share_of({VARIABLE: text}, HookConfig())
+    assert share.unclear or share.ids is not None
+    assert share.unclear.isprintable()
+
+
+def test_the_others_are_left_out() -> None:
+    """Of GPUs 1 and 6: facts, pairs, count, promise and Xids are of these two alone."""
+    slot0, slot6 = (gpu(at).bus_id.removesuffix(".0") for at in (0, 6))
+    whole = facts(gpus=gpus(), driver=ANSWERED, kernel_log=_log(_xid(slot0, 48), _xid(slot6, 48)))
+    seen = view(whole, EIGHT, Share((1, 6)))
+    assert [one.index for one in seen.facts.gpus or ()] == [1, 6]
+    assert [(pair.a, pair.b) for pair in seen.facts.gpu_pairs or ()] == [(1, 6)]
+    assert (seen.facts.driver.counted, seen.promised.gpus, seen.facts.topo_text) == (2, 2, None)
+    assert seen.facts.kernel_log is not None
+    assert [slot6 in line.text for line in seen.facts.kernel_log.lines] == [True]
+
+
+def test_all_of_them_are_left_as_they_are() -> None:
+    """A job with the whole node, or one whose GPUs nobody names, is judged by all that there is."""
+    whole = facts(gpus=gpus(), driver=ANSWERED)
+    assert view(whole, EIGHT, ALL).facts is whole
+    assert view(whole, EIGHT, Share(tuple(range(8)))).facts == whole
+
+
+def test_the_device_file_numbers_them() -> None:
+    """Slurm's 0 is /dev/nvidia0, wherever that is in the order of the bus."""
+    crossed = tuple(gpu(at, minor=7 - at) for at in range(8))
+    seen = view(facts(gpus=crossed, driver=ANSWERED), EIGHT, Share((0,)))
+    assert [one.index for one in seen.facts.gpus or ()] == [7]
+
+
+def test_a_lost_gpu_of_the_job_is_missing() -> None:
+    """It was given GPU 3, which NVML counts and cannot open: one of two answers."""
+    left = tuple(one for one in gpus() if one.index != 3)
+    lost = facts(gpus=left, driver=ANSWERED, problems=("GPU 3: GPU is lost",))
+    seen = view(lost, EIGHT, Share((2, 3)))
+    assert (len(seen.facts.gpus or ()), seen.facts.driver.counted, seen.unclear) == (1, 2, "")
+    assert seen.facts.problems == lost.problems
+    theirs = view(lost, EIGHT, Share((0, 1)))
+    assert (len(theirs.facts.gpus or ()), theirs.facts.problems) == (2, ())
+
+
+def test_a_numbering_of_its_own_blames_nobody() -> None:
+    """All eight answer, and none is called 9: that is a way of counting, not a lost GPU."""
+    seen = view(facts(gpus=gpus(), driver=ANSWERED), EIGHT, Share((9,)))
+    assert seen.unclear == f"{VARIABLE} is 9, the GPUs here are 0, 1, 2, 3, 4, 5, 6, 7"
+
+
+def test_mig_instances_are_not_numbered_as_gpus() -> None:
+    """Where one GPU is cut up, Slurm's numbers are of instances: nothing is judged by them."""
+    cut = (mig_gpu(0, 7), *gpus()[1:])
+    assert "MIG" in view(facts(gpus=cut, driver=ANSWERED), EIGHT, Share((0,))).unclear
+
+
+def test_an_echo_of_anothers_gpu_is_not_the_jobs() -> None:
+    """GPU 5 fell off the bus, and its NVLink peers complain: they are well, and so is the job."""
+    slot0, slot5 = (gpu(at).bus_id.removesuffix(".0") for at in (0, 5))
+    left = tuple(one for one in gpus() if one.index != 5)
+    log = _log(_xid(slot5, 79), _xid(slot0, 74))
+    whole = facts(gpus=left, driver=ANSWERED, kernel_log=log)
+    theirs = view(whole, EIGHT, Share((0, 1))).facts.kernel_log
+    assert theirs is not None
+    assert theirs.lines == ()
+    own = view(whole, EIGHT, Share((0, 5))).facts.kernel_log
+    assert own is not None
+    assert len(own.lines) == 2
+
+
+def test_unread_stays_unread() -> None:
+    """Without an answer of the driver there is nothing to leave out, and nothing to pass."""
+    silent = replace(facts(), gpus=None, driver=Driver("hung", seconds=3))
+    assert view(silent, EIGHT, Share((0,))).facts is silent

@@ -1,0 +1,142 @@
+"""Facts become findings: what could not be judged in time blames nobody."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.check import Check
+from preflight.facts.model import Driver
+from preflight.fleet.model import Fleet, Host, Promise
+from preflight.hook.job_gpus import Share, view
+from preflight.hook.judging import checks, judge
+from preflight.registered import Registered
+from preflight.registry import Registry
+from preflight.verdict import fail, ok, unknown
+from tests.unit.facts.builders import facts, gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from preflight.facts.model import Facts
+    from preflight.facts.node import Node
+    from preflight.hook.judging import Found
+    from preflight.verdict import Conclude, Verdict
+
+HOST = Host(name="h1", address="127.0.0.1", promised=Promise(gpus=8))
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Registry:
+    """All shipped checks."""
+    return checks()
+
+
+def _found(registry: Registry, known: Facts, share: Share | None = None, in_s: float = 60) -> Found:
+    fleet = Fleet(hosts=(HOST,), origin="here")
+    seen = view(known, HOST.promised, share or Share())
+    return judge(registry, fleet, known, seen, time.monotonic() + in_s)
+
+
+def _registry(judged: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
+    def test_it(node: Node, conclude: Conclude) -> None:
+        del node
+        conclude(judged())
+
+    check = Check("site.a", stage="facts", tier="prolog", drains=drains)
+    return Registry([Registered(check, "node", "node", test_it, folder)])
+
+
+def test_only_passive_checks_of_this_node_are_asked(shipped: Registry) -> None:
+    """Nothing of the fleet, of pairs, of the way in or under load, and nothing twice."""
+    found = _found(shipped, facts(gpus=gpus(), driver=Driver("answered", counted=8)))
+    asked = [*found.passed, *(one.check for one in found.findings)]
+    asked += [one.check for one in found.unknown]
+    assert len(asked) == len(set(asked))
+    assert {shipped[one].check.stage for one in asked} == {"facts"}
+    assert {shipped[one].check.tier for one in asked} == {"prolog"}
+    assert {"gpu.count", "gpu.ecc"} <= set(found.passed)
+
+
+def test_a_driver_that_had_too_little_time_is_not_hung(shipped: Registry) -> None:
+    """3 s of silence are unknown, 10 s are a hung driver; what waits for it is not judged."""
+    for seconds, hung in ((3.0, False), (10.0, True)):
+        silent = facts(gpus=None, driver=Driver("hung", seconds=seconds))
+        found = _found(shipped, silent)
+        failed = [one.check for one in found.findings if one.drains]
+        assert failed == (["host.driver_hung"] if hung else [])
+        late = [one.check for one in found.unknown if one.out_of_time]
+        assert late == ([] if hung else ["host.driver_hung"])
+
+
+def test_unclear_gpus_are_unknown_and_the_node_is_judged(shipped: Registry) -> None:
+    """A numbering that fits no GPU leaves out all checks of GPUs, and no other."""
+    found = _found(shipped, facts(gpus=gpus(), driver=Driver("answered")), Share(unclear="odd"))
+    ids = {one.check for one in found.unknown}
+    assert "gpu.ecc" in ids
+    assert not [one for one in (*found.passed, *found.findings) if str(one).startswith("gpu.")]
+    assert "host.driver_hung" in found.passed
+
+
+@pytest.mark.parametrize(
+    ("verdict", "drains"),
+    [
+        (fail("bent", advice="drain"), True),
+        (fail("bent", advice="drain", blame="h1"), True),
+        (fail("bent", advice="drain", blame="switch leaf1"), False),
+        (fail("bent", advice="drain", culprits=["h1"]), True),
+        (fail("bent", advice="drain", suspects=["h1"]), False),
+        (fail("bent", advice="end it", user=True), False),
+    ],
+)
+def test_only_blame_on_this_node_drains(tmp_path: Path, verdict: Verdict, *, drains: bool) -> None:
+    """A failure that names somebody else, only suspects, or a user, takes no node away."""
+    (one,) = _found(_registry(lambda: verdict, tmp_path, drains=True), facts()).findings
+    assert one.drains is drains
+    (undeclared,) = _found(_registry(lambda: verdict, tmp_path), facts()).findings
+    assert not undeclared.drains
+
+
+def test_a_broken_check_is_our_trouble(tmp_path: Path) -> None:
+    """An exception in a judge is neither a finding nor a pass, and makes us a poor witness."""
+
+    def judged() -> Verdict:
+        raise ZeroDivisionError
+
+    found = _found(_registry(judged, tmp_path, drains=True), facts())
+    assert (found.findings, found.passed) == ((), ())
+    assert found.broken.startswith("site.a: ")
+
+
+def test_a_judge_without_end_is_out_of_time(tmp_path: Path) -> None:
+    """It is cut off by itself, and what comes after the budget is not asked at all."""
+
+    def judged() -> Verdict:
+        while True:
+            pass
+
+    (late,) = _found(_registry(judged, tmp_path), facts(), in_s=0.2).unknown
+    assert (late.check, late.out_of_time) == ("site.a", True)
+    (never,) = _found(_registry(lambda: ok("fine"), tmp_path), facts(), in_s=-1).unknown
+    assert never.out_of_time
+
+
+def test_missing_privilege_is_not_our_ignorance(tmp_path: Path) -> None:
+    """What only needs a grant is not told at every job; a missing reading is."""
+    granted = unknown("hidden", advice="grant it", grant="group video")
+    assert _found(_registry(lambda: granted, tmp_path), facts()).unknown == ()
+    missing = unknown("not told: no answer in time", advice="look")
+    (one,) = _found(_registry(lambda: missing, tmp_path), facts()).unknown
+    assert one.out_of_time
+
+
+def test_what_drains_and_heals_is_declared(shipped: Registry) -> None:
+    """Whatever heals can drain, and nothing that a user left behind does."""
+    every = [registered.check for registered in shipped]
+    assert all(check.drains for check in every if check.heals)
+    assert not [check.id for check in every if check.user and check.drains]
+    users = {check.id for check in every if check.user}
+    assert users >= {"host.stale_processes", "env.values"}

@@ -1,0 +1,203 @@
+"""Whatever breaks inside the hook, its exit code never says that the node is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from preflight.commands.hook_program import PROGRAM
+from preflight.hook.options import parsed
+from tests.unit.burn.nodes import until
+from tests.unit.hook.fake_slurm import FakeSlurm
+from tests.unit.hook.processes import ended
+
+REPOSITORY = str(Path(__file__).parents[3])
+LONGEST_S = 60
+_TOLD = "tell(budget_s=1.0, fail_closed={closed}, log='stderr')"
+_SITS = "\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(99)"
+FAULTS = {
+    "an exception": "raise RuntimeError('bent')",
+    "a wrong option deep inside": "raise SystemExit(4)",
+    "an interrupt": "raise KeyboardInterrupt",
+    "no memory": "raise MemoryError",
+    "endless recursion": "return work(words, began, tell)",
+    "a crash": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "the kernel's killer": "os.kill(os.getpid(), signal.SIGKILL)",
+    "an exit like a sick node's": "os._exit(1)",
+    "a library that exits": "sys.exit(1)",
+    "an unknown code": "return Ended(7)",
+    "a code that is no number": "return Ended('1')",
+    "no answer at all": "return None",
+    "an answer that is none": "return Ended(1, b'', None)",
+    "a line too many": "os.write(PIPE, b'{\"end\": 1}\\n')",
+    "half an answer": 'os.write(PIPE, b\'{"end": {"code": 1\'); os._exit(0)',
+    "garbage": "os.write(PIPE, os.urandom(5000)); os._exit(0)",
+    "deep nesting": "os.write(PIPE, b'[' * 100000 + b'\\n'); os._exit(0)",
+    "standing still": "time.sleep(99)",
+    "not hearing SIGTERM": _SITS,
+    "noise to the scheduler's pipes": "print('x' * 10); os.write(2, b'noise'); os._exit(1)",
+}
+
+
+def _argv(body: str, *words: str, closed: bool = False) -> list[str]:
+    """How to start the hook with a body in place of its work, as `preflight prolog` starts it."""
+    code = f"""
+def work(words, began, tell):
+    global PIPE
+    PIPE = tell.__closure__[0].cell_contents
+    {_TOLD.format(closed=closed)}
+    {body}
+"""
+    planted = f"""
+import os, signal, sys, time, types
+sys.path.insert(0, {REPOSITORY!r})
+from preflight.hook.outermost import Ended
+fake = types.ModuleType("preflight.hook.work")
+vars(fake).update(os=os, signal=signal, sys=sys, time=time, Ended=Ended)
+exec({code!r}, vars(fake))
+sys.modules["preflight.hook.work"] = fake
+"""
+    return [sys.executable, "-I", "-B", "-c", planted + PROGRAM, "prolog", *words]
+
+
+def _run(body: str, *words: str, closed: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    argv = _argv(body, *words, closed=closed)
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_S,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_ours_exits_0_and_is_loud(fault: str) -> None:
+    """Exit 0 for the scheduler, one line that says so, and nothing of it on standard output."""
+    told = _run(FAULTS[fault])
+    assert (told.returncode, told.stdout) == (0, ""), told.stderr
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("preflight: prolog: ")
+    assert line.endswith("this node was not judged: no reason to drain")
+
+
+@pytest.mark.parametrize(("words", "closed", "code"), [("--plain", True, 2), ("", True, 1)])
+def test_who_asks_for_it_hears_of_a_fault(words: str, code: int, *, closed: bool) -> None:
+    """--plain: 2, could not judge. With fail_closed the job is kept away, and the line says so."""
+    told = _run("raise RuntimeError", *words.split(), closed=closed)
+    assert told.returncode == code
+    assert ("the job is kept away" in told.stderr) is (code == 1)
+
+
+def test_a_job_that_is_kept_away_has_its_document() -> None:
+    """By it the script in prolog.d tells this exit from that of a Python which cannot start."""
+    told = _run("raise RuntimeError", "--json", closed=True)
+    assert json.loads(told.stdout)["decision"]["exit_code"] == 1
+    assert told.stdout.endswith("\n}\n")
+    assert '"exit_code": 1' in told.stdout
+
+
+def test_a_good_end_is_passed_on() -> None:
+    """What the work says is printed, logged and exited with, to the letter."""
+    told = _run("return Ended(1, 'shown\\n', 'gpu.ecc is bad')")
+    assert (told.returncode, told.stdout) == (1, "shown\n")
+    assert told.stderr == "preflight: gpu.ecc is bad\n"
+    assert _run("return Ended(0)").stderr == ""
+
+
+def test_a_document_that_nobody_takes_changes_nothing() -> None:
+    """A full disk behind standard output: what was done keeps its exit code, and is logged."""
+    argv = _argv("return Ended(1, 'x' * 100_000, 'drain gpu041')", "--json")
+    with Path("/dev/full").open("w") as full:
+        told = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST_S, check=False
+        )
+    assert (told.returncode, told.stderr) == (1, "preflight: drain gpu041\n")
+
+
+def test_time_that_is_up_is_up() -> None:
+    """A child that stands still is left behind, and the scheduler's pipes are closed with us."""
+    began = time.monotonic()
+    _run(_SITS)
+    assert time.monotonic() - began < LONGEST_S / 2
+
+
+_ASKS = """
+    from pathlib import Path
+    from preflight.hook.bounded import answer_of
+    wrapper = "cd {folder}; sleep 99 & echo $! $$ $PPID >pids; mv pids on; wait"
+    answer_of(["/bin/sh", "-c", wrapper], {{"PATH": os.environ["PATH"]}}, time.monotonic() + 60)
+    Path("{folder}/went on").touch()"""
+_DEAF = """
+    from pathlib import Path
+    from preflight.hook.slurm import Slurm
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = os.getppid()
+    Path("{folder}/on").write_text(f"{{os.getpid()}}\\n")
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    slurm = Slurm(Path("{folder}/bin"), time.monotonic() + 60)
+    slurm.drain("gpu041", "pf:gpu.ecc 2 errors [node] job 1")"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("body", [_ASKS, _DEAF], ids=["while it asks", "though it is deaf"])
+def test_nothing_outlives_the_hook(tmp_path: Path, body: str, number: signal.Signals) -> None:
+    """A script's time-out, kill -9: the work ends with it, and so does what asks the scheduler.
+
+    Else an orphan would drain the node, and nobody would log it.
+    """
+    slurm = FakeSlurm(tmp_path / "bin")
+    argv = _argv(body.format(folder=tmp_path))
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as hook:
+        assert until((tmp_path / "on").exists)
+        hook.send_signal(number)
+    pids = [int(pid) for pid in (tmp_path / "on").read_text().split()]
+    assert until(lambda: all(map(ended, pids)))
+    assert not (tmp_path / "went on").exists()
+    assert slurm.seen == ("IDLE", "")
+    assert not (slurm.folder / "calls").exists()
+
+
+@pytest.mark.parametrize("module", ["preflight", "preflight.hook.outermost", "preflight.hook.work"])
+def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module: str) -> None:
+    """Half an upgrade, a damaged file: Python would exit 1 like a sick node; this exits 0."""
+    place = tmp_path / "preflight" / "hook"
+    place.mkdir(parents=True)
+    for name in ("__init__.py", "hook/__init__.py"):
+        (tmp_path / "preflight" / name).touch()
+    source = Path(REPOSITORY, "preflight/hook")
+    for name in ("outermost.py", "options.py", "said.py", "work.py", "lifeline.py"):
+        (place / name).write_text((source / name).read_text())
+    relative = module.replace(".", "/")
+    broken = tmp_path / (f"{relative}/__init__.py" if module == "preflight" else f"{relative}.py")
+    broken.write_text("def half(:\n")
+    argv = [sys.executable, "-I", "-B", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})"]
+    argv[-1] += PROGRAM
+    for words, code in ((["prolog"], 0), (["prolog", "--plain"], 2)):
+        told = subprocess.run([*argv, *words], capture_output=True, text=True, check=False)
+        assert told.returncode == code, told.stderr
+        assert len(told.stderr.splitlines()) == 1
+        assert "this node was not judged" in told.stderr
+
+
+def test_a_wrong_option_drains_nobody() -> None:
+    """A misspelt option in a prolog's script: exit 0 and two lines, instead of an empty fleet."""
+    told = _run("return Ended(1)", "--enforce")
+    assert told.returncode == 0
+    assert "unrecognized arguments: --enforce" in told.stderr
+    assert _run("return Ended(1)", "--help").returncode == 0
+    assert "argument --limit" in _run("return Ended(1)", "--limit", "nan").stderr
+    assert parsed(["healthcheck", "--periodic", "--limit", "50"]).limit_s == 50
+
+
+def test_the_child_has_none_of_our_descriptors() -> None:
+    """A survivor must not keep slurmd's pipe open: it holds its own answer's pipe alone."""
+    held = "held = [os.readlink('/proc/self/fd/%s' % n) for n in (0, 1, 2)]"
+    told = _run(f"{held}; return Ended(0, ' '.join(held))")
+    assert told.stdout == " ".join([os.devnull] * 3)

@@ -1,0 +1,94 @@
+"""Facts of the last health check fill what a prolog had no time for, and never more than that."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.facts.model import Driver, Facts
+from preflight.hook.model import HookConfig
+from preflight.hook.periodic import NAME, keep, patched
+from tests.unit.facts.builders import facts, gpus, software
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HUNG = Driver("hung", seconds=10)
+
+
+def _at(time_s: float, **more: object) -> Facts:
+    return replace(facts(gpus=gpus()), time_s=time_s, boot_s=1000.0, **more)
+
+
+def _patched(folder: Path, now: Facts, earlier: Facts, **config: object) -> tuple[Facts, object]:
+    folder.chmod(0o750)
+    keep(folder, earlier)
+    taken = patched(now, HookConfig(state_dir=folder, **config))  # type: ignore[arg-type]
+    return taken.facts, taken.age_s
+
+
+def test_what_there_was_no_time_for_is_taken(tmp_path: Path) -> None:
+    """The software of half an hour ago stands in for what is not known now, and its age is told."""
+    earlier = _at(5000, software=software())
+    now, age_s = _patched(tmp_path, _at(6800, software=None), earlier)
+    assert (now.software, age_s) == (earlier.software, 1800)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_known_now_stays(tmp_path: Path) -> None:
+    """Nothing of now is replaced, and no age is told where nothing was taken."""
+    now = _at(6800, software=software())
+    assert _patched(tmp_path, now, _at(5000, software=software(nccl="2.1.0"))) == (now, None)
+
+
+def test_what_changes_with_a_job_is_never_taken(tmp_path: Path) -> None:
+    """GPUs, processes, the kernel log and NICs of then say nothing about now."""
+    blank = dict.fromkeys(("gpus", "processes", "kernel_log", "nics", "machine", "network"))
+    now = _at(6800, software=software(), **blank)
+    assert _patched(tmp_path, now, _at(5000))[0] == now
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        _at(3000, software=software()),
+        _at(7000, software=software()),
+        replace(_at(5000, software=software()), boot_s=2000.0),
+        replace(_at(5000, software=software()), host="another"),
+        replace(_at(5000, software=software()), wire=99),
+    ],
+    ids=["too old", "of tomorrow", "before a reboot", "of another node", "of another preflight"],
+)
+def test_what_may_not_hold_any_more_is_left(tmp_path: Path, earlier: Facts) -> None:
+    """Older than an hour, of another boot, node or version: then it stays unknown."""
+    now = _at(6800, software=None)
+    assert _patched(tmp_path, now, earlier) == (now, None)
+
+
+def test_a_driver_silent_twice_is_hung(tmp_path: Path) -> None:
+    """Ten seconds of silence then, and some now; a driver that answered in between is not."""
+    silent = _at(6800, driver=Driver("hung", seconds=3), software=software())
+    assert _patched(tmp_path, silent, _at(5000, driver=HUNG))[0].driver.seconds == 10
+    assert _patched(tmp_path, silent, _at(5000))[0].driver.seconds == 3
+    well = _at(6800, software=software())
+    assert _patched(tmp_path, well, _at(5000, driver=HUNG))[0].driver == well.driver
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 100, b"[" * 10_000, b'{"wire": "x"}'])
+def test_a_damaged_file_is_no_file(tmp_path: Path, content: bytes) -> None:
+    """A file cut off by a full disk is passed over; the prolog goes by what it sees."""
+    now = _at(6800)
+    (tmp_path / NAME).write_bytes(content)
+    assert patched(now, HookConfig(state_dir=tmp_path)).facts == now
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
+def test_a_strangers_facts_are_no_facts(tmp_path: Path) -> None:
+    """Whoever may write the file could drain the node, or hide what is wrong with it."""
+    now = _at(6800, software=None)
+    keep(tmp_path, _at(5000, software=software()))
+    os.chown(tmp_path / NAME, 65534, 65534)
+    assert patched(now, HookConfig(state_dir=tmp_path)).facts == now

@@ -1,0 +1,71 @@
+"""What Slurm shows of a drain is short, plain, and can be told from what others write."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.hook.reason import compose, parse
+from preflight.registry import load_folder, shipped_folder
+
+
+def test_it_reads_as_documented() -> None:
+    """Check, number, whose fault and job; the health check has no job, nor a prolog by hand."""
+    said = compose("gpu.count", "7 of 8 GPUs answer", "81723")
+    assert said == "pf:gpu.count 7 of 8 GPUs answer [node] job 81723"
+    checked = compose("gpu.ecc", "GPU 3: 2 errors", occasion="healthcheck")
+    assert checked.endswith(" GPU 3: 2 errors [node] health check")
+    nameless = compose("gpu.ecc", "GPU 3: 2 errors")
+    assert nameless.endswith(" GPU 3: 2 errors [node] prolog")
+    assert [(said is not None, said and said.job) for said in map(parse, (checked, nameless))] == [
+        (True, ""),
+        (True, ""),
+    ]
+
+
+@given(st.text(max_size=60), st.text(max_size=400), st.text(max_size=60))
+def test_any_words_make_a_reason(check: str, sentence: str, job: str) -> None:
+    """Whatever a node or a job says: ASCII, one line, at most 120 characters, ours when read."""
+    for said in (compose(check, sentence, job), compose("gpu.count", sentence, job)):
+        assert said.startswith("pf:")
+        assert len(said) <= 120
+        assert said.isascii()
+        assert said.isprintable()
+        assert not set(said) & set("\"'`=,\\")
+    ours = parse(compose("gpu.count", sentence, job))
+    assert ours is not None
+    assert ours.check == "gpu.count"
+
+
+def test_a_long_sentence_keeps_its_number_and_the_job() -> None:
+    """Its end is cut, at a word, and the end of the reason stays."""
+    said = compose("gpu.xid", "GPU 3 (0000:5d:00): Xid 79 (off the bus), " + "and more " * 40, "7")
+    assert len(said) <= 120
+    assert said.startswith("pf:gpu.xid GPU 3 (0000:5d:00): Xid 79 (off the bus); and more")
+    assert said.endswith(".. [node] job 7")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "",
+        "Prolog error",
+        "Not responding",
+        "NHC: check_hw_ib failed",
+        "pf:gpu.count",
+        "pf:gpu.count 7 of 8 GPUs answer [node] job 7 RMA 4711, do not touch",
+        "RMA pf:gpu.count 7 of 8 GPUs answer [node] job 7",
+        "pf:gpu.count 7 of 8 [node] job 7\nRMA 4711",
+        "pf:gpu.count " + "x" * 120 + " [node] job 7",
+    ],
+)
+def test_what_others_write_is_not_ours(reason: str) -> None:
+    """Nor is a reason of ours that somebody has added to: it is his now."""
+    assert parse(reason) is None
+
+
+def test_twenty_characters_tell_the_checks_apart() -> None:
+    """`sinfo -R` shows no more; no two shipped checks look alike in them."""
+    ids = [one.check.id for one in load_folder(shipped_folder())]
+    assert len({compose(each, "x")[:20] for each in ids}) == len(ids)

@@ -1,0 +1,31 @@
+"""Small training scripts of our own, and what is found in them."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from preflight.lint.lint import lint
+from preflight.lint.model import Severity
+
+HEAD = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+
+
+def found(text: str, *, head: str = HEAD) -> dict[str, list[int]]:
+    """Rule → lines, counted from the first line of `text`, of what is no hint."""
+    offset = head.count("\n")
+    told: dict[str, list[int]] = {}
+    for one in lint((head + dedent(text).lstrip()).encode(), "train.py").findings:
+        if one.severity is not Severity.HINT:
+            told.setdefault(one.rule, []).append(one.line - offset)
+    return told
+
+
+def hints(text: str, *, head: str = HEAD) -> set[str]:
+    """The rules of all hints."""
+    linted = lint((head + dedent(text).lstrip()).encode(), "train.py")
+    return {one.rule for one in linted.findings if one.severity is Severity.HINT}

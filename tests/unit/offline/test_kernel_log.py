@@ -1,0 +1,165 @@
+"""A captured kernel log is judged by the live checks, and every label of the corpus is met."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks.test_gpu_sxid import judge as sxid
+from checks.test_gpu_xid import judge as judge_xid
+from checks.test_host_hardware_errors import judge as hardware
+from checks.test_host_kernel_log import judge as host
+from checks.test_ib_pcie import judge as pcie
+from checks.test_net_kernel_log import judge as nic
+from preflight.facts import Group
+from preflight.fleet.model import Promise
+from preflight.offline.kernel_log import CHECKS, read
+from preflight.verdict import Outcome, Verdict
+from tests.unit.offline.sound import sound
+
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "dmesg_xid"
+CASES = sorted(CORPUS.glob("*.json"))
+GRAVE = ("gpu_hardware", "nvlink", "reset/power cycle", "nic firmware", "nic driver")
+CALM = ("application", "driver", "warning", "nvlink warning", "nic pcie")
+
+
+def verdicts(text: str) -> dict[str, Verdict]:
+    """What the five checks say of a text; and ib.pcie, where it tells of a NIC's slot."""
+    captured = read(text)
+    assert captured is not None
+    facts = captured.facts
+    judges = {"net": nic, "switch": sxid, "hardware": hardware, "host": host}
+    said = {"gpu": judge_xid(Promise(), facts)} | {k: judge(facts) for k, judge in judges.items()}
+    if "ib.pcie" in captured.checks:
+        said["slot"] = pcie(facts, Group("captured", {"it": facts}))
+    return said
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not CASES, reason="the corpus of real outputs is not beside the project")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_every_label_is_met(case: Path) -> None:
+    """Its Xids are seen, its GPUs named, the decoy not, and it is as grave as the label says."""
+    label: dict[str, Any] = json.loads(case.read_text())
+    text = case.with_suffix(".txt").read_text(errors="replace")
+    captured = read(text)
+    assert captured is not None
+    assert bool(captured.damaged) == label.get("damaged", False)
+    assert set(captured.checks) < {*CHECKS, "ib.pcie"} or captured.damaged
+    said = verdicts(text)
+    gpu = said["gpu"]
+    troubles = gpu.evidence["troubles"]
+    assert {each["xid"] for each in troubles if isinstance(each["xid"], int)} == set(label["xids"])
+    assert all(slot in gpu.sentence for slot in label.get("gpus", ()))
+    assert label.get("decoy", "no decoy") not in gpu.sentence
+    sxids = {each["sxid"] for each in said["switch"].evidence["sxids"]}
+    assert sxids == set(label.get("sxids", ()))
+    severity = label.get("severity", "")
+    worst = [each.outcome for each in said.values()]
+    if severity.startswith(CALM):
+        assert Outcome.FAIL not in worst
+        assert Outcome.WARN in worst
+    elif severity.startswith(GRAVE):
+        assert Outcome.FAIL in worst
+    if severity == "harmless":
+        assert set(worst) == {Outcome.OK}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dmesg: read kernel buffer failed: Operation not permitted\n",
+        "-- No entries --\n",
+        "Hint: You are currently not seeing messages from other users.\n-- No entries --\n",
+    ],
+)
+def test_an_output_that_only_says_why_there_is_none_is_unknown(text: str) -> None:
+    """No check passes on it."""
+    assert {each.outcome for each in verdicts(text).values()} == {Outcome.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "Hello\n",
+        "[0] NCCL INFO Bootstrap : Using eth0\n" * 9,
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n",
+        "export NCCL_DEBUG=INFO\ndmesg | grep -q 'NVRM: Xid' && exit 1\n",
+    ],
+)
+def test_other_texts_are_none_of_its_kind(text: str) -> None:
+    """Somebody else reads them, or nobody can."""
+    assert read(text) is None
+
+
+def test_an_excerpt_is_judged_by_what_it_tells_of() -> None:
+    """Who greps for NVRM hides the DIMM: only the check of what is there may pass or fail."""
+    xid = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+    excerpt = read(xid)
+    assert excerpt is not None
+    assert excerpt.checks == ("gpu.xid",)
+    nothing = read("[    4.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07\n")
+    assert nothing is not None
+    assert nothing.damaged == "it is a part of a log that tells of nothing"
+    lines = "".join(f"[{n:12.6f}] pci 0000:00:{n:02x}.0: enabling device\n" for n in range(2, 30))
+    whole = read("[    0.000000] Linux version 6.1.0-28-amd64\n" + lines)
+    assert whole is not None
+    assert (len(whole.checks), whole.damaged) == (5, "")
+
+
+def test_a_log_that_is_cut_or_garbled_says_so() -> None:
+    """Whoever judges it knows that silence proves nothing."""
+    whole = "[    1.000000] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=x, MMU Fault\n"
+    cut = whole[: whole.index("31") + 2]
+    said = [read(text) for text in (whole, cut, whole + "\0\0\0")]
+    assert [bool(each and each.damaged) for each in said] == [False, True, True]
+
+
+def test_a_fault_behind_a_long_log_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much harmless comes before it: a log is read to its end."""
+    monkeypatch.setattr("preflight.facts.kernel_text.MOST_LINES", 100)
+    text = "".join(f"[{n}.000000] usb 1-1: harmless {n}\n" for n in range(400))
+    said = verdicts(f"{text}[600.1] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus\n")
+    assert said["gpu"].outcome is Outcome.FAIL
+    assert "0000:1b:00" in said["gpu"].sentence
+
+
+def test_a_storm_is_one_line_with_its_number() -> None:
+    """Programs that come and go draw the same Xid a thousand times: it is told once."""
+    lines = (
+        f"[{n}.5] NVRM: Xid (PCI:0000:1b:00): 31, pid={n}, name=python3, MMU Fault\n"
+        for n in range(1_000)
+    )
+    captured = read("".join(lines))
+    assert captured is not None
+    assert captured.facts.kernel_log is not None
+    (line,) = captured.facts.kernel_log.lines
+    assert (line.times, line.at_s, line.last_s) == (1_000, 0.5, 999.5)
+    assert not captured.damaged
+
+
+def test_a_log_with_more_kinds_of_lines_than_are_kept_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was not read may be the fault: unknown, with how much was read."""
+    monkeypatch.setattr("preflight.facts.kernel_text.MOST_LINES", 100)
+    text = "".join(f"[{n}.0] mlx5_core 0000:1b:00.0: note {n}\n" for n in range(300))
+    captured = read(text)
+    assert captured is not None
+    assert captured.damaged == "only 100 of its 300 or more lines could be read"
+    sound(captured)
+
+
+@given(st.text(max_size=500) | st.binary(max_size=500).map(lambda raw: raw.decode("latin-1")))
+def test_nothing_breaks_the_reader(noise: str) -> None:
+    """Bytes of any kind after a line of the kernel give verdicts; facts that can travel."""
+    text = "[    1.000000] Linux version 6.1\n" + noise
+    assert len(verdicts(text)) == 5
+    sound(read(text))

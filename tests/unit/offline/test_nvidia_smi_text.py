@@ -1,0 +1,446 @@
+"""What nvidia-smi printed is judged by the rules of live nodes; a damaged text clears nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preflight.commands.read_judged import judge_captured
+from preflight.offline.nvidia_smi import read
+from preflight.verdict import Outcome
+from tests.unit.offline.sound import sound
+
+if TYPE_CHECKING:
+    from preflight.facts.gpu_model import GpuHealth
+    from preflight.offline.captured import Captured
+    from preflight.verdict import Verdict
+
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
+CASES = sorted((CORPUS / "nvidia_smi").glob("*.json"))
+FAULTS = ("fail", "warn")
+
+QUERY = """
+==============NVSMI LOG==============
+
+Driver Version                            : 570.00
+Attached GPUs                             : 1
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100
+    Persistence Mode                      : Enabled
+    GPU Recovery Action                   : {action}
+    PCI
+        GPU Link Info
+            PCIe Generation
+                Max                       : 5
+                Current                   : 1
+            Link Width
+                Max                       : 16x
+                Current                   : 16x
+    Performance State                     : P0
+    Clocks Event Reasons
+        Idle                              : {idle}
+        HW Slowdown                       : {slow}
+            HW Thermal Slowdown           : {slow}
+    FB Memory Usage
+        Total                             : 81559 MiB
+        Used                              : 2000 MiB
+    Compute Mode                          : Prohibited
+    Utilization
+        Gpu                               : 99 %
+    ECC Errors
+        Volatile
+            SRAM Uncorrectable Parity     : 1
+            SRAM Uncorrectable SEC-DED    : {ecc}
+            DRAM Uncorrectable            : 0
+    Temperature
+        GPU Current Temp                  : 54 C
+        GPU T.Limit Temp                  : 1 C
+        GPU Slowdown T.Limit Temp         : -2 C
+    GPU Power Readings
+        Current Power Limit               : 350.00 W
+        Default Power Limit               : 700.00 W
+    Fabric
+        State                             : In Progress
+        Status                            : N/A
+    Processes                             : None
+"""
+SICK = QUERY.format(action="GPU Reset", idle="Not Active", slow="Active", ecc="2")
+
+
+def row(left: str, middle: str = "", right: str = "") -> str:
+    """Draw one row of the table's three columns."""
+    return f"|{left:<41}|{middle:>24}|{right:>22}|\n"
+
+
+RULE = f"+{'-' * 89}+\n"
+ROWS = f"+{'-' * 41}+{'-' * 24}+{'-' * 22}+\n"
+TABLE = (
+    f"{RULE}| NVIDIA-SMI 570.00    Driver Version: 570.00    CUDA Version: 12.8 |\n{ROWS}"
+    + row(" GPU  Name                 Persistence-M ", " Bus-Id          Disp.A ", " ECC ")
+    + ROWS.replace("-", "=").replace("+", "|", 1)
+    + row("   0  NVIDIA H100                    On  ", "   00000000:1B:00.0 Off ", "{ecc} ")
+    + row(" N/A   33C    P0             {watts} ", "    9000MiB /  81559MiB ", " 0%  Default ")
+    + row("", "", "Disabled ")
+    + f"{ROWS}\n{RULE}| Processes: |\n|  No running processes found |\n{RULE}"
+)
+LINKS = """GPU 0: NVIDIA H100 (UUID: GPU-0)
+         Link 0: Replay Errors: 0
+         Link 0: Recovery Errors: 3
+         Link 0: CRC Errors: 0
+"""
+CSV = """index, gpu_bus_id, ecc.errors.uncorrected.volatile.total, clocks_event_reasons.hw_slowdown
+0, 00000000:1B:00.0, 0, Not Active
+1, 00000000:43:00.0, 7, Active
+2, 00000000:52:00.0, [GPU is lost], [Unknown Error]
+"""
+
+
+def verdicts(text: str) -> dict[str, Verdict]:
+    """What the checks say of a text, by their ids."""
+    return {entry.check: entry.verdict for entry in judge_captured({"node": read(text)})}
+
+
+def outcomes(text: str) -> dict[str, str]:
+    """How they end."""
+    return {check: verdict.outcome.value for check, verdict in verdicts(text).items()}
+
+
+def test_a_query_meets_the_live_judges() -> None:
+    """Each section reaches its check, and the sentence has its numbers."""
+    said = verdicts(SICK)
+    assert "3 uncorrectable ECC errors" in said["gpu.ecc"].sentence
+    assert "the driver asks for: GPU reset" in said["gpu.recovery"].sentence
+    assert "hardware thermal slowdown" in said["gpu.throttle"].sentence
+    assert "54 C, 3 C below its slowdown" in said["gpu.temperature"].sentence
+    assert "350 W, 700 W by default" in said["gpu.power"].sentence
+    assert "generation 1 while at work" in said["gpu.pcie"].sentence
+    assert "compute mode is prohibited" in said["gpu.mode"].sentence
+    assert "fabric is in progress" in said["gpu.fabric"].sentence
+    assert "2.0 GiB in use and no process listed" in said["gpu.memory"].sentence
+    assert said["gpu.readings"].outcome == "ok"
+
+
+def test_what_is_not_there_and_what_fails_differ() -> None:
+    """N/A is not run, an error is a finding, and neither is ok."""
+    absent = QUERY.format(action="N/A", idle="N/A", slow="N/A", ecc="N/A")
+    absent = absent.replace("Parity     : 1", "Parity     : N/A").replace(": 0\n", ": N/A\n")
+    said = outcomes(absent)
+    assert [said[check] for check in ("gpu.ecc", "gpu.recovery", "gpu.throttle")] == ["not_run"] * 3
+    failing = QUERY.format(action="Unknown Error", idle="ERR!", slow="ERR!", ecc="Unknown Error")
+    told = outcomes(failing.replace("Parity     : 1", "Parity     : Unknown Error"))
+    assert told["gpu.readings"] == "fail"
+    assert [told[check] for check in ("gpu.recovery", "gpu.throttle")] == ["unknown"] * 2
+    assert "ok" not in {told["gpu.ecc"], told["gpu.readings"]}
+
+
+def test_the_xml_says_the_same() -> None:
+    """The same sections in XML, cut off in the second GPU: what is left can condemn only."""
+    gpu = (
+        "<gpu id='00000000:1B:00.0'><product_name>NVIDIA H100</product_name><remapped_rows>"
+        "<remapped_row_unc>2</remapped_row_unc><remapped_row_pending>Yes</remapped_row_pending>"
+        "</remapped_rows><ecc_errors><volatile><dram_uncorrectable>0</dram_uncorrectable></volatile>"
+        "</ecc_errors><temperature><gpu_temp>30 C</gpu_temp></temperature></gpu>"
+    )
+    whole = f"<nvidia_smi_log><driver_version>570</driver_version>{gpu}</nvidia_smi_log>"
+    said = outcomes(whole)
+    assert (said["gpu.remap"], said["gpu.ecc"]) == ("fail", "ok")
+    cut = outcomes(whole[: whole.rfind("</nvidia")] + "<gpu><product_na")
+    assert (cut["gpu.remap"], cut["gpu.ecc"]) == ("fail", "unknown")
+    bomb = '<!DOCTYPE x [<!ENTITY a "b">]>' + whole
+    assert "ok" not in outcomes(bomb.replace("<nvidia_smi_log>", "<nvidia_smi_log>&a;")).values()
+
+
+@pytest.mark.parametrize(
+    ("ecc", "watts", "check", "outcome"),
+    [
+        ("0", "70W /  700W", "gpu.ecc", "ok"),
+        ("4", "70W /  700W", "gpu.ecc", "fail"),
+        ("N/A", "70W /  700W", "gpu.ecc", "not_run"),
+        ("ERR!", "70W /  700W", "gpu.readings", "fail"),
+        ("0", "ERR! /  700W", "gpu.readings", "fail"),
+        ("0", "70W /  700W", "gpu.memory", "warn"),
+    ],
+)
+def test_the_table(ecc: str, watts: str, check: str, outcome: str) -> None:
+    """Three rows per GPU; ERR! is a finding, and memory that no process has is worth a look."""
+    assert outcomes(TABLE.format(ecc=ecc, watts=watts))[check] == outcome
+
+
+def test_half_a_table_proves_nothing() -> None:
+    """Cut anywhere, nothing in it is ok; an error before the cut still is one."""
+    whole = TABLE.format(ecc="0", watts="70W /  700W")
+    for end in range(whole.index("Driver Version") + 30, len(whole) - 90, 40):
+        assert "ok" not in outcomes(whole[:end]).values()
+    sick = TABLE.format(ecc="3", watts="70W /  700W")
+    assert outcomes(sick[: sick.index("Processes:")])["gpu.ecc"] == "fail"
+
+
+def test_lists() -> None:
+    """Error counters of links, rows of csv, and the warning below a table."""
+    assert "trained anew 3 times" in verdicts(LINKS)["gpu.nvlink"].sentence
+    said = verdicts(CSV)
+    assert said["gpu.ecc"].sentence.startswith("GPU1 (0000:43:00.0): 7 uncorrectable")
+    assert said["gpu.throttle"].outcome == "fail"
+    assert "GPU2 (0000:52:00.0): readings fail: " in said["gpu.readings"].sentence
+    assert outcomes(CSV[: CSV.index("1, 0000") + 4])["gpu.ecc"] == "unknown"
+    warning = "WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n"
+    warned = TABLE.format(ecc="0", watts="70W /  700W") + warning
+    assert outcomes(warned)["gpu.inforom"] == "fail"
+
+
+def test_a_number_that_nobody_told_is_not_invented() -> None:
+    """DCGM says that there were errors and not how many, nor since when."""
+    said = verdicts(
+        "| Diagnostic                | Result            |\n"
+        "| GPU Memory                | Fail - GPU: 3     |\n"
+        "| Error                     | GPU 3 has uncorrectable memory errors |\n"
+    )["gpu.ecc"]
+    assert said.outcome == "fail"
+    assert said.sentence == (
+        "GPU3: uncorrectable memory errors are reported, their number is not; 0 expected"
+    )
+
+
+WELL = QUERY.format(action="None", idle="Active", slow="Not Active", ecc="0").replace(
+    ": 1\n", ": 0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("printed", "instead", "check"),
+    [
+        ("SEC-DED    : 0", "SEC-DED    : 0x10", "gpu.ecc"),
+        ("SEC-DED    : 0", "SEC-DED    : 0 MiB", "gpu.ecc"),
+        ("SEC-DED    : 0", "SEC-DED    : -1", "gpu.ecc"),
+        (": 54 C", ": 41 F", "gpu.temperature"),
+        (": 54 C", ": 999 C", "gpu.readings"),
+        (": 16x\n    Performance", ": 0x\n    Performance", "gpu.pcie"),
+        (": 81559 MiB", ": 40 GiB", "gpu.memory"),
+        ("HW Slowdown                       : Not Active",
+         "HW Slowdown                       : Aktiv", "gpu.throttle"),
+        ("HW Slowdown                       : Not Active",
+         "HW Slowdown                       : Active (thermal)", "gpu.throttle"),
+    ],
+)  # fmt: skip
+def test_a_reading_in_other_words_or_units_proves_nothing(
+    printed: str, instead: str, check: str
+) -> None:
+    """It is neither taken for a number nor left out: the text is damaged, and says where."""
+    assert printed in WELL
+    assert outcomes(WELL)["gpu.throttle"] == "ok"
+    found = read(WELL.replace(printed, instead))
+    assert found is not None
+    assert found.damaged.startswith("GPU 0: its ")
+    assert outcomes(WELL.replace(printed, instead))[check] == "unknown"
+
+
+def test_cells_under_the_wrong_heading_blame_nobody() -> None:
+    """Memory in MiB is no number of ECC errors, however the columns were shuffled."""
+    text = (
+        "index, ecc.errors.uncorrected.volatile.total, memory.total [MiB]\n"
+        "0, 81559 MiB, 0\n1, 0, 81559 MiB\n"
+    )
+    assert outcomes(text)["gpu.ecc"] == "unknown"
+    bare = "index, temperature.gpu, memory.total [MiB]\n0, 41, 81559\n"
+    assert "ok" in outcomes(bare).values()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "index, temperature.gpu\n0, 41\n0, 41\n7, 41\n",
+        "uuid, temperature.gpu\nGPU-1, 41\nGPU-1, 40\n",
+        WELL + WELL[WELL.index("GPU 0000") :],
+    ],
+)
+def test_a_gpu_that_is_told_twice_proves_nothing(text: str) -> None:
+    """Somebody pasted one in place of another: the other was not looked at."""
+    assert "ok" not in outcomes(text).values()
+    assert " GPUs have the " in verdicts(text)["gpu.readings"].sentence
+
+
+def test_one_gpu_of_eight_does_not_speak_for_the_others() -> None:
+    """Seven were attached and are not listed; where only one was asked for it is judged alone."""
+    one = WELL.replace("Attached GPUs                             : 0", "Attached GPUs : 8")
+    assert "Attached GPUs : 8" in one
+    assert "ok" not in outcomes(one).values()
+    assert "1 of 8 attached GPUs" in verdicts(one)["gpu.throttle"].sentence
+    assert "ok" in outcomes(f"$ nvidia-smi -q -i 3\n{one}").values()
+
+
+def test_a_row_of_the_table_in_another_unit_proves_nothing() -> None:
+    """The temperature is not read as one of Celsius."""
+    whole = TABLE.format(ecc="0", watts="70W /  700W")
+    assert "ok" in outcomes(whole).values()
+    assert "ok" not in outcomes(whole.replace(" 33C ", " 91F ")).values()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "No devices were found",
+    ],
+)
+def test_a_failure_in_place_of_an_answer(text: str) -> None:
+    """It is about the driver, and it is not ok."""
+    said = outcomes(text)
+    assert set(said) == {"host.driver_hung"}
+    assert said["host.driver_hung"] in ("unknown", "fail")
+
+
+def test_a_lost_gpu() -> None:
+    """What could not be opened is missing, and is named."""
+    lost = "Unable to determine the device handle for GPU0000:0A:00.0: GPU is lost.  Reboot\n"
+    verdict = verdicts(lost)["gpu.count"]
+    assert (verdict.outcome, "0000:0a:00.0 GPU is lost" in verdict.sentence) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "\x00\x7fELF\x00",
+        "Linux gpu1 6.1\n",
+        "GPU0: fine",
+        "NVRM: Xid 79\nGPU is lost\n",
+    ],
+)
+def test_other_texts_are_not_its_kind(text: str) -> None:
+    """Nothing is read into them."""
+    assert read(text) is None
+
+
+@settings(max_examples=40)
+@given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Alone or behind the beginning of a real one: none, or facts and verdicts that are sound."""
+    for head in ("", QUERY[:300], TABLE[:600], LINKS, CSV, "<nvidia_smi_log><gpu>",
+                 "  GPU0 GPU1\nGPU0 X "):  # fmt: skip
+        sound(read(head + text))
+
+
+@settings(max_examples=60)
+@given(st.integers(0, len(SICK)), st.characters(codec="utf-8"))
+def test_a_garbled_query_never_crashes(at: int, character: str) -> None:
+    """One letter changed gives verdicts; with everything after it gone no fault turns to ok."""
+    sound(read(SICK[:at] + character + SICK[at + 1 :]))
+    faults = {check for check, one in sound(read(SICK)).items() if one.condemns}
+    left = sound(read(SICK[:at]))
+    assert faults
+    assert not [check for check in faults & left.keys() if left[check].outcome is Outcome.OK]
+
+
+def test_a_huge_text_is_read_in_time() -> None:
+    """A hundred thousand lines of one GPU, and numbers of a thousand digits."""
+    text = SICK.replace(": 54 C", f": {'9' * 1000} C") + "    Noise : 1\n" * 100_000
+    assert read(text) is not None
+
+
+def case(path: Path) -> tuple[dict[str, Any], Captured, dict[str, Verdict]]:
+    """A label, what was read, and what the checks say of it."""
+    label = json.loads(path.read_text())
+    found = read((CORPUS / label["file"]).read_text(errors="replace"))
+    assert found is not None, label["file"]
+    return label, found, {e.check: e.verdict for e in judge_captured({"node": found})}
+
+
+def healths(found: Captured) -> list[GpuHealth]:
+    """The readings of all its GPUs."""
+    return [gpu.health for gpu in found.facts.gpus or () if gpu.health is not None]
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not CASES, reason="the corpus is not here")
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_corpus_is_judged_as_labelled(path: Path) -> None:
+    """Faults are found, healthy machines are not blamed, and damaged texts prove nobody healthy."""
+    label, found, said = case(path)
+    flags, text = label["flags"], label["label"].lower()
+    bad = {check for check, verdict in said.items() if verdict.outcome in FAULTS}
+    healthy = label.get("label_kind") == "healthy" or text.startswith("healthy")
+    if healthy:
+        assert not bad
+        assert "ok" in {verdict.outcome.value for verdict in said.values()}
+    if "damaged" in flags or label.get("cut"):
+        assert found.damaged
+        assert "ok" not in {verdict.outcome.value for verdict in said.values()}
+    for key in ("n_gpus", "gpus_in_file", "n_gpus_listed"):
+        count = {**label, **flags}.get(key)
+        assert count is None or len(found.facts.gpus or ()) == count
+    _readings_are_as_labelled(label, flags, found, said)
+    _gpus_are_as_labelled(flags, found, said)
+
+
+def _readings_are_as_labelled(
+    label: dict[str, Any], flags: dict[str, Any], found: Captured, said: dict[str, Verdict]
+) -> None:
+    all_of = healths(found)
+    if flags.get("ecc") == 0:
+        assert {health.ecc_volatile_uncorrected for health in all_of} == {0}
+    if flags.get("ecc_volatile_uncorrectable"):
+        assert said["gpu.ecc"].outcome == "fail"
+        assert all_of[0].ecc_volatile_uncorrected == flags["ecc_volatile_uncorrectable"]
+        assert all_of[0].sram_aggregate_uncorrected == flags["ecc_aggregate_uncorrectable"]
+    if "ecc_volatile_correctable" in flags:
+        assert all_of[0].ecc_volatile_corrected == flags["ecc_volatile_correctable"]
+    pending = flags.get("remap_pending", flags.get("remapped_rows_pending"))
+    if pending is not None:
+        assert {health.remap_pending for health in all_of} == {pending}
+        assert said["gpu.remap"].outcome == ("fail" if pending else "ok")
+    if "remapped_rows_uncorrectable" in flags:
+        assert all_of[0].remapped_uncorrected == flags["remapped_rows_uncorrectable"]
+    if flags.get("needs_reset"):
+        assert "reset" in said["gpu.remap"].advice
+    for throttled in label.get("per_gpu_active_throttle", ()):
+        (gpu,) = (
+            gpu for gpu in found.facts.gpus or () if throttled["gpu"].lower().endswith(gpu.bus_id)
+        )
+        capped = gpu.health is not None and "power_cap" in (gpu.health.clock_reasons or ())
+        assert capped == ("SW Power Cap" in throttled["active_reasons"])
+    if flags.get("throttling") is False or flags.get("hw_slowdown") is False:
+        assert said["gpu.throttle"].outcome == "ok"
+    if "active_clock_reasons" in flags:
+        reasons = {name.removesuffix("gpu_idle") != name for name in flags["active_clock_reasons"]}
+        idle = {"idle" in (health.clock_reasons or ()) for health in all_of}
+        assert idle == (reasons or {False})
+
+
+def _gpus_are_as_labelled(flags: dict[str, Any], found: Captured, said: dict[str, Verdict]) -> None:
+    gpus = found.facts.gpus or ()
+    if "inforom_corrupted" in flags:
+        corrupted = [g.bus_id for g in gpus if g.health and g.health.inforom_valid is False]
+        assert corrupted == flags["inforom_corrupted"]
+        assert said["gpu.inforom"].outcome == "fail"
+    if "processes" in flags:
+        assert sum(len(gpu.processes or ()) for gpu in gpus) == flags["processes"]
+    if "err_fields" in flags:
+        errors = [line for health in healths(found) for line in health.errors]
+        assert [line.partition("_")[0] for line in errors] == (flags["err_fields"] or [])
+        assert said["gpu.readings"].outcome == ("unknown" if errors else "ok")
+    if "lost_gpu" in flags:
+        assert said["gpu.count"].outcome == "fail"
+        assert flags["lost_gpu"] in said["gpu.count"].sentence
+    if "inactive_gpus" in flags:
+        dark = [gpu.index for gpu in gpus if not any(link.up for link in gpu.links or ())]
+        assert dark == flags["inactive_gpus"]
+        assert said["gpu.topology"].outcome == "ok"
+    if "inactive_links" in flags:
+        down = {
+            str(gpu.index): [link.link for link in gpu.links or () if not link.up] for gpu in gpus
+        }
+        assert {index: links for index, links in down.items() if links} == flags["inactive_links"]
+        assert said["gpu.topology"].outcome == "fail"
+    if "p2p_all_ok" in flags:
+        assert (said["gpu.topology"].outcome == "ok") == flags["p2p_all_ok"]
+    if "faulty_gpu_index" in flags:
+        assert said["gpu.remap"].evidence["gpus"] == [flags["faulty_gpu_index"]]
+    if "faulty_gpu" in flags:
+        assert flags["faulty_gpu"].lower()[4:] in said["gpu.remap"].sentence

@@ -1,0 +1,114 @@
+"""Listings of processes are judged by the rules of live nodes; half a listing clears nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.commands.read_judged import judge_captured
+from preflight.offline.processes import read
+from preflight.verdict import Outcome, Verdict
+from tests.unit.offline.sound import sound
+
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ps"
+CASES = sorted(CORPUS.glob("*.json"))
+
+HEADER = "  PID  PPID USER     STAT WCHAN           ELAPSED COMMAND\n"
+SOUND = HEADER + " 4100  4001 alice    Sl+  futex_wait   1-02:03:04 python train.py\n"
+ZOMBIE = " 4200  4100 alice    Z    -              02:00:00 [python] <defunct>\n"
+FUSER = """                     USER        PID ACCESS COMMAND
+/dev/nvidia3:        bob        5100 F...m python3
+"""
+LSOF = """COMMAND     PID USER   FD   TYPE  DEVICE SIZE/OFF NODE NAME
+python3    5100  bob   12u   CHR   195,3      0t0  457 /dev/nvidia3
+"""
+
+
+def verdict(text: str) -> Verdict:
+    """What host.stale_processes says of a text."""
+    (entry,) = judge_captured({"node": read(text)})
+    assert entry.check == "host.stale_processes"
+    return entry.verdict
+
+
+@pytest.mark.proves("host.stale_processes", passes="a captured ps without anything left over")
+def test_a_whole_listing_passes() -> None:
+    """A process with a parent and a state is nobody's leftover."""
+    assert verdict(SOUND).outcome is Outcome.OK
+
+
+@pytest.mark.proves("host.stale_processes", finds="in a captured ps, an old zombie")
+def test_old_zombies_and_their_parents() -> None:
+    """A zombie two hours old is told with the parent that never reaped it."""
+    said = verdict(
+        SOUND + "   4200    4100 alice    Z    -            02:00:00 [python] <defunct>\n"
+    )
+    assert said.outcome is Outcome.WARN
+    assert "zombie pid 4200 ([python] <defunct>, user alice, since 2 h 0 min)" in said.sentence
+    assert "its parent 4100 (python train.py) never reaped it" in said.sentence
+    assert "kill" not in said.advice
+
+
+@pytest.mark.parametrize("wchan", ["os_acquire_mutex", "nv_open_q", "-"])
+def test_who_is_in_d_state_is_told(wchan: str) -> None:
+    """One look does not tell a slow disk from a driver that hangs: a warning, never ok."""
+    said = verdict(SOUND + f" 4242     1 root     D    {wchan}     3-00:00:00 python3 train.py\n")
+    assert said.outcome is Outcome.WARN
+    assert "pid 4242" in said.sentence
+    assert "D state" in said.sentence
+
+
+def test_a_thread_of_the_kernel_may_wait_for_its_disk() -> None:
+    """Flushers are in D state on every busy host."""
+    assert verdict(SOUND + " 77     2 root     D    -     3-00:00:00 [kworker/u8:1]\n").outcome is (
+        Outcome.OK
+    )
+
+
+@pytest.mark.parametrize("text", [FUSER, LSOF])
+def test_whoever_has_a_gpu_open_is_told(text: str) -> None:
+    """Without NVML nobody can say whether it is needed: a warning with pid, owner and command."""
+    said = verdict(text)
+    assert said.outcome is Outcome.WARN
+    assert "pid 5100 (python3, user bob) uses a GPU" in said.sentence
+
+
+@pytest.mark.proves("host.stale_processes", unknown="a captured ps without parents or states")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "USER   PID %CPU COMMAND\nalice 4100  0.0 python train.py\n",
+        "  4100  S python train.py\n  4101  S python train.py\n",
+        HEADER,
+    ],
+)
+def test_half_a_listing_clears_nobody(text: str) -> None:
+    """Orphans show by their parents: without them the verdict is unknown, and says what to type."""
+    said = verdict(text)
+    assert said.outcome is Outcome.UNKNOWN
+    assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.sentence
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("label", CASES, ids=lambda path: path.stem)
+def test_real_listings(label: Path) -> None:
+    """What was left behind is told or not cleared; healthy machines are never condemned."""
+    said = json.loads(label.read_text())
+    found = verdict(label.with_suffix(".txt").read_text())
+    assert not found.condemns or found.outcome is Outcome.UNKNOWN
+    if said["category"] == "healthy":
+        assert found.outcome in (Outcome.OK, Outcome.WARN)
+    if said["category"] == "stale_process":
+        named = set(said["stale_pids"]) <= set(found.evidence.get("pids", ()))
+        assert named or found.outcome is Outcome.UNKNOWN
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=400), st.integers(0, len(SOUND)))
+def test_any_text_is_read_or_refused(text: str, cut: int) -> None:
+    """Junk behind a header, or anywhere in a listing: none, or a verdict that is sound."""
+    for each in (text, HEADER + text, SOUND[:cut] + text + SOUND[cut:]):
+        sound(read(each))

@@ -1,0 +1,236 @@
+"""ibstat, ibstatus, `rdma link`, perfquery and trees of /sys, as pasted, meet the live judges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.commands.read_judged import judge_captured
+from preflight.facts.rdma import ports_of
+from preflight.offline import perfquery, port_text, sysfs_tree
+from preflight.offline.rdma import read
+from preflight.offline.readers import captured
+from preflight.verdict import Outcome
+from tests.unit.offline.sound import sound
+
+CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
+CASES = sorted(p for p in CORPUS.glob("*.json") if not p.name.endswith(".sysfs.json"))
+NO_RDMA = {
+    "azhpc_ethtool_hyperv_54000",
+    "gcm_sysfs_eth_learn_degraded_intf",
+    "gcm_sysfs_eth_learn_mtu_bad",
+    "ibexp_ibnetdiscover_test",
+    "ibexp_ibswinfo_test1",
+    "mlx5_ethtool_S_overload_discards",
+    "superbench_ibnetdiscover_topology",
+}
+"""Cases of no RDMA port of a node: test_ethernet_texts.py, test_fabric_texts.py."""
+
+NOT_ACTIVE = {
+    "gcm_sysfs_learn_ib_intf_bad_rate": "ib.rate",
+    "gcm_sysfs_learn_ib_intf_operstate_down": "ib.port",
+    "gcm_sysfs_learn_stuck_ib_intf": "ib.port",
+}
+
+
+def verdicts(text: str) -> dict[str, tuple[Outcome, str]]:
+    """What the checks say of a text, by check."""
+    entries = judge_captured({"node": captured(text)})
+    return {one.check: (one.verdict.outcome, one.verdict.sentence) for one in entries}
+
+
+def ibstat(*ports: tuple[str, str], rate: str = "400", layer: str = "InfiniBand") -> str:
+    """What ibstat prints of one device per (state, physical state)."""
+    return "\n".join(
+        f"CA 'mlx5_{at}'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tFirmware version: 28.39.1002\n"
+        f"\tPort 1:\n\t\tState: {state}\n\t\tPhysical state: {physical}\n\t\tRate: {rate}\n"
+        f"\t\tSM lid: 1\n\t\tLink layer: {layer}"
+        for at, (state, physical) in enumerate(ports)
+    )
+
+
+UP = ("Active", "LinkUp")
+
+
+@pytest.mark.proves("ib.port", passes="a pasted ibstat of eight active ports")
+@pytest.mark.proves("ib.port", finds="a port that searches for a partner in a pasted ibstat")
+def test_a_pasted_ibstat() -> None:
+    """Judged by its own peers; tabs may be blanks."""
+    whole = ibstat(*[UP] * 8)
+    said = verdicts(whole)
+    assert {check: outcome for check, (outcome, _) in said.items()} == dict.fromkeys(
+        ("ib.count", "ib.port", "ib.rate", "ib.firmware"), Outcome.OK
+    )
+    bad = verdicts(ibstat(*[UP] * 7, ("Down", "Polling")).expandtabs(4))["ib.port"]
+    assert bad == (
+        Outcome.FAIL,
+        "mlx5_7/1 is DOWN (Polling); 7 of 8 ports of its kind are ACTIVE",
+    )
+    off = verdicts(ibstat(*[UP] * 7, ("Down", "Disabled")))["ib.port"]
+    assert off[0] is Outcome.OK
+
+
+@pytest.mark.proves("ib.port", finds="an active port whose link recovers from errors")
+def test_an_active_port_whose_link_trains_anew() -> None:
+    """Active is what the subnet manager set; the link itself was not up at that moment."""
+    said = verdicts(ibstat(*[UP] * 7, ("Active", "LinkErrorRecovery")))["ib.port"]
+    assert said == (
+        Outcome.WARN,
+        "mlx5_7/1 is ACTIVE (LinkErrorRecovery), expected LinkUp",
+    )
+
+
+@pytest.mark.proves("ib.port", unknown="a pasted ibstat that was cut off, or holds an error only")
+@pytest.mark.parametrize(
+    "text",
+    [
+        ibstat(*[UP] * 8)[:-20],
+        ibstat(*[UP] * 8)[:-120],
+        ibstat(*[UP] * 7, ("Activ", "LinkUp")),
+        ibstat(UP) + ibstat(UP),
+        "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n",
+        "ibpanic: [3571] main: stat of IB device 'mlx5_0' failed: Invalid argument",
+        "Fatal error:  device '*': sys files not found (/sys/class/infiniband/*/ports)",
+        "link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev rdma0\nlink mlx5_1/1 stat",
+    ],
+)
+def test_damaged_texts(text: str) -> None:
+    """None of them passes."""
+    said = verdicts(text)
+    assert said
+    assert {outcome for outcome, _ in said.values()} <= {Outcome.UNKNOWN}
+
+
+def test_two_hosts_in_one_text() -> None:
+    """Ports of one name on two hosts are two ports."""
+    line = "link mlx5_0/1 state {} physical_state LINK_UP netdev rdma0 \n"
+    text = f"node-a\n{line.format('ACTIVE')}node-b\n{line.format('INIT')}"
+    found = port_text.parse(text)
+    assert found is not None
+    assert [nic.name for nic in found.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
+
+
+def test_perfquery_in_words_of_sysfs() -> None:
+    """Counters of both forms come out under sysfs's names; selectors and traffic do not."""
+    head = "# Port extended counters: Lid 7 port 1 (CapMask: 0x5A00)\nPortSelect:......1\n"
+    lines = "SymbolErrorCounter:....3\nVL15Dropped:..0\nPortXmitWait:...9\nQP1Dropped:..1\n"
+    found = perfquery.parse(head + "CounterSelect:...0x0000\n" + lines)
+    assert found is not None
+    (port,) = found.nics[0].ports
+    assert port.counters is not None
+    assert {one.name: one.value for one in port.counters.nonzero} == {
+        "symbol_error": 3,
+        "qp1_dropped": 1,
+    }
+    assert (found.counters, found.damaged) == (3, "")
+    bare = perfquery.parse(head)
+    assert bare is not None
+    assert bare.damaged == "lid 7 has no error counter"
+    cut = perfquery.parse(head + lines[:-2])
+    assert cut is not None
+    assert "QP1Dropped" in cut.damaged
+    names = "LinkErrorRecoveryCounter PortRcvRemotePhysicalErrors ExcessiveBufferOverrunErrors"
+    assert [perfquery.snake(name) for name in names.split()] == [
+        "link_error_recovery",
+        "port_rcv_remote_physical_errors",
+        "excessive_buffer_overrun_errors",
+    ]
+
+
+def tree(**files: str) -> str:
+    """One device with a port and an interface, as a collector writes it."""
+    base = "/sys/bus/pci/devices/0000:0c:00.0"
+    port = {"state": "4: ACTIVE\n", "phys_state": "5: LinkUp\n", "rate": "400 Gb/sec (4X NDR)\n"}
+    whole = {f"{base}/infiniband/mlx5_0/ports/1/{name}": text for name, text in port.items()}
+    return json.dumps({**whole, f"{base}/net/ib0/operstate": "up\n", **files})
+
+
+def test_a_tree_of_sysfs() -> None:
+    """Ports, interface and counters; a tree that is cut is damaged, another JSON is none."""
+    found = sysfs_tree.parse(tree())
+    assert found is not None
+    assert (found.damaged, found.interfaces[0].name) == ("", "ib0")
+    assert [port.name for port in ports_of(read(tree()).facts)] == ["mlx5_0/1"]  # type: ignore[union-attr]
+    assert read(tree()[:-40]).damaged  # type: ignore[union-attr]
+    assert sysfs_tree.parse('{"a": 1}') is None
+    assert sysfs_tree.parse("{") is None
+
+
+@given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
+def test_no_text_breaks_a_reader(text: str) -> None:
+    """Whatever it is, it is not of the kind, or read as facts that hold together; no port is up."""
+    for prefix in (
+        "",
+        "CA '",
+        "CA 'x'\n Port 1:\n",
+        "# Port counters: Lid 1 port 1\n",
+        "link x/1 ",
+    ):
+        said = sound(read(prefix + text))
+        assert Outcome.OK not in {one.outcome for one in said.values()}
+
+
+def test_a_name_that_would_steer_a_terminal_is_read_without_its_escapes() -> None:
+    """Coloured output is read; what else is no letter of a name stays out of every sentence."""
+    coloured = (
+        "link \x1b[1mmlx5_0\x1b[0m/1 state \x1b[31mDOWN\x1b[0m physical_state POLLING netdev x\n"
+    )
+    found = read(coloured)
+    assert found is not None
+    assert [port.name for port in ports_of(found.facts)] == ["mlx5_0/1"]
+    for text in ("CA '\x1b[2Jx\x07'\n", tree().replace("mlx5_0", "\\u001b[2Jmlx5_0\\u0007")):
+        said = sound(read(text))
+        assert said
+        assert "[2J" not in "".join(one.sentence for one in said.values())
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=4))
+def test_a_tree_of_anything_is_sound(more: dict[str, str]) -> None:
+    """Any name of a device and any content of its files: JSON may hold every character."""
+    port = "/sys/a/infiniband/{}/ports/1/state"
+    sound(read(json.dumps({port.format(name): content for name, content in more.items()})))
+
+
+@given(st.integers(0, 1200))
+def test_a_cut_text_never_passes(at: int) -> None:
+    """Wherever ibstat is cut within a device, nothing of it is told healthy."""
+    whole = ibstat(*[UP] * 8)
+    text = whole[: len(whole) - 1 - at]
+    found = read(text)
+    if found is None or not found.facts.nics:
+        return
+    devices = text.count("CA '")
+    assert found.damaged or text.rstrip() == ibstat(*[UP] * devices)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("label", CASES, ids=lambda path: path.stem)
+def test_every_label_is_met(label: Path) -> None:
+    """Ports that are down are seen as such, and condemned only where that is a fault."""
+    told: dict[str, Any] = json.loads(label.read_text(encoding="utf-8"))
+    text = (CORPUS.parent / told["file"]).read_text(encoding="utf-8", errors="replace")
+    found = read(text)
+    if label.stem in NO_RDMA:
+        assert found is None
+        return
+    assert found is not None
+    assert not found.damaged
+    down = {p.nic.name for p in ports_of(found.facts) if p.state and not p.active}
+    if "ports_down" in told or "down" in told:
+        assert down == set(told.get("ports_down") or told.get("down") or ())
+    rows = {(row["ca"], row["port"]): row for row in told.get("ports", ())}
+    for port in ports_of(found.facts) if rows else ():
+        row = rows[port.nic.name, port.port.port]
+        assert port.port.state.upper().endswith(row.get("state", "ACTIVE").upper())
+        assert port.port.rate.startswith(row.get("rate", ""))
+    said = verdicts(text)
+    if faulty := NOT_ACTIVE.get(label.stem):
+        assert said[faulty][0] is Outcome.FAIL
+        return
+    assert {outcome for outcome, _ in said.values()} <= {Outcome.OK, Outcome.UNKNOWN}
+    assert "ib.port" not in said or said["ib.port"][0] is Outcome.OK

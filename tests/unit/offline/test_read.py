@@ -1,0 +1,81 @@
+"""`preflight read` judges captured texts and says by its exit code how sure that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.cli import main
+from tests.unit.offline.test_topology_text import both, matrix
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run it as a user does, in a terminal of 80 columns."""
+    return subprocess.run(
+        [sys.executable, "-m", "preflight.cli", "read", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "80"},
+        check=False,
+    )
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A whole matrix, a torn one, one that was cut, and a file of another kind."""
+    torn = {key: code for at in range(7) for key, code in both(7, at, "NV17").items()}
+    (tmp_path / "whole.txt").write_text(matrix({}, 8))
+    (tmp_path / "torn.txt").write_text(matrix(torn, 8))
+    (tmp_path / "cut.txt").write_text(matrix({}, 8)[:150])
+    (tmp_path / "other.bin").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 fine, 1 a fault, 3 not all judged, 4 cannot be opened, 5 of no known kind."""
+
+    def code(*files: str) -> int:
+        return main(["read", *files])
+
+    whole, torn, cut, other = (
+        str(texts / name) for name in ("whole.txt", "torn.txt", "cut.txt", "other.bin")
+    )
+    assert read(whole).returncode == code(whole) == 0
+    assert code(torn, cut, other) == 1
+    assert code(whole, cut) == code(whole, other) == 3
+    assert code(other) == 5
+    capsys.readouterr()
+    assert code(str(texts / "absent")) == 4
+    said = capsys.readouterr().err
+    assert "No such file or directory" in said
+    assert "Traceback" not in said
+
+
+def test_what_is_shown(texts: Path) -> None:
+    """Each file has its kind; the fault its number, the peers' number and what to do."""
+    told = read(str(texts / "torn.txt")).stdout
+    assert "nvidia-smi topo -m" in told
+    assert "FAIL" in told
+    assert "17 NVLinks up, 18 up on its peers" in told.replace("\n       ", " ")
+    assert "do: drain" in told
+    assert told.endswith("1 fail    exit 1\n")
+
+
+def test_standard_input_and_json(texts: Path) -> None:
+    """- is standard input; --json is one document with a row per file and its verdicts."""
+    said = read("-", "--json", stdin=(texts / "whole.txt").read_text())
+    document = json.loads(said.stdout)
+    assert (said.returncode, document["exit"]) == (0, 0)
+    (row,) = document["files"]
+    assert (row["file"], row["kind"]) == ("-", "nvidia-smi topo -m")
+    assert [one["outcome"] for one in row["verdicts"]] == ["ok"]

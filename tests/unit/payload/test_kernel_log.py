@@ -1,0 +1,219 @@
+"""What leaves a node of its kernel log: the lines that matter, each kind once, and no others."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import convert
+from probe import kernel_log, kmsg
+
+from preflight.facts.kernel_model import KernelLog
+from preflight.facts.limits import limit
+from preflight.facts.same_place import repeated
+
+from .node import Remote, system_python
+from .test_probe import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+XID = "NVRM: Xid (PCI:0000:{}:00): {}, pid=7, name=python3, {}"
+
+
+def written(path: Path, *lines: tuple[float, str]) -> str:
+    """Write records as /dev/kmsg gives them; return the path."""
+    records = (f"4,{n},{at * 1e6:.0f},-;{text}\n SEQ=1\n" for n, (at, text) in enumerate(lines))
+    path.write_text("".join(records))
+    return str(path)
+
+
+def told(path: str, **more: object) -> KernelLog:
+    """Return what the probe tells of that log."""
+    log = probe(Remote("probe"), sysfs="/nowhere", kmsg=path, **more).kernel_log
+    assert log is not None
+    return log
+
+
+def test_only_lines_that_matter_leave_the_node(tmp_path: Path) -> None:
+    """An Xid travels with its time; users' lines, addresses and start-up chatter stay."""
+    path = written(
+        tmp_path / "kmsg",
+        (1.0, "Command line: root=/dev/sda1 secret=hunter2"),
+        (2.5, "audit: type=1400 comm=alices-program name=/home/alice"),
+        (3.25, XID.format("1b", 79, "GPU has fallen off the bus.")),
+        (4.0, "IN=eth0 OUT= SRC=10.0.0.1 DST=10.0.0.2"),
+    )
+    log = told(path)
+    assert (log.source, log.seen, log.begins_s) == ("kmsg", 4, 1.0)
+    assert [(line.at_s, line.times) for line in log.lines] == [(3.25, 1)]
+    assert "fallen off" in log.lines[0].text
+
+
+def test_a_storm_is_one_line_with_a_count(tmp_path: Path) -> None:
+    """Five thousand corrected errors of one device are one line: first, last and number."""
+    line = "pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer"
+    log = told(written(tmp_path / "kmsg", *((float(n), line) for n in range(5000))))
+    assert [(one.at_s, one.last_s, one.times) for one in log.lines] == [(0.0, 4999.0, 5000)]
+
+
+def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
+    """What is beyond them is counted, not forgotten, and crowds out no other kind."""
+    lines = [(n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n}") for n in range(300)]
+    xid = XID.format("1b", 48, "DBE")
+    log = told(written(tmp_path / "kmsg", *lines, (31.0, xid)))
+    assert len(log.lines) == kernel_log.MOST_OF_A_KIND + 1
+    assert log.dropped == 300 - kernel_log.MOST_OF_A_KIND
+    assert log.lines[-1].text == xid
+
+
+def _crash(at_s: float, places: str, pid: int = 7) -> list[tuple[float, str]]:
+    """What one crash of a program writes: three lines for each processor that it ran on."""
+    lines = []
+    for tpc in places:
+        where = f"(GPC 2, TPC {tpc}, SM 0)"
+        said = f"NVRM: Xid (PCI:0000:1b:00): 13, pid={pid}, name=python3, Graphics "
+        lines += [f"{said}SM Warp Exception on {where}: Out Of Range Address"]
+        lines += [f"{said}SM Global Exception on {where}: Multiple Warp Errors"]
+        lines += [f"{said}Exception: ESR 0x5{tpc}=0x124000e"]
+    return [(at_s + n / 1000, line) for n, line in enumerate(lines)]
+
+
+def test_of_a_programs_exceptions_travels_whether_their_place_changes(tmp_path: Path) -> None:
+    """A crash all over a GPU is two lines with places, one on a single part is one; times stay."""
+    lines = [*_crash(10.0, "0123456789"), *_crash(100.0, "5"), *_crash(200.0, "5", pid=8)]
+    log = told(written(tmp_path / "kmsg", *lines))
+    places = [(line.text.partition("(GPC")[2][:9], line.at_s) for line in log.lines]
+    assert [one for one in places if one[0]] == [
+        (" 2, TPC 0", 10.0), (" 2, TPC 1", 10.003), (" 2, TPC 5", 100.0), (" 2, TPC 5", 200.0),
+    ]  # fmt: skip
+    assert sum(line.times for line in log.lines) == len(lines)
+    assert repeated(log.lines)["0000:1b:00"].bursts == 2
+
+
+def test_a_program_that_crashes_all_day_crowds_nothing_out(tmp_path: Path) -> None:
+    """Beyond a bound one line per GPU counts them; it has the last time, and other Xids stay."""
+    lines = [line for n in range(200) for line in _crash(100.0 * n, "12", pid=n)]
+    last = XID.format("1b", 48, "DBE")
+    log = told(written(tmp_path / "kmsg", *lines, (30000.0, last)))
+    assert len(log.lines) == kernel_log.MOST_CRASH_LINES + 2
+    assert (log.lines[-1].text, log.dropped) == (last, 0)
+    assert sum(line.times for line in log.lines) == len(lines) + 1
+    assert max(line.last_s or 0 for line in log.lines[:-1]) > 19900
+
+
+def test_lines_before_a_driver_was_loaded_stay_apart_from_later_ones(tmp_path: Path) -> None:
+    """The same Xid before and after is two lines, with the loading between them."""
+    xid = XID.format("1b", 48, "DBE")
+    loading = "nvidia-nvlink: Nvlink Core is being initialized, major device number 235"
+    log = told(written(tmp_path / "kmsg", (1, xid), (2, xid), (3, loading), (4, xid)))
+    assert [line.times for line in log.lines] == [2, 1, 1]
+    assert log.lines[1].text == loading
+
+
+def test_a_window_leaves_out_what_was_before_it(tmp_path: Path) -> None:
+    """Asked for the last hour, an Xid of two hours ago does not come."""
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    old, new = XID.format("1b", 48, "DBE"), XID.format("2b", 79, "fell")
+    path = written(tmp_path / "kmsg", (max(0.0, now_s - 7200), old), (now_s - 60, new))
+    log = told(path, kernel_log_since_s=3600)
+    assert [line.text for line in log.lines] == [new]
+    assert log.after_s == pytest.approx(now_s - 3600, abs=120)
+
+
+def test_a_text_of_several_lines_is_one_record(tmp_path: Path) -> None:
+    """The kernel escapes line ends inside a record; they travel as blanks."""
+    parts = ("NVRM: The NVIDIA GPU 0000:5d:00.0", "(PCI ID: 10de:2330)", "fallen off the bus")
+    text = "\\x0aNVRM: ".join(parts)
+    (line,) = told(written(tmp_path / "kmsg", (1, text))).lines
+    assert line.text.endswith("10de:2330) NVRM: fallen off the bus")
+
+
+def test_a_log_that_may_not_be_read_is_none_with_the_reason(tmp_path: Path) -> None:
+    """Neither the device nor a program gives an ordinary user the log: None, and why."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
+        pytest.skip("here everybody may read the kernel log")
+    path = Path(written(tmp_path / "kmsg", (1, XID.format("1b", 79, "x"))))
+    path.chmod(0o600)
+    remote = Remote("probe", user=65534, python=system_python())
+    facts = probe(remote, sysfs="/nowhere", kmsg=str(path))
+    assert facts.kernel_log is None
+    assert facts.problems == ("kernel log: Permission denied",)
+
+
+def test_an_empty_log_is_no_log(tmp_path: Path) -> None:
+    """A running kernel has said something: nothing at all is unknown, not healthy."""
+    facts = probe(Remote("probe"), sysfs="/nowhere", kmsg=written(tmp_path / "kmsg"))
+    assert facts.kernel_log is None
+    assert facts.problems == ("kernel log: it is empty",)
+
+
+def test_the_running_kernels_own_log_is_read_whole() -> None:
+    """The real device gives a record at a time and ends where there is no more."""
+    try:
+        os.close(os.open(kmsg.LOG, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        pytest.skip("this login may not read the kernel log")
+    log = told(kmsg.LOG)
+    assert log.seen > 0
+    assert log.begins_s is not None
+    assert log.source == "kmsg"
+
+
+def test_the_node_tells_crashes_apart_as_finely_as_the_judge_needs() -> None:
+    """The judge's limit may be longer, never shorter than what the node keeps apart."""
+    assert limit("same_tpc_apart_s") >= kernel_log.APART_S
+
+
+def test_what_dmesg_and_the_journal_print_is_read_alike() -> None:
+    """Both put the time before a line, the journal host and `kernel:` too; the rest goes on."""
+    printed = (
+        b"[    1.000000] Linux version 6.1\n"
+        b"[  12.500000] node7 kernel: NVRM: The NVIDIA GPU 0000:5d:00.0\n"
+        b"               NVRM: (PCI ID: 10de:2330) installed in this system has\n"
+        b"               NVRM: fallen off the bus\n"
+    )
+    log = kernel_log.told("journal", kmsg._stamped(printed), 0.0)
+    assert (log["seen"], log["begins_s"]) == (2, 1.0)
+    assert log["lines"][0]["at_s"] == 12.5
+    assert log["lines"][0]["text"].startswith("NVRM: The NVIDIA GPU 0000:5d:00.0 NVRM: (PCI ID")
+
+
+records = st.lists(
+    st.tuples(
+        st.none() | st.floats(0, 1e9),
+        st.binary(max_size=200)
+        | st.binary(max_size=60).map(lambda tail: b"NVRM: Xid (PCI:0000:1b:00): 79" + tail)
+        | st.binary(max_size=60).map(lambda tail: b"mlx5_core 0000:1b:00.0: failed" + tail),
+    ),
+    max_size=40,
+)
+
+
+@given(records, st.floats(0, 1e9))
+def test_whatever_the_log_holds_the_document_is_valid(
+    said: Iterable[tuple[float | None, bytes]], after_s: float
+) -> None:
+    """Bytes of any kind give a document that the controller accepts, with clean lines."""
+    log = convert(kernel_log.told("kmsg", said, after_s), KernelLog)
+    assert all(line.text.isprintable() for line in log.lines)
+
+
+@given(st.binary(max_size=4000))
+def test_damaged_records_are_passed_over(tail: bytes) -> None:
+    """Whatever a file in the device's place holds, reading it ends."""
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    path = folder / f"preflight-kmsg-{os.getpid()}"
+    path.write_bytes(b"4,1,2000000,-;NVRM: Xid (PCI:0000:1b:00): 79, x\n" + tail)
+    try:
+        log = convert(kmsg._read(str(path), 0.0), KernelLog)
+    finally:
+        path.unlink()
+    assert log.lines[0].at_s == 2.0

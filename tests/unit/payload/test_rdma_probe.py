@@ -1,0 +1,159 @@
+"""What the probe reads of RDMA ports, PCIe settings, interfaces and names, from real files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from probe import ethernet
+from probe import network as probed
+
+from preflight.facts.port_errors import port_errors
+from preflight.facts.rdma_model import PcieLink
+
+from .node import Remote
+from .test_probe import probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.facts.model import Facts
+    from tests.lab.nvml.scenario import Scenario
+
+    from .conftest import Machine
+
+
+@pytest.fixture
+def healthy() -> Scenario:
+    """Return a machine of eight H100 and eight InfiniBand NICs."""
+    from tests.lab.nvml.scenario import h100
+
+    return h100("h1")
+
+
+def told(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
+    """Return what the probe says of the machine that was made."""
+    return probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"), **more)
+
+
+@pytest.mark.proves("ib.errors", passes="counters of an emulated machine, read from its files")
+def test_a_healthy_machine(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
+    """Every port has its counters, GID, firmware and PCIe settings; nothing stands in the way."""
+    facts = told(machine(healthy), tmp_path)
+    assert facts.nics is not None
+    nic = facts.nics[0]
+    assert (nic.firmware, nic.board, nic.hca_type) == ("28.39.1002", "MT_0000000838", "MT4129")
+    assert nic.pcie == PcieLink(32.0, 16, 32.0, 16)
+    (port,) = nic.ports
+    assert port.counters is not None
+    assert (port.counters.read, port.counters.nonzero) == (6, ())
+    assert port.counters.apart_s >= 0.25
+    assert [gid.kind for gid in port.gids or ()] == ["IB/RoCE v1"]
+    direct = facts.gpudirect
+    assert direct is not None
+    assert (direct.peermem, direct.iommu) == (True, "none")
+    assert direct.acs is not None
+    assert len(direct.acs) == 16
+    assert not any(one.redirects for one in direct.acs)
+    assert facts.problems == ()
+
+
+@pytest.mark.proves("ib.errors", finds="a counter that rises while the probe looks")
+def test_a_counter_that_moves(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
+    """Symbol errors that are counted between the two looks are seen as moving."""
+    from tests.lab import sysfs
+
+    env = machine(healthy)
+    over = threading.Event()
+
+    def count() -> None:
+        errors = 0
+        while not over.is_set():
+            errors += 1
+            sysfs.count(tmp_path / "sys", "mlx5_3", "symbol_error", 10_000 + errors)
+            time.sleep(0.01)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        facts = told(env, tmp_path)
+    finally:
+        over.set()
+        counting.join()
+    (odd,) = port_errors(facts)
+    assert odd.sentence.startswith("mlx5_3/1: symbol_error rose by ")
+    assert odd.grave
+
+
+@pytest.mark.proves("host.pci_acs", finds="the redirect bits of a PCIe port, in its own registers")
+def test_pcie_settings(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
+    """One port between a GPU and its NIC redirects; a file that cannot be read hides all."""
+    from tests.lab import sysfs
+
+    env = machine(healthy)
+    port = healthy.gpus[2].path[-2]
+    sysfs.redirect(tmp_path / "sys", port)
+    direct = told(env, tmp_path).gpudirect
+    assert direct is not None
+    assert [one.bus_id for one in direct.acs or () if one.redirects] == [port]
+    config = tmp_path / "sys/bus/pci/devices" / port / "config"
+    config.write_bytes(config.read_bytes()[:64])
+    direct = told(env, tmp_path).gpudirect
+    assert direct is not None
+    assert direct.acs is None
+
+
+@pytest.mark.proves("net.master_name", finds="a name that leads nowhere, looked up for real")
+def test_names(tmp_path: Path) -> None:
+    """The host's own name and the wanted ones; without any wanted nobody asks."""
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/net").symlink_to("/sys/class/net")
+    facts = probe(Remote("probe"), sysfs=str(tmp_path), names=["127.0.0.1", "no.such.invalid"])
+    assert facts.network is not None
+    assert facts.network.own_name is not None
+    literal, missing = facts.network.names
+    assert (literal.addresses, literal.error) == (("127.0.0.1",), "")
+    assert (missing.addresses, bool(missing.error)) == ((), True)
+    alone = probe(Remote("probe"), sysfs=str(tmp_path)).network
+    assert alone is not None
+    assert (alone.own_name, alone.names) == (None, ())
+
+
+@pytest.mark.proves("net.interface", passes="this machine's own loopback, asked of the kernel")
+def test_interfaces_of_this_machine(tmp_path: Path) -> None:
+    """Addresses come from the kernel itself, with the length of their network."""
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/net").symlink_to("/sys/class/net")
+    network = probe(Remote("probe"), sysfs=str(tmp_path)).network
+    assert network is not None
+    loopback = next(one for one in network.interfaces or () if one.loopback)
+    assert "127.0.0.1/8" in loopback.addresses
+    assert network.ephemeral is not None
+    assert 0 < network.ephemeral[0] < network.ephemeral[1]
+
+
+@pytest.mark.proves("net.ethernet", passes="an interface whose files say 25 Gb/s, full duplex")
+def test_the_link_of_an_interface(tmp_path: Path) -> None:
+    """Duplex, parts and counters come from files; of link modes the fastest counts."""
+    folder = tmp_path / "class/net/bond7"
+    files = {
+        "ifindex": "7", "flags": "0x1003", "mtu": "9000", "speed": "25000", "duplex": "full",
+        "operstate": "up", "device/x": "", "lower_eth1/x": "", "lower_eth2/x": "",
+        "statistics/rx_packets": "12", "statistics/rx_crc_errors": "3",
+        "statistics/collisions": "0",
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    (one,) = probed.read(str(tmp_path))["interfaces"]
+    assert (one["speed_mbits"], one["lower"]) == (25000, ["eth1", "eth2"])
+    assert one["ethernet"] == {
+        "duplex": "full", "most_mbits": None, "partner_mbits": None, "mtu_wanted": None,
+        "counters": [{"name": "rx_packets", "value": 12}, {"name": "rx_crc_errors", "value": 3}],
+    }  # fmt: skip
+    gigabit, fec, hdr = 1 << 5, 1 << 50, 1 << 66
+    assert [ethernet.fastest(mask) for mask in (0, fec, gigabit | fec, gigabit | hdr)] == [
+        0, 0, 1000, 200_000,
+    ]  # fmt: skip

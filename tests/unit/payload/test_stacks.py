@@ -1,0 +1,421 @@
+"""What a node shows of ranks that hang: real processes, read as they are on a node."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from probe import processes, procfs
+from stacks import finding
+from stacks.instant import Instant
+from stacks.patience import Patience
+from stacks.standing import Standing, readable
+
+from preflight.facts.decode import decode_look
+from preflight.transport import pyspy
+
+from .node import NONCE, Remote, system_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from preflight.facts.look_model import NodeLook, RankLook
+
+    from .conftest import Machine
+
+    Start = Callable[..., subprocess.Popen[bytes]]
+
+SEAT = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "16",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h1",
+    "MASTER_PORT": "29500",
+}
+WAITS = """
+import time
+def evaluate():
+    print("there", flush=True)
+    while True:
+        time.sleep(30)
+def train(password):
+    evaluate()
+train("hunter2")
+"""
+WITH_WORKER = """
+import os, time
+def load():
+    print("there", flush=True)
+    time.sleep(60)
+if os.fork() == 0:
+    load()
+time.sleep(60)
+"""
+LAUNCHER = """
+import os, subprocess, sys, time
+STAYS = "import time; print('there', flush=True); time.sleep(60)"
+LEFT = "import subprocess; subprocess.Popen(['sleep', '60'])"
+for rank in "01":
+    seat = dict(os.environ, RANK=str(6 + int(rank)), LOCAL_RANK=rank, WORLD_SIZE="8",
+                LOCAL_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="night", TORCHELASTIC_RESTART_COUNT="2")
+    code = LEFT if rank == "1" and "train.py" in sys.argv else STAYS
+    subprocess.Popen([sys.executable, "-c", code], env=seat)
+time.sleep(60)
+"""
+FLOODS = """
+import socket, sys, time
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+peer.setblocking(False)
+try:
+    while True:
+        peer.send(b"x" * 65536)
+except BlockingIOError:
+    print("there", flush=True)
+time.sleep(60)
+"""
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+
+
+@pytest.fixture
+def start(cleanup: ExitStack) -> Start:
+    """Return a starter of ranks that end with the test; it waits until one says a line."""
+
+    def begin(
+        *argv: str, python: str = sys.executable, user: int | None = None, **seat: str
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [python, *(argv or ("-c", WAITS))],
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], **SEAT, **seat},
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            start_new_session=True,
+        )
+
+        def end() -> None:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+        cleanup.callback(end)
+        assert process.stdout
+        cleanup.callback(process.stdout.close)
+        process.stdout.readline()
+        return process
+
+    return begin
+
+
+def ask(remote: Remote, **request: object) -> None:
+    """Ask for a look at this machine."""
+    remote.ask(**{"nonce": NONCE, "name": "here", "deadline_s": 20, "look_s": 0.2} | request)
+
+
+def answer(remote: Remote, *, has_spy: bool = True) -> NodeLook:
+    """Return the answer, and give py-spy where it is asked for."""
+    document = remote.answer()
+    if document.startswith(b'{"lacks"'):
+        messages = pyspy.offer(json.loads(document)["machine"]) if has_spy else [{"none": "no spy"}]
+        for message in messages:
+            remote.ask(**json.loads(msgspec.json.encode(message)))
+        document = remote.answer()
+    assert remote.leave() == 0
+    return decode_look(document, NONCE)
+
+
+def look(*pids: int, **request: object) -> NodeLook:
+    """Return what the payload says of these processes and those below."""
+    remote = Remote("stacks")
+    ask(remote, pids=list(pids), **request)
+    return answer(remote)
+
+
+def where(rank: RankLook) -> list[tuple[str, int]]:
+    """Return its main thread's stack as functions and lines."""
+    assert rank.stacks is not None, rank.no_stacks
+    return [(frame.function, frame.line) for frame in rank.stacks.threads[0].frames]
+
+
+def test_a_rank_is_told_with_the_line_it_stands_on(start: Start) -> None:
+    """Its place in the job, the functions it is in, twice, and nothing of their variables."""
+    seen = look(start().pid)
+    (rank,) = seen.ranks
+    assert (rank.rank, rank.local_rank, rank.world_size, rank.job) == (3, 1, 16, "h1:29500")
+    assert where(rank)[:2] == [("evaluate", 6), ("train", 8)]
+    assert rank.later == rank.stacks
+    assert rank.state == "sleeping"
+    assert rank.look_s > 0.1
+    assert "hunter2" not in repr(seen)
+
+
+def test_a_stopped_rank_stays_stopped(start: Start) -> None:
+    """It is told as stopped, its stack is read all the same, and it is not continued."""
+    process = start()
+    os.kill(process.pid, signal.SIGSTOP)
+    (rank,) = look(process.pid).ranks
+    assert rank.state == "stopped"
+    assert where(rank)[0][0] == "evaluate"
+    assert rank.native is None
+    assert state_of(process.pid) == "T"
+
+
+def fields_of(pid: int) -> list[str]:
+    """Return state, parent, group, session and so on of a process; [] for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def state_of(pid: int) -> str:
+    """Return the state letter of a process."""
+    return fields_of(pid)[0]
+
+
+def orphans(session: int) -> list[int]:
+    """Return the processes of a session whose parent has ended."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    mine = {pid: its for pid in pids if (its := fields_of(pid)) and int(its[3]) == session}
+    return [pid for pid, its in mine.items() if int(its[1]) not in mine and pid != session]
+
+
+def until(state: Callable[[], bool]) -> None:
+    """Wait for something that happens soon."""
+    patience = time.monotonic() + 30
+    while not state():
+        assert time.monotonic() < patience, "it never happened"
+        time.sleep(0.01)
+
+
+def test_a_dead_rank_is_known_by_its_place(start: Start, tmp_path: Path) -> None:
+    """A rank that ended unnoticed has no environment; its launcher's other ranks tell which.
+
+    What it has left behind carries its variables, and is not taken for it.
+    """
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(LAUNCHER)
+    # As in a pod of a Kubernetes job: the launcher itself has torch's variables, of its node.
+    agent = start(str(torchrun), "--nproc-per-node=2", "train.py", RANK="0", WORLD_SIZE="4")
+    until(lambda: bool(orphans(agent.pid)))
+    seen = look(agent.pid, *orphans(agent.pid))
+    (launcher,) = seen.launchers
+    alive, dead = sorted(seen.ranks, key=lambda rank: rank.rank or 0)
+    assert (launcher.pid, launcher.kind, launcher.job, launcher.ranks) == (
+        agent.pid, "torchrun", "night", 2,
+    )  # fmt: skip
+    assert launcher.children == (alive.pid, dead.pid)
+    assert (alive.rank, alive.state) == (6, "sleeping")
+    assert (dead.rank, dead.local_rank, dead.state, dead.job) == (7, 1, "zombie", "night")
+    assert (dead.restarts, dead.no_stacks) == (2, "it has ended")
+
+
+def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where reading its environment hangs, its place follows from the others of its launcher.
+
+    A stand-in hangs: the lock of a process's memory is held for long only by a driver.
+    """
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(LAUNCHER)
+    agent = start(str(torchrun), "stays.py")
+    until(lambda: len(below(agent.pid)) == 2)
+    stuck = below(agent.pid)[1]
+    really = procfs.environ
+
+    def environ(pid: int) -> bytes | None:
+        if pid == stuck:
+            time.sleep(600)
+        return really(pid)
+
+    monkeypatch.setattr(procfs, "environ", environ)
+    patience = Patience(time.monotonic() + 60)
+    given = (2**22 + 1, [agent.pid])
+    found = processes.patiently(finding.find, given, patience.until, patience.problems)
+    assert found is not None
+    told = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
+    assert told == {below(agent.pid)[0]: (6, False), stuck: (7, True)}
+    assert patience.problems == [f"process {stuck}: reading its command or environment hangs"]
+    assert readable(found["ranks"], lambda _pid: True) == [below(agent.pid)[0]]
+
+
+def below(pid: int) -> list[int]:
+    """Return the children of a process."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+@needs_root
+def test_another_users_rank_is_counted_and_the_rest_goes_on(start: Start, tmp_path: Path) -> None:
+    """Who may not read a rank is told as whom to look; what he may not see is counted."""
+    tmp_path.chmod(0o755)
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(LAUNCHER)
+    agent = start(str(torchrun), "train.py", python=system_python())
+    until(lambda: "Z" in map(state_of, below(agent.pid)))
+    mine = start(user=NOBODY, python=system_python())
+    remote = Remote("stacks", python=system_python(), user=NOBODY)
+    ask(remote, pids=[agent.pid, mine.pid])
+    seen = answer(remote)
+    assert seen.hidden == 1
+    assert [rank.pid for rank in seen.ranks if rank.stacks] == [mine.pid]
+    remote = Remote("stacks", python=system_python(), user=NOBODY)
+    ask(remote, pids=[agent.pid])
+    assert {rank.no_stacks for rank in answer(remote).ranks} == {
+        "it has ended", "it belongs to root: run preflight diagnose as root",
+    }  # fmt: skip
+
+
+def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
+    """It is told as gone, without a problem, and the others are told whole."""
+    leaves, stays = start(), start(RANK="4")
+    everyone = (lambda _stat: False, lambda _pid: None)
+    ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], *everyone)["ranks"]
+    patience = Patience(time.monotonic() + 60)
+    before = Instant(patience, ranks, "/sys")
+    standing = Standing(patience, own=True)
+    standing.prepare(ranks, lambda _within_s: None, lambda _document: None)
+    leaves.kill()
+    leaves.wait()
+    standing.read([one["pid"] for one in ranks])
+    rows = [Instant(patience, ranks, "/sys").row(one, before) for one in ranks]
+    for one, row in zip(ranks, rows, strict=True):
+        standing.add(one, row)
+    assert [row["state"] for row in rows] == ["gone", "sleeping"]
+    assert rows[0]["no_stacks"] == "it has ended"
+    assert patience.problems == []
+
+
+def test_a_process_that_is_not_there() -> None:
+    """A pid that nobody has is a line among the problems, and nothing else."""
+    seen = look(2**22 - 7)
+    assert seen.ranks == ()
+    assert seen.problems == (f"process {2**22 - 7}: there is none",)
+
+
+def test_without_py_spy_all_the_rest_is_told(start: Start) -> None:
+    """Where nobody has py-spy the answer says so and what to type, and the wait channel stays."""
+    remote = Remote("stacks")
+    ask(remote, pids=[start().pid], own_spy=False)
+    (rank,) = answer(remote, has_spy=False).ranks
+    assert rank.stacks is None
+    assert rank.no_stacks == (
+        "no spy: install py-spy there, or beside preflight: "
+        "pip install 'pytest-preflight[diagnose]'"
+    )
+    assert (rank.rank, rank.state) == (3, "sleeping")
+
+
+def test_py_spy_travels_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
+    """A node without it is given one, which runs from memory: no file stays there."""
+    if not [one for one in pyspy.offer(os.uname().machine) if "part" in one]:
+        pytest.skip("no py-spy here that could travel")
+    remote = Remote("stacks", env={"TMPDIR": str(tmp_path)})
+    ask(remote, pids=[start().pid], own_spy=False)
+    (rank,) = answer(remote).ranks
+    assert rank.stacks is not None
+    assert rank.stacks.by.endswith("that travelled")
+    assert where(rank)[0][0] == "evaluate"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_peer_that_takes_no_more(start: Start) -> None:
+    """What a rank has sent and the other end has not taken stands there in bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        port = server.getsockname()[1]
+        process = start("-c", FLOODS, str(port))
+        peer, _ = server.accept()
+        with peer:
+            (rank,) = look(process.pid).ranks
+    (connection,) = rank.connections
+    assert (connection.peer, connection.state) == (f"127.0.0.1:{port}", "established")
+    assert connection.unacked > 0
+    assert connection.received == 0
+
+
+def test_a_data_loaders_worker_is_no_second_rank(start: Start) -> None:
+    """A child with the rank's own environment is told below it, with where it stands."""
+    (rank,) = look(start("-c", WITH_WORKER).pid).ranks
+    assert rank.children == 1
+    (worker,) = rank.workers
+    assert worker.stacks.threads[0].frames[0].function == "load"
+
+
+def test_a_rank_at_rest_shows_its_native_stack(start: Start) -> None:
+    """The C side of a main thread that did nothing between the looks is read as well."""
+    (rank,) = look(start().pid).ranks
+    if rank.native is None:
+        pytest.skip("py-spy cannot unwind this interpreter")
+    assert rank.native.native
+    assert "evaluate" in [frame.function for frame in rank.native.threads[0].frames]
+
+
+def test_flight_recorder_dumps_travel_unopened(start: Start, tmp_path: Path) -> None:
+    """The file that torch left for this rank comes along byte by byte."""
+    prefix = str(tmp_path / "trace_")
+    process = start(TORCH_FR_DUMP_TEMP_FILE=prefix)
+    Path(prefix + "3").write_bytes(b"\x80\x04never opened")
+    (rank,) = look(process.pid).ranks
+    assert rank.dump is not None
+    assert zlib.decompress(base64.b64decode(rank.dump.content)) == b"\x80\x04never opened"
+    assert (rank.dump.path, rank.dump.size) == (prefix + "3", 14)
+
+
+def test_a_dump_that_is_no_file_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    """A pipe or a link in a dump's place is named, and neither read nor followed."""
+    prefix = str(tmp_path / "trace_")
+    process = start(TORCH_FR_DUMP_TEMP_FILE=prefix)
+    os.mkfifo(prefix + "3")
+    (rank,) = look(process.pid).ranks
+    assert rank.dump is not None
+    assert (rank.dump.content, rank.dump.why) == (
+        "", "it is no regular file of the rank's own user",
+    )  # fmt: skip
+
+
+def test_gpus_are_told_with_who_is_on_them(machine: Machine, start: Start) -> None:
+    """Utilisation, power and clocks at the second look, and which GPU a rank has memory on."""
+    from tests.lab.nvml.scenario import h100
+
+    process = start()
+    scenario = h100("here").process(5, process.pid, 40_000)
+    remote = Remote("stacks", env=machine(scenario))
+    ask(remote, pids=[process.pid])
+    seen = answer(remote)
+    assert seen.gpus is not None
+    assert [gpu.index for gpu in seen.gpus] == list(range(8))
+    gpu = seen.gpus[5]
+    assert seen.ranks[0].gpus == (gpu.uuid,)
+    assert gpu.pids == (process.pid,)
+    assert gpu.memory_used_mib
+    assert gpu.memory_used_mib >= 40_000
+    assert gpu.power_w
+    assert gpu.busy_percent is not None
+
+
+def test_a_driver_that_hangs_costs_only_the_gpus(machine: Machine, start: Start) -> None:
+    """The ranks are told all the same, in time."""
+    from tests.lab.nvml.scenario import h100
+
+    remote = Remote("stacks", env=machine(h100("here").hanging()))
+    ask(remote, pids=[start().pid], deadline_s=3)
+    seen = answer(remote)
+    assert seen.gpus is None
+    assert "GPUs: no answer in time" in seen.problems
+    assert seen.ranks[0].state == "sleeping"

@@ -1,0 +1,309 @@
+"""What the look reads from others is hostile or damaged until shown otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stacks import (
+    carried,
+    denied,
+    inet_diag,
+    interfaces,
+    launching,
+    memory_group,
+    proc_tcp,
+    rdma,
+    seats,
+    spoken,
+    spy,
+    wires,
+)
+
+JSON = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([[]])
+)
+SPY_KEYS = st.sampled_from(
+    ["frames", "thread_name", "os_thread_id", "active", "owns_gil", "name", "filename", "line"]
+)
+NAMES = [name for names in seats._NAMES.values() for name in names if name]
+
+
+@given(st.binary(max_size=300))
+def test_py_spys_output_may_be_anything(said: bytes) -> None:
+    """Whatever a program of that name prints, there are stacks or there are none."""
+    told = spoken.parse(said, 1)
+    assert told is None or isinstance(told, list)
+
+
+FRAMES = st.lists(st.dictionaries(SPY_KEYS, JSON, max_size=4), max_size=2)
+
+
+@given(st.lists(st.dictionaries(SPY_KEYS, JSON | FRAMES, max_size=6), max_size=2))
+def test_py_spys_document_may_hold_anything(document: object) -> None:
+    """Of any JSON only functions, files and lines are taken, printable and of bounded length."""
+    for thread in spoken.parse(json.dumps(document).encode(), 1) or []:
+        assert set(thread) == {"frames", "main", "name", "idle", "holds_gil"}
+        for frame in thread["frames"]:
+            assert frame["function"].isprintable()
+            assert frame["line"] >= 0
+
+
+def test_a_deep_recursion_keeps_both_its_ends() -> None:
+    """The innermost frames are told and the script's own line, not ten thousand between."""
+    frames = [{"name": f"f{at}", "filename": "a.py", "line": at} for at in range(1000)]
+    said = json.dumps([{"os_thread_id": 7, "frames": frames}]).encode()
+    (thread,) = spoken.parse(b"a warning\n" + said + b"\nanother\n", 7) or []
+    assert thread["main"]
+    names = [frame["function"] for frame in thread["frames"]]
+    assert (names[0], names[-1], len(names)) == ("f0", "f999", 128)
+
+
+@given(st.binary(max_size=400))
+def test_netlink_answers_may_be_cut(data: bytes) -> None:
+    """Any bytes end in messages or an OSError; no message outlasts its datagram."""
+    with contextlib.suppress(OSError):
+        bodies, _ = inet_diag.messages(data)
+        assert sum(map(len, bodies)) <= len(data)
+
+
+@given(st.sampled_from([2, 10]), st.sampled_from(sorted(inet_diag.STATES)), st.binary(max_size=400))
+def test_a_connections_record_may_hold_anything(family: int, state: int, rest: bytes) -> None:
+    """Whatever follows the family and state, the record gives numbers or nothing."""
+    for body in (rest, bytes([family, state]) + rest):
+        wire = inet_diag.parse(body)
+        assert wire is None or all(value >= 0 for value in wire.values() if isinstance(value, int))
+        port = interfaces.parse(body)
+        assert port is None or port["name"].isprintable()
+
+
+@given(st.text(max_size=300))
+def test_tables_of_proc_may_hold_anything(text: str) -> None:
+    """Lines that are no line of the table are left out."""
+    assert proc_tcp.parse(text) == []
+    assert isinstance(memory_group.groups(text), list)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=12)))
+def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
+    """A rank has a number within its job's bounds, or it is none."""
+    seat = seats.seat(environ)
+    assert seat is None or 0 <= seat["rank"] <= 65535
+    assert seat is None or seat["world_size"] >= 1
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
+    """A command is some launcher's or it is not."""
+    assert isinstance(launching.kind(argv), str)
+    assert launching.told(argv)["job"].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("/opt/venv/bin/python /opt/venv/bin/torchrun --nnodes 2 train.py", "torchrun"),
+        ("python3.11 -u -m torch.distributed.run train.py", "torchrun"),
+        ("python -m accelerate.commands.launch train.py", "accelerate"),
+        ("/usr/bin/python /usr/bin/deepspeed train.py", "deepspeed"),
+        ("slurmstepd: [123.0]", "srun"),
+        ("mpirun -np 4 python train.py", "mpirun"),
+        ("python train.py torchrun", ""),
+        ("vim torchrun", ""),
+        ("python -c pass", ""),
+    ],
+)
+def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
+    """What a person types, as the kernel shows it."""
+    assert launching.kind([word.encode() for word in command.split(" ")]) == kind
+
+
+@pytest.mark.parametrize(
+    ("environ", "job", "rank"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "night", "RANK": "3", "WORLD_SIZE": "8"}, "night", 3),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "8",
+             "MASTER_ADDR": "gpu1", "MASTER_PORT": "29500", "SLURM_PROCID": "0",
+             "SLURM_STEP_NUM_TASKS": "2"},
+            "gpu1:29500", 3,
+        ),
+        (
+            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "77",
+             "SLURM_STEP_ID": "0"},
+            "slurm 77.0", 5,
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            f"{os.uname().nodename}:29500", 0,
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_of_one_job_share_its_name(environ: dict[str, str], job: str, rank: int) -> None:
+    """A run id that says nothing is none, and a master on the loopback is this node's alone."""
+    seat = seats.seat({name.encode(): value.encode() for name, value in environ.items()})
+    assert seat is not None
+    assert (seat["job"], seat["rank"]) == (job, rank)
+
+
+def test_a_single_task_of_slurm_is_no_rank() -> None:
+    """An interactive shell of srun waits for nobody."""
+    assert seats.seat({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
+
+
+def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
+    """Both sources know our own connection, with the same bytes waiting at either end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+        with ours, theirs:
+            ours.send(b"x" * 1000)
+            name = "{}:{}".format(*theirs.getsockname())
+            inode = os.fstat(theirs.fileno()).st_ino
+            by_inode = [
+                {one["inode"]: one for one in found}[inode]
+                for found in (inet_diag.connections(), proc_tcp.connections(os.getpid()))
+            ]
+            told = wires.look([os.getpid()])
+    for one in by_inode:
+        assert (one["local"], one["waiting"], one["state"]) == (name, 1000, "established")
+    assert by_inode[0]["received"] == 1000
+    assert inode in [one["inode"] for one in told["wires"][str(os.getpid())]]
+    assert told["problems"] == []
+
+
+def test_a_connection_counts_what_moved() -> None:
+    """The difference of two looks; one that is new counts from its beginning."""
+    first = {"inode": 1, "local": "a:1", "peer": "b:2", "state": "established", "unacked": 0,
+             "waiting": 0, "retries": 0, "probes": 0, "sent": 10, "received": 5, "resent": 1,
+             "quiet_ms": 40}  # fmt: skip
+    later = {**first, "sent": 30, "resent": 4, "retries": 2, "quiet_ms": 3500}
+    (moved,) = wires.moved([first], [later])
+    assert (moved["sent"], moved["received"], moved["resent"]) == (20, 0, 3)
+    assert (moved["retries"], moved["quiet_s"]) == (2, 3.5)
+    (new,) = wires.moved([], [later])
+    assert new["sent"] == 30
+
+
+def test_ports_count_what_moved(tmp_path: Path) -> None:
+    """Words become bytes, and only trouble that grew between the looks is told."""
+    port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    (port / "counters").mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    values = {"port_xmit_data": 100, "port_rcv_data": 50, "symbol_error": 7, "link_downed": 2}
+    for name, value in values.items():
+        (port / "counters" / name).write_text(f"{value}\n")
+    before = rdma.look(str(tmp_path))
+    (port / "counters" / "port_xmit_data").write_text("350\n")
+    (port / "counters" / "link_downed").write_text("3\n")
+    (moved,) = rdma.moved(before, rdma.look(str(tmp_path)))
+    assert (moved["name"], moved["up"]) == ("mlx5_0/1", True)
+    assert (moved["sent"], moved["received"]) == (1000, 0)
+    assert (moved["errors"], moved["lost_link"]) == ({"link_downed": 1}, 3)
+
+
+@pytest.mark.parametrize(
+    ("own", "capable", "scope", "words"),
+    [
+        (1000, False, "1", "sudo sysctl kernel.yama.ptrace_scope=0"),
+        (1000, False, "2", "run preflight diagnose as root"),
+        (0, True, "3", "restart the node"),
+        (0, False, "0", "--cap-add=SYS_PTRACE"),
+        (1001, False, "0", "run preflight diagnose as alice or as root"),
+    ],
+)
+def test_a_denial_says_what_to_type(own: int, capable: bool, scope: str, words: str) -> None:  # noqa: FBT001
+    """Each cause of a refused ptrace has its own remedy."""
+    assert words in denied._why(1000, "alice", own, capable=capable, scope=scope)
+
+
+def test_nothing_speaks_against_ones_own_process() -> None:
+    """A login may read its own processes, and root all, unless the kernel says otherwise."""
+    assert denied._why(1000, "alice", 1000, capable=False, scope="0") == ""
+    assert denied._why(1000, "alice", 0, capable=True, scope="1") == ""
+    assert denied.may_trace("Name:\tx\nCapEff:\t000001ffffffffff\n")
+    assert not denied.may_trace("CapEff:\tnonsense\n")
+
+
+def test_a_py_spy_that_hangs_leaves_no_rank_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it had a process stopped for its native stack, it takes nothing with it."""
+    monkeypatch.setattr(spy, "NATIVE_EACH_S", 0.3)
+    fake = tmp_path / "py-spy"
+    fake.write_text('#!/bin/sh\nfor last; do :; done\nkill -STOP "$last"\nsleep 60\n')
+    fake.chmod(0o755)
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        told = spy.Spy(str(fake), "").dump([rank.pid], time.monotonic() + 60, native=True)
+        assert told == {rank.pid: "py-spy did not answer in time"}
+        state = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state != "T"
+    finally:
+        rank.send_signal(signal.SIGKILL)
+        rank.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be careful")
+def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
+    """A program that anybody but root can have put there is not run as root."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho py-spy 9.9\n")
+    program.chmod(0o755)
+    os.chown(program, 65534, -1)
+    assert not spy.trusted(str(program))
+    found = spy.installed([str(tmp_path)], time.monotonic() + 20)
+    assert found is None or "9.9" not in found.by
+    assert spy.trusted("/bin/sh")
+
+
+def test_an_installed_payload_runs_nothing_that_it_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the payload did not travel itself, it asks for no program."""
+    monkeypatch.setattr(sys, "path", ["/opt/preflight/payload"])
+    asked: list[object] = []
+    assert not carried.asks(asked.append)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"none": "this node is riscv64"}, "this node is riscv64"),
+        ({"part": "###", "more": False}, "what arrived as py-spy is damaged"),
+        ({"part": "AAAA", "more": False}, "what arrived as py-spy is damaged"),
+        ({"else": 1}, "what arrived as py-spy is damaged"),
+        (None, "nobody sent py-spy"),
+    ],
+)
+def test_what_arrives_in_py_spys_place(message: dict[str, object] | None, why: str) -> None:
+    """Nothing, nonsense and half of it end in words."""
+    came = carried.Carried(lambda _within_s: message, time.monotonic() + 20)
+    assert (came.spy, came.refused) == (None, why)
+
+
+def test_the_kernels_structures_are_those_of_its_headers() -> None:
+    """Sizes of linux/inet_diag.h and linux/if_link.h."""
+    assert (inet_diag._ASK.size, inet_diag._MESSAGE.size) == (56, 72)
+    assert interfaces._BODY.size == struct.calcsize("=BxHiII") == 16
+
+
+def test_a_crowd_of_threads_is_cut_and_the_main_one_is_not() -> None:
+    """A process with a thousand threads cannot make the answer too large to be read."""
+    frames = [{"name": "f", "filename": "a.py", "line": 1}] * 10
+    crowd = [{"os_thread_id": at, "frames": frames} for at in range(1000)]
+    threads = spoken.parse(json.dumps(crowd).encode(), 999, most=50) or []
+    assert (threads[0]["main"], len(threads)) == (True, 256)
+    assert [len(one["frames"]) for one in threads[:8]] == [10, 10, 10, 10, 10, 10, 0, 0]

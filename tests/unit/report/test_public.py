@@ -1,0 +1,173 @@
+"""A report for strangers names nobody, and calls everybody the same name wherever he stands."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from preflight.report.document import encode
+from preflight.report.html.page import Told, page
+from preflight.report.junit import junit
+from preflight.report.prometheus import metrics
+from preflight.report.public.hide import Hider
+from preflight.report.public.known import secrets
+from preflight.report.public.trie import any_of
+from preflight.report.rebuilt import found_in
+from preflight.report.terminal import summary
+from preflight.verdict import fail
+from tests.unit.facts.builders import facts
+from tests.unit.report.nights import BENT, report
+
+if TYPE_CHECKING:
+    from preflight.report.document import Report
+
+NODES = [f"gpu{n:03}" for n in range(38, 48)]
+UUID = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+SECRETS = (
+    *NODES, UUID, "10.77.0.41", "fe80::a00:27ff:fe4e:66a1", "b8:59:9f:0c:11:22", "alice", "bob",
+    "corp.example", "1650523012345", "nfs-east", "sw-a12", "0x506b4b0300a1b2c3", "carol",
+    "lab.example",
+)  # fmt: skip
+
+
+def night() -> Report:
+    """A report whose sentences, evidence and leaves tell all of it."""
+    said = fail(
+        f"alice@gpu041.corp.example: {UUID} of gpu[040-042], serial 1650523012345, pid 7 of user "
+        "bob, in /home/bob/train; gpu041-gpu042 via 10.77.0.41 and fe80::a00:27ff:fe4e:66a1",
+        advice="ask alice; nfs-east:/export/alice; b8:59:9f:0c:11:22; 0x506b4b0300a1b2c3; "
+        "mail carol@lab.example about GPU041",
+        user="alice",
+        serial="1650523012345",
+        seen={"gpu041": {"uuid": UUID, "path": "/data/alice/x", "near": ["gpu042", "bob"]}},
+    )
+    return report(
+        NODES,
+        {("gpu.count", "gpu041"): said, ("gpu.ecc", "gpu042"): BENT},
+        leaves=dict.fromkeys(NODES, "sw-a12"),
+    )
+
+
+def written(one: Report) -> dict[str, str]:
+    """Every output that `preflight report` can write."""
+    found = found_in(one)
+    return {
+        "json": encode(one).decode(),
+        "html": page(one, Told(found=found, drains=frozenset({"gpu.count"}))),
+        "junit": junit(one).decode(),
+        "prometheus": metrics(one, found).decode(),
+        "text": "\n".join(summary(one, found, where="", hint="", width=80)),
+    }
+
+
+def told(text: str, secret: str) -> bool:
+    """Whether a text tells it, in whatever letters, and not as part of a longer number."""
+    return re.search(rf"{re.escape(secret)}(?![0-9])", text, re.IGNORECASE) is not None
+
+
+def test_no_output_tells_a_secret() -> None:
+    """Names, users, serials, UUIDs, addresses, domains: in none of the five."""
+    one = night()
+    hidden = Hider(secrets(one)).all_of(one)
+    for output, text in written(hidden).items():
+        assert [secret for secret in SECRETS if told(text, secret)] == [], output
+
+
+def test_a_node_has_one_name_everywhere() -> None:
+    """In lists, sentences, folded patterns and keys of evidence, in small and in large letters."""
+    one = night()
+    hidden = Hider(secrets(one)).all_of(one)
+    (row,) = (r for r in hidden.verdicts if r.check == "gpu.count" and r.outcome == "fail")
+    assert row.subject == "node-4"
+    assert hidden.fleet.not_ready == ("node-4", "node-5")
+    assert hidden.fleet.exclude == "node-[4-5]"
+    assert "of node-[3-5]," in row.sentence
+    assert "node-4-node-5 via address-" in row.sentence
+    assert "about node-4" in row.advice
+    assert set(row.evidence["seen"]) == {"node-4"}
+    assert row.evidence["seen"]["node-4"]["near"][0] == "node-5"
+    user = row.evidence["user"]
+    assert user == row.evidence["seen"]["node-4"]["path"].split("/")[2]
+    assert f"ask {user};" in row.advice
+
+
+def test_what_is_no_secret_stays_readable() -> None:
+    """Counts, versions, bus ids, times, paths and check ids are what the report is about."""
+    kept = "7 of 8 GPUs; driver 535.104.05; 00000000:8B:00.0; 12:34:56; /dev/shm; rail[0-7]; root"
+    hidden = Hider(secrets(night())).words(kept)
+    assert hidden == kept
+    one = replace(night(), tier="deep")
+    assert Hider(secrets(one)).all_of(one).tier == "deep"
+
+
+def test_real_names_that_look_like_ours_are_not_mixed_up() -> None:
+    """Nodes that are called node-1 and node-2 get other names, not each other's."""
+    one = report(["node-2", "node-1"], {("gpu.count", "node-1"): BENT})
+    hidden = Hider(secrets(one)).all_of(one)
+    assert hidden.fleet.not_ready == ("some-node-2",)
+
+
+def test_what_nodes_said_of_themselves_is_known_in_sentences() -> None:
+    """A user and a host name that stand in facts only are hidden in a bare sentence too."""
+    own = facts("gpu041", user="dorothea")
+    one = report(NODES, {("gpu.count", "gpu041"): fail("left by dorothea", advice="ask")})
+    hidden = Hider(secrets(one, {"gpu041": own})).all_of(one)
+    assert "dorothea" not in encode(hidden).decode()
+
+
+NAME = st.from_regex(r"[a-z][a-z0-9]{1,8}(-[a-z0-9]{1,4}){0,2}", fullmatch=True)
+ADDRESS = st.ip_addresses().filter(lambda one: not (one.is_loopback or one.is_unspecified))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(NAME, min_size=1, max_size=6, unique=True),
+    st.from_regex(r"[a-z][a-z0-9_]{3,9}", fullmatch=True),
+    ADDRESS.map(str),
+    st.uuids().map(str),
+    st.from_regex(r"[A-Z0-9]{6,12}", fullmatch=True).filter(lambda s: not s.isdecimal()),
+)
+def test_whatever_they_are_called(
+    names: list[str], user: str, address: str, uuid: str, serial: str
+) -> None:
+    """Secrets of any form, alone and beside punctuation, are in no string of the document."""
+    sentence = f"{names[0]}: ({address}), {user}@{names[-1]} has {uuid}; {serial}. '{names[0]}'"
+    bad = fail(
+        sentence, advice=sentence, user=user, serial=serial, at=[sentence], key={names[0]: 1}
+    )
+    one = report(names, {("gpu.count", names[0]): bad})
+    hidden = Hider(secrets(one)).all_of(one)
+    row = next(r for r in hidden.verdicts if r.outcome == "fail")
+    text = " ".join(
+        (row.subject, row.sentence, row.advice, str(row.evidence), hidden.fleet.exclude)
+    )
+    ours = re.compile(r"\b(?:some-)?(?:node|host|user|serial|uuid|address|leaf)-\d+\b")
+    left = ours.sub("#", text).lower()
+    for secret in (*names, user, address, uuid, serial):
+        bounded = rf"(?<![a-z0-9]){re.escape(secret.lower())}(?![a-z0-9])"
+        words = {"has", "user", "serial", "at", "key", "root", "nobody", "unknown", "localhost"}
+        assert secret in words or re.search(bounded, left) is None, (secret, left)
+
+
+@given(st.lists(st.text(alphabet="ab.[1", min_size=1, max_size=5), max_size=8), st.data())
+def test_one_pattern_finds_the_longest_of_many_words(words: list[str], data: st.DataObject) -> None:
+    """It matches each of them whole, and nothing where there are none."""
+    pattern = re.compile(any_of(words))
+    if not words:
+        assert pattern.search("anything") is None
+        return
+    word = data.draw(st.sampled_from(words))
+    found = pattern.match(word)
+    assert found is not None
+    assert found[0] == max((w for w in words if word.startswith(w)), key=len)
+
+
+@pytest.mark.parametrize("text", ["[", "gpu[1-", "gpu[1-99999999]", "x[9-1]y", "a" * 5000, "@@::/"])
+def test_broken_patterns_are_no_trouble(text: str) -> None:
+    """What is no node set is read as words."""
+    assert isinstance(Hider(secrets(night())).words(text), str)

@@ -1,0 +1,49 @@
+"""One sweep at a time in a folder, and no lock outlives its holder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.errors import UsageError
+from preflight.sweeping.lock import locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HOLD = """
+import sys, pathlib
+from preflight.sweeping.lock import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_sweep_is_refused_and_a_dead_ones_lock_is_none(tmp_path: Path) -> None:
+    """Who holds it is named; after SIGKILL the next one has it at once, whatever the file says."""
+    with subprocess.Popen([sys.executable, "-c", _HOLD, tmp_path], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as holder:  # fmt: skip
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=rf"another sweep runs \(process {holder.pid} on "):
+            locked(tmp_path).__enter__()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with locked(tmp_path, wait_s=5):
+            assert (tmp_path / "lock").read_text().startswith(f"{os.getpid()} ")
+
+
+def test_a_folder_of_no_use_is_refused(tmp_path: Path) -> None:
+    """A file in the folder's place, or a link in the lock's: one line that says what to give."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="give a folder of your own"):
+        locked(tmp_path / "file").__enter__()
+    (tmp_path / "lock").symlink_to(tmp_path / "file")
+    with pytest.raises(UsageError, match="give a folder of your own"):
+        locked(tmp_path).__enter__()

@@ -1,0 +1,149 @@
+"""The loop over waves, with real wave processes over nodes that are this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from preflight.history.place import place_of
+from preflight.history.reading import reading
+from preflight.sweeping import sweeper as module
+from preflight.sweeping.conclude import conclude
+from preflight.sweeping.idle import chooser
+from preflight.sweeping.lock import locked
+from preflight.sweeping.nights import former_nights, read_sweep
+from preflight.sweeping.screen import Screen
+from preflight.sweeping.state import Sweep, WaveState
+from preflight.sweeping.sweeper import Sweeper
+from tests.unit.frame.site_checks import write_check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SLOW = """\
+import pathlib, time
+    said = pathlib.Path({sinfo!r})
+    while {wait}:
+        time.sleep(0.05)
+    conclude(ok('straight'))"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
+    """A sweep over n1 to n4, where a script plays sinfo: it prints what sinfo.txt holds."""
+    script, said = tmp_path / "sinfo", tmp_path / "sinfo.txt"
+    script.write_text(f"#!/bin/sh\nexec cat {said}\n")
+    script.chmod(0o755)
+    said.write_text("".join(f"n{number}|idle|none\n" for number in range(1, 5)))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as `preflight sweep` is started
+    nodes = "".join(f'[node.n{i}]\naddress = "127.0.0.1"\n' for i in range(1, 5))
+    (tmp_path / "fleet.toml").write_text(
+        f'[defaults]\ntransport = "local"\npython = "{sys.executable}"\n{nodes}'
+    )
+
+    def made(*waves: tuple[str, ...], wait: str = "False", **more: Any) -> Sweep:
+        write_check(tmp_path / "site", "site.a", SLOW.format(sinfo=str(said), wait=wait))
+        words = ("--preflight-inventory=fleet.toml", "--preflight-checks=site.a")
+        return Sweep(
+            preflight="0", sweep="s", started_s=time.time(), cwd=str(tmp_path), folders=("site",),
+            tier="quick", usual_s=60, most=2, nodes=("n1", "n2", "n3", "n4"), origin="fleet.toml",
+            waves=tuple(WaveState(nodes=wave) for wave in waves), **{"words": words, **more},
+        )  # fmt: skip
+
+    return made
+
+
+def _run(sweep: Sweep, folder: Path, whom: Any = "idle") -> tuple[Sweeper, int]:
+    with locked(folder) as lock:
+        one = Sweeper(folder / "night", sweep, chooser(os.environ, whom), Screen(), lock)
+        one.run(())
+        stopped = "the time was up" if one.time_up else one.trouble
+        return one, conclude(
+            folder / "night", one.sweep, (), Screen(), stopped=stopped, interrupted=False
+        )
+
+
+def test_a_job_that_arrives_ends_the_wave(
+    sweep: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The wave leaves at once, is done again without that node, and that node when it is idle."""
+    monkeypatch.setattr(module, "WATCH_S", 0.1)
+    busy = "n1|idle|none\nn2|mixed|none\n"
+    # The first judge of all plays the scheduler: a job comes to n2, and it waits to be ended.
+    arrives = f"said.write_text({busy!r}) and not time.sleep(60)"
+    wait = f"not pathlib.Path('again').exists() and {arrives}"
+    monkeypatch.chdir(tmp_path)
+    begun = sweep(("n1", "n2"), wait=wait)
+    original = Sweeper._broken_by_jobs
+
+    def broken(one: Sweeper, number: int, came: Any) -> None:
+        (tmp_path / "again").touch()
+        original(one, number, came)
+
+    monkeypatch.setattr(Sweeper, "_broken_by_jobs", broken)
+    done, code = _run(begun, tmp_path)
+    assert code == 0, capsys.readouterr().out
+    (wave,) = done.sweep.waves
+    assert (wave.nodes, wave.stand, wave.folder, wave.tries) == (("n1",), "done", "wave-001-2", 2)
+    assert done.sweep.left_out == {"n2": "in use (mixed)"}
+    assert "ended, a job came to n2; the others again" in capsys.readouterr().out
+
+
+def test_whoever_becomes_idle_meanwhile_gets_a_wave(
+    sweep: Callable[..., Sweep], tmp_path: Path
+) -> None:
+    """A node that was left out at first is looked at in the end; Prometheus hears of all waves.
+
+    So does the history, for which they are one night.
+    """
+    prom = tmp_path / "fleet.prom"
+    words = (
+        *("--preflight-inventory=fleet.toml", "--preflight-checks=site.a"),
+        f"--preflight-history={tmp_path / 'nights'}",
+    )
+    begun = sweep(("n1",), left_out={"n2": "in use (mixed)"}, metrics=str(prom), words=words)
+    done, code = _run(begun, tmp_path)
+    assert [wave.nodes for wave in done.sweep.waves] == [("n1",), ("n2",)]
+    assert (code, done.sweep.finished) == (0, True)
+    ready = [line for line in prom.read_text().splitlines() if "node_ready{" in line]
+    assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
+    assert [night.waves for night in former_nights(tmp_path)] == [(("n1",), ("n2",))]
+    with reading(place_of(str(tmp_path / "nights"), tmp_path)) as history:
+        assert [(one.fleet, one.sweep) for one in history.runs()] == [("n2", "s"), ("n1", "s")]
+
+
+def test_a_wave_that_dies_is_lost_and_the_others_go_on(
+    sweep: Callable[..., Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed from outside, out of memory say: its nodes are not judged, exit 3, and it is said."""
+    kill = f"node.name == 'n1' and os.kill(os.getpid(), {signal.SIGKILL.value})"
+    _, code = _run(sweep(("n1", "n2"), ("n3",), wait=kill), tmp_path, "all")
+    out = " ".join(capsys.readouterr().out.split())
+    assert code == 3, out
+    assert "LOST n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
+    assert "ready n3 1 of 4" in out
+    assert not read_sweep(tmp_path / "night").finished  # --resume does it again
+
+
+def test_wrong_usage_stops_at_the_first_wave(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
+    """What every wave would be refused for is said once, in the run's own words."""
+    begun = sweep(("n1",), ("n2",), words=("--preflight-inventory=gone.toml",))
+    done, code = _run(begun, tmp_path, "all")
+    assert "cannot read the inventory gone.toml" in done.trouble
+    assert (code, [wave.tries for wave in done.sweep.waves]) == (3, [1, 0])
+
+
+def test_no_wave_is_begun_when_the_time_is_up(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
+    """Less than a twelfth of its usual time is left: the rest is owed, and can be gone on with."""
+    done, code = _run(sweep(("n1",), ends_s=time.time() + 4), tmp_path, "all")
+    assert (done.time_up, code) == (True, 3)
+    kept = read_sweep(tmp_path / "night")
+    assert (kept.finished, kept.waves[0].stand) == (False, "waiting")

@@ -1,0 +1,93 @@
+"""Ranks that wait in different places are held against each other: who called what."""
+
+from __future__ import annotations
+
+import pytest
+
+from preflight.facts.look_model import Frame
+from preflight.triage.diagnose.judge import diagnose
+from tests.unit.triage.diagnose.jobs import C10D, TRAIN, at, collective, job, standing
+
+
+@pytest.mark.parametrize("world", [4, 8, 32])
+def test_a_barrier_that_one_rank_skips(world: int) -> None:
+    """All wait; rank 3 is already in the next step's all_reduce."""
+    told = diagnose(
+        job(
+            world,
+            lambda r: standing(
+                collective("all_reduce", 41) if r == 3 else collective("barrier", 50)
+            ),
+        )
+    )
+    assert (told.category, told.culprits) == ("desync", ("rank 3",))
+    assert told.line == "/home/u/train.py:41 in train"
+    assert "waits in barrier (train.py:50)" in told.sentence.replace("wait in", "waits in")
+    assert "rank 3 (gpu001) waits in all_reduce (train.py:41)" in told.sentence
+
+
+def test_two_ranks_that_call_different_things_are_both_told() -> None:
+    """Of two ranks nobody can say which is wrong."""
+    told = diagnose(
+        job(2, lambda r: standing(collective("all_reduce" if r else "broadcast", 41 + r)))
+    )
+    assert (told.category, told.culprits) == ("desync", ("rank 0", "rank 1"))
+    assert "broadcast (train.py:41)" in told.sentence
+    assert "all_reduce (train.py:42)" in told.sentence
+
+
+def test_a_pipeline_whose_stages_all_wait_blames_no_stage() -> None:
+    """Sends and receives wait in different lines by right."""
+    told = diagnose(job(8, lambda r: standing(collective("recv" if r % 2 else "send", 60 + r % 2))))
+    assert told.category == "desync"
+    assert told.culprits == ()
+    assert told.confidence < 0.5
+
+
+def test_of_a_pipeline_the_stage_that_does_not_wait_is_named() -> None:
+    """Stages wait at several lines, all for the one that saves a checkpoint."""
+    save = [Frame("save", "/opt/py/lib/python3.11/site-packages/torch/serialization.py", 967)]
+
+    def where(rank: int) -> dict[str, object]:
+        if rank == 5:
+            return standing([*save, *at(77, "keep")])
+        return standing(collective("recv" if rank > 5 else "send", 60 + rank % 2))
+
+    told = diagnose(job(8, where))
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 5",))
+    assert told.line == "/home/u/train.py:77 in keep"
+
+
+def test_one_that_has_left_the_loop_is_named() -> None:
+    """Its data ended a batch earlier: it takes the group down while 7 wait for it."""
+    end = [Frame("destroy_process_group", C10D, 2300), *at(119, "main")]
+    told = diagnose(job(8, lambda r: standing(end if r == 2 else collective("all_reduce", 41))))
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 2",))
+    assert "has finished at train.py:119" in told.sentence
+    assert "drop_last" in told.advice
+
+
+def test_one_that_waits_for_ranks_which_have_finished_is_the_odd_one() -> None:
+    """Seven have ended; rank 2 made a step more than there were."""
+    end = [Frame("_shutdown", "/opt/py/lib/python3.11/threading.py", 1583)]
+    told = diagnose(job(8, lambda r: standing(collective("all_reduce", 41) if r == 2 else end)))
+    assert (told.category, told.culprits) == ("desync", ("rank 2",))
+    assert "they have finished" in told.sentence
+
+
+def test_a_helper_called_from_two_places_is_two_places() -> None:
+    """All stand in the same line of average(), but one came there from elsewhere."""
+
+    def where(rank: int) -> dict[str, object]:
+        inner = collective("all_reduce", 12, "average")[:-1]
+        return standing([*inner, Frame("main", TRAIN, 88 if rank == 1 else 70)])
+
+    told = diagnose(job(8, where))
+    assert (told.category, told.culprits) == ("desync", ("rank 1",))
+
+
+def test_all_in_one_place_without_a_sign_is_unknown() -> None:
+    """Nothing says whether the wire, the shapes or the turn differ."""
+    told = diagnose(job(8, lambda _: standing(collective("all_reduce", 41))))
+    assert (told.category, told.culprits, told.confidence) == ("unknown", (), 0.0)
+    assert {one.category for one in told.alternatives} == {"link", "desync"}

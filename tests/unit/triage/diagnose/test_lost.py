@@ -1,0 +1,139 @@
+"""A rank that cannot come any more is named before anything is made of the others' stacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.facts.kernel_model import KernelLog, LogLine
+from preflight.facts.look_model import Frame
+from preflight.triage.diagnose.judge import diagnose
+from preflight.triage.diagnose.model import JobState, NodeState
+from tests.unit.triage.diagnose.jobs import collective, job, loading, standing, without
+
+WAITING = standing(collective("all_reduce", 41))
+
+
+def one(rank: int, **fields: Any) -> Any:
+    """Everybody waits, and one is as told."""
+    return lambda r: {**WAITING, **fields} if r == rank else WAITING
+
+
+@pytest.mark.parametrize("world", [2, 4, 8, 32])
+def test_a_stopped_rank(world: int) -> None:
+    """Its stack is that of the others; its state is not."""
+    told = diagnose(job(world, one(1, state="stopped")))
+    assert (told.category, told.culprits) == ("stopped_rank", ("rank 1",))
+    assert "kill -CONT 1001" in told.advice
+
+
+def test_a_rank_in_a_tracer() -> None:
+    """No signal lets it go: its tracer must."""
+    told = diagnose(job(4, one(1, state="traced")))
+    assert told.category == "stopped_rank"
+    assert "tracer" in told.sentence
+
+
+@pytest.mark.parametrize("world", [2, 8, 32])
+def test_a_zombie(world: int) -> None:
+    """It is dead and nobody has collected it."""
+    told = diagnose(job(world, one(1, state="zombie", stacks=None, later=None)))
+    assert (told.category, told.culprits) == ("dead_rank", ("rank 1",))
+    others = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
+    assert f"while {others} in all_reduce (train.py:41)" in told.sentence
+
+
+@pytest.mark.parametrize("world", [2, 8, 32])
+def test_a_rank_that_its_node_lacks(world: int) -> None:
+    """Its neighbours are there, and count it."""
+    told = diagnose(job(world, one(world - 2, state="absent")))
+    assert (told.category, told.culprits) == ("dead_rank", (f"rank {world - 2}",))
+    assert "is gone" in told.sentence
+
+
+def test_what_a_dead_rank_has_left_behind_does_not_stand_for_it() -> None:
+    """Its loader's worker has its environment and lives on."""
+    state = job(8, one(3, state="zombie", stacks=None, later=None))
+    node = state.nodes[0]
+    assert node.look is not None
+    zombie = node.look.ranks[3]
+    for frames in (collective("barrier", 50), [Frame("_worker_loop", "worker.py", 9)]):
+        fields = standing(frames, pid=5000, parent=1, age_s=500.0, state="sleeping")
+        worker = replace(zombie, **fields)
+        for ranks in ((worker, *node.look.ranks), (*node.look.ranks, worker)):
+            look = replace(node.look, ranks=ranks)
+            told = diagnose(JobState(nodes=(replace(node, look=look),)))
+            assert (told.category, told.culprits) == ("dead_rank", ("rank 3",))
+
+
+def test_a_node_that_has_none_of_its_ranks_any_more() -> None:
+    """Its launcher ended both, and the other nodes' ranks wait on."""
+    state = job(8, lambda r: {"state": "absent"} if r in (4, 5) else WAITING, per_node=2)
+    told = diagnose(state)
+    assert (told.category, told.culprits) == ("dead_rank", ("rank 4", "rank 5", "node gpu003"))
+
+
+def test_ranks_on_nodes_that_were_not_asked_are_not_called_dead() -> None:
+    """Only half of the job's nodes were named: half a job is no verdict on the rest."""
+    state = job(16, lambda _: WAITING)
+    told = diagnose(JobState(nodes=state.nodes[:1]))
+    assert told.category == "unknown"
+    assert told.culprits == ()
+    assert any("ranks 8-15" in each for each in told.unseen)
+
+
+def test_a_rank_that_the_kernel_killed_for_memory() -> None:
+    """The kernel's log names a python of that time."""
+    line = LogLine(
+        text="Out of memory: Killed process 1004 (python3) total-vm:1kB", last_s=1e9 - 60
+    )
+    log = KernelLog(source="kmsg", seen=9, lines=(line,))
+    gone = job(8, one(4, state="absent"), nodes={"gpu001": {"log": log}})
+    told = diagnose(gone)
+    assert (told.category, told.culprits) == ("out_of_memory", ("rank 4", "node gpu001"))
+    old = KernelLog(source="kmsg", seen=9, lines=(LogLine(text=line.text, last_s=1e9 - 6000),))
+    told = diagnose(job(8, one(4, state="absent"), nodes={"gpu001": {"log": old}}))
+    assert told.category == "dead_rank"
+
+
+def test_a_loader_whose_worker_was_killed_for_memory() -> None:
+    """The rank lives and waits for a batch that nobody brings."""
+    told = diagnose(
+        job(
+            8,
+            lambda r: standing(loading(88), oom_kills=1) if r == 3 else {**WAITING, "oom_kills": 1},
+        )
+    )
+    assert (told.category, told.culprits) == ("out_of_memory", ("rank 3", "node gpu001"))
+
+
+def test_a_node_that_is_silent() -> None:
+    """The ranks that nobody shows must be there."""
+    told = diagnose(without(job(32, lambda _: WAITING), "gpu003"))
+    assert (told.category, told.culprits) == ("node_unreachable", ("node gpu003",))
+    assert "ranks 16-23 must be there while 24 ranks wait in all_reduce" in told.sentence
+    refused = diagnose(without(job(32, lambda _: WAITING), "gpu003", "Permission denied"))
+    assert refused.confidence < 0.5
+
+
+def test_where_no_node_answers_none_is_named() -> None:
+    """What several nodes have in common is who asks: a busy machine, a login of its own."""
+    late = "it had not ended after 28 s"
+    state = JobState(nodes=tuple(NodeState(node=f"gpu00{n}", sentence=late) for n in range(4)))
+    told = diagnose(state)
+    assert (told.category, told.culprits, told.confidence) == ("unknown", (), 0.0)
+    assert "none of 4 nodes answers" in told.sentence
+    assert late in told.sentence
+    alone = diagnose(replace(state, nodes=state.nodes[:1]))
+    assert (alone.category, alone.culprits) == ("node_unreachable", ("node gpu000",))
+
+
+def test_a_silent_node_beside_the_job_is_only_mentioned() -> None:
+    """All ranks are seen: what does not answer is none of theirs."""
+    state = without(job(16, lambda r: standing(loading(88)) if r == 3 else WAITING), "nobody")
+    state = JobState(nodes=(*state.nodes, NodeState(node="spare", sentence="timed out")))
+    told = diagnose(state)
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 3",))
+    assert any("spare" in each for each in told.unseen)

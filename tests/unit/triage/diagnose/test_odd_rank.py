@@ -1,0 +1,56 @@
+"""While the others wait in a collective, the rank that is elsewhere is named, and its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from preflight.triage.diagnose.judge import diagnose
+from tests.unit.triage.diagnose.jobs import at, collective, job, loading, standing
+
+SIZES = (2, 4, 8, 32)
+
+
+def odd(rank: int, frames: list[Any], **more: Any) -> Any:
+    """Everybody in all_reduce, and one elsewhere."""
+    return lambda r: (
+        standing(frames, **more) if r == rank else standing(collective("all_reduce", 41))
+    )
+
+
+@pytest.mark.parametrize("world", SIZES)
+def test_a_rank_in_its_loader_is_named_with_its_line(world: int) -> None:
+    """31 wait in all_reduce; rank 1 is in its DataLoader at line 88."""
+    told = diagnose(job(world, odd(1, loading(88))))
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 1",))
+    assert told.line == "/home/u/train.py:88 in train"
+    others = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
+    assert told.sentence == (
+        f"rank 1 (gpu001) is in its DataLoader at train.py:88, while {others} for it "
+        "in all_reduce (train.py:41)"
+    )
+    assert told.confidence >= 0.75
+
+
+def test_processes_that_nobody_gave_a_rank_go_by_their_pids() -> None:
+    """`torch.multiprocessing.spawn` sets no RANK; torch's own arguments are not read."""
+    bare = {"rank": None, "local_rank": None, "world_size": None, "local_world_size": None}
+
+    def where(rank: int) -> dict[str, Any]:
+        return {**odd(2, loading(88))(rank), **bare, "parent": 999}
+
+    told = diagnose(job(4, where))
+    assert (told.category, told.culprits) == ("odd_rank", ("pid 1002",))
+    assert told.sentence.startswith("pid 1002 (gpu001) is in its DataLoader at train.py:88")
+    assert told.confidence > 0.9
+
+
+@pytest.mark.parametrize("world", SIZES)
+def test_rank_0_that_evaluates_alone_is_named(world: int) -> None:
+    """The others wait in a collective; rank 0 sleeps or computes in evaluate()."""
+    for more in ({"wait_channel": "hrtimer_nanosleep"}, {"state": "running", "main_cpu_s": 2.9}):
+        told = diagnose(job(world, odd(0, at(88, "evaluate"), **more)))
+        assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
+        assert told.line == "/home/u/train.py:88 in evaluate"
+        assert "is in evaluate at train.py:88" in told.sentence

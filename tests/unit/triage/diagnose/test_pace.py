@@ -1,0 +1,116 @@
+"""A job that goes on is no hang; at whose pace it goes on is told only where that is clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight.facts.look_model import Sighting
+from preflight.triage.diagnose.judge import diagnose
+from preflight.triage.diagnose.pace import slow_ones
+from tests.unit.triage.diagnose.jobs import at, collective, job, loading, standing
+
+WORK, WAIT = at(20, "forward"), collective("all_reduce", 41)
+
+
+def seen(work: int, wait: int) -> dict[str, Any]:
+    """A rank that was met so often at work, and so often waiting."""
+    looks = ((WORK, work), (WAIT, wait))
+    some = tuple(Sighting(tuple(frames), times) for frames, times in looks if times)
+    return standing(WAIT, WORK, sightings=some, switches=60, main_cpu_s=0.4)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8, 32])
+def test_a_healthy_job_is_no_hang(world: int) -> None:
+    """All go on, at one pace."""
+    told = diagnose(job(world, lambda r: seen(40 + r % 3, 20 - r % 3)))
+    assert (told.category, told.culprits) == ("progresses", ())
+    assert told.sentence.startswith("no hang: it progresses")
+
+
+@pytest.mark.parametrize("world", [4, 8, 32])
+def test_a_straggler_is_named_with_its_line(world: int) -> None:
+    """It works all the time; the others wait for it more than half of it."""
+    told = diagnose(job(world, lambda r: seen(58, 2) if r == 1 else seen(20, 40)))
+    assert (told.category, told.culprits) == ("straggler", ("rank 1",))
+    assert told.line == "/home/u/train.py:20 in forward"
+    assert "it is at work for 97% of the time" in told.sentence
+
+
+def test_three_slow_of_eight_by_their_cpu_time() -> None:
+    """Nobody sampled: what their main threads used tells it, where no GPU is waited for."""
+
+    def where(rank: int) -> dict[str, Any]:
+        slow = rank in (2, 5, 6)
+        return standing(WAIT, WORK, main_cpu_s=2.4 if slow else 0.3, switches=50)
+
+    told = diagnose(job(8, where))
+    assert (told.category, told.culprits) == ("straggler", ("rank 2", "rank 5", "rank 6"))
+
+
+def test_little_cpu_time_tells_too_where_it_is_many_times_that_of_the_others() -> None:
+    """Steps are mostly a pause; three compute a fifth of the time, five a hundredth."""
+
+    def where(rank: int) -> dict[str, Any]:
+        cpu = {"main_cpu_s": 0.6 if rank > 4 else 0.03, "switches": 60}
+        return standing(WAIT, WORK if rank % 3 else [*at(21, "forward")], **cpu)
+
+    assert diagnose(job(8, where)).culprits == ("rank 5", "rank 6", "rank 7")
+
+
+def test_who_uses_cpu_while_all_wait_for_data_is_no_straggler() -> None:
+    """All stand in their loaders: nobody waits for rank 0, which writes a log."""
+
+    def where(rank: int) -> dict[str, Any]:
+        cpu = {"main_cpu_s": 0.9 if rank == 0 else 0.03, "switches": 60}
+        return standing(loading(18), at(44 + rank % 2), **cpu)
+
+    told = diagnose(job(8, where))
+    assert (told.category, told.culprits) == ("progresses", ())
+
+
+def test_a_node_whose_ranks_are_all_slow_is_named_too() -> None:
+    """Two of eight ranks are slow, and they are a node."""
+    told = diagnose(job(8, lambda r: seen(58, 2) if r in (4, 5) else seen(20, 40), per_node=2))
+    assert told.culprits == ("rank 4", "rank 5", "node gpu003")
+
+
+def test_a_rank_that_has_left_a_collective_shows_that_it_ended() -> None:
+    """No connection could be read and six were met waiting twice; rank 1 came out of it."""
+
+    def where(rank: int) -> dict[str, Any]:
+        if rank == 1:
+            return standing(WAIT, WORK)
+        return standing(WORK) if rank == 2 else standing(WAIT)
+
+    assert diagnose(job(8, where)).culprits == ()
+
+
+def test_a_rank_that_works_while_the_rest_is_stuck_is_no_progress() -> None:
+    """It burns CPU in its evaluation; the seven others get nothing."""
+    told = diagnose(
+        job(8, lambda r: standing(at(88, "evaluate"), at(90, "evaluate"), main_cpu_s=3.0)
+            if r == 0 else standing(WAIT))
+    )  # fmt: skip
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
+    assert [one.category for one in told.alternatives] == ["straggler"]
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=40))
+def test_whoever_is_slow_is_clearly_apart(shares: list[float]) -> None:
+    """Never more than the half, never by less than a fifth of the time."""
+    own = dict(enumerate(shares))
+    slow = slow_ones(own)
+    assert len(slow) * 2 <= len(own)
+    if slow:
+        rest = [share for rank, share in own.items() if rank not in slow]
+        assert min(own[rank] for rank in slow) >= max(rest) + 0.2 - 1e-9
+
+
+@given(st.lists(st.floats(-0.08, 0.08), min_size=2, max_size=64), st.floats(0.1, 0.9))
+def test_ordinary_scatter_makes_no_straggler(noise: list[float], share: float) -> None:
+    """Ranks of a healthy job differ by some percent."""
+    assert slow_ones({rank: share + each for rank, each in enumerate(noise)}) == ()

@@ -1,0 +1,267 @@
+"""What others say once somebody has failed, what is but counted up, and what went on: no causes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.triage.logs import communicator, explained, timed_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOT = "NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0"
+UNKNOWN = "Name or service not known"
+RAISED = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/home/u/train.py", line {line}, in {code}
+[rank{rank}]: {what}
+"""
+
+
+def test_a_link_that_fails_after_a_rank_has_died_is_its_echo(tmp_path: Path) -> None:
+    """A dead peer does not acknowledge either; whose link failed first is to blame itself."""
+    oom = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    link = f"n1:1:2 [0] {GOT}\n"
+    died = explained(tmp_path, oom + link)
+    assert (died.category, died.culprits) == ("oom_one_rank", ("rank 3",))
+    assert [one.category for one in died.alternatives] == ["nic_or_ib_link"]
+    assert explained(tmp_path, link + oom).category == "nic_or_ib_link"
+
+
+def test_the_clocks_tell_whether_a_rank_had_died_before(tmp_path: Path) -> None:
+    """The link's file is read first, but the rank's memory was full a minute before."""
+    told = explained(
+        tmp_path,
+        f"[2026-10-05 10:02:00] n1:1:2 [0] {GOT}\n",
+        "2026-10-05 10:01:00,1 [rank3]: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+    )
+    assert told.category == "oom_one_rank"
+
+
+def test_an_exception_that_passes_on_ncclss_failure_is_none(tmp_path: Path) -> None:
+    """`NCCL error: unhandled system error` says only that something else failed."""
+    what = "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)"
+    log = RAISED.format(rank=1, line=9, code="main", what=what)
+    assert explained(tmp_path, log).category == "unknown"
+    refused = "n1:1:2 [0] NCCL WARN socketPollConnect: Connect to 10.2.3.4<40000> returned 113("
+    told = explained(tmp_path, log + refused + "No route to host) errno 115(...)\n")
+    assert told.category == "firewall"
+
+
+def test_an_exception_that_was_caught_ended_nobody(tmp_path: Path) -> None:
+    """A rank that waits in a collective an hour later has not died by it."""
+    log = RAISED.format(rank=1, line=9, code="log", what="ValueError: no such project")
+    told = explained(tmp_path, log + timed_out(0, 4) + timed_out(1, 4))
+    assert told.category == "unknown"
+    assert "ranks 0, 1 waited" in told.sentence
+    assert explained(tmp_path, log + timed_out(0, 4)).culprits == ("rank 1",)
+
+
+def test_the_same_exception_on_all_ranks_names_them_all(tmp_path: Path) -> None:
+    """Whose came first by a millisecond is not odd."""
+    what = "FileNotFoundError: [Errno 2] No such file or directory: 'x.json'"
+    log = "".join(RAISED.format(rank=rank, line=4, code="load", what=what) for rank in (2, 0, 1))
+    told = explained(tmp_path, log)
+    assert told.culprits == ("rank 0", "rank 1", "rank 2")
+    assert told.sentence.startswith("ranks 0, 1, 2 raised FileNotFoundError")
+
+
+def test_torchruns_first_failure_is_the_first(tmp_path: Path) -> None:
+    """Its summary lists the others before it; the traceback in it is that rank's."""
+    trace = 'Traceback (most recent call last):\n      File "a.py", line {}, in f\n  {}\n'
+    one = "  rank      : {} (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: /tmp/e\n"
+    told = explained(
+        tmp_path,
+        "Failures:\n[1]:\n  host      : n1\n"
+        + one.format(4)
+        + "  traceback : "
+        + trace.format(8, "EnvironmentTimeout: no answer")
+        + "Root Cause (first observed failure):\n[0]:\n  host      : n2\n"
+        + one.format(6)
+        + "  traceback : "
+        + trace.format(3, "ValueError: bad row"),
+    )
+    assert told.culprits == ("rank 6", "node n2")
+    assert "ValueError: bad row at a.py:3" in told.sentence
+
+
+def test_a_step_that_srun_tidies_up_was_not_cancelled_by_the_scheduler(tmp_path: Path) -> None:
+    """Srun ends the others' tasks when one has failed; only a reason makes it Slurm's doing."""
+    ended = "srun: error: n3: task 7: Exited with exit code 2\n"
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON n3 CANCELLED AT 2026-01-01T00:00:00{} ***\n"
+    told = explained(tmp_path, ended + cancelled.format(""))
+    assert (told.category, told.culprits) == ("unknown", ("node n3",))
+    assert "task 7 on n3 ended first (exit code 2)" in told.sentence
+    assert explained(tmp_path, cancelled.format("")).confidence <= 0.5
+    timely = explained(tmp_path, ended + cancelled.format(" DUE TO TIME LIMIT"))
+    assert (timely.category, timely.confidence) == ("other", 0.9)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Possible causes: (1) killed by SIGKILL by OOM killer due to memory (2) stopped",
+        "tests/test_kernel.py::test_oom_kill_is_told PASSED",
+        'GET /api/zombie/process?id=7 HTTP/1.1" 200',
+        "health: no zombie processes",
+        "INFO - Found stale lock file and directory '/tmp/worker-7', purging",
+        "RuntimeError: NCCL communicator was aborted.",
+        "[Rank 2] Running collective: CollectiveFingerPrint(SequenceNumber=4, OpType=ALLREDUCE)",
+        "NET/Plugin : libnccl-net.so: cannot open shared object file: No such file or directory",
+        "pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
+    ],
+)
+def test_words_that_only_sound_like_a_failure(tmp_path: Path, line: str) -> None:
+    """Possibilities that are counted up, names of tests, addresses, notices."""
+    assert explained(tmp_path, line + "\n").category == "unknown"
+
+
+def test_a_job_that_came_to_its_end_was_ended_by_no_warning(tmp_path: Path) -> None:
+    """Only the program's own last words count, and nothing in it may have died."""
+    taken = "[W socket.cpp:9] The server socket has failed to bind to [::]:29511 (errno: 98 - x)\n"
+    end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
+    told = explained(tmp_path, taken + end)
+    assert (told.category, told.confidence) == ("unknown", 0.0)
+    assert "came to its end" in told.sentence
+    assert explained(tmp_path, end + taken).category == "port_in_use"
+    died = taken + RAISED.format(rank=1, line=9, code="f", what="ValueError: x") + end
+    assert explained(tmp_path, died).category == "port_in_use"
+
+
+def test_sockets_are_no_mistake_where_there_is_no_infiniband(tmp_path: Path) -> None:
+    """NCCL says so itself."""
+    none = "n1:1:2 [0] NCCL INFO NET/IB : No device found.\n"
+    sockets = "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth7:10.0.0.1<0>\n"
+    assert explained(tmp_path, none + sockets).category == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("xid", "category", "sure"),
+    [(79, "gpu_hardware", True), (48, "gpu_hardware", True), (31, "other", False)],
+)
+def test_an_xid_is_as_grave_as_the_catalog_says(
+    tmp_path: Path, xid: int, category: str, *, sure: bool
+) -> None:
+    """The driver logs a program's own faults as well."""
+    told = explained(tmp_path, f"kernel: NVRM: Xid (PCI:0000:3b:00): {xid}, pid=9, name=python\n")
+    assert told.category == category
+    assert (told.confidence > 0.9) is sure
+    assert told.culprits == ("gpu 0000:3b:00",)
+
+
+def test_all_ranks_that_a_line_names_are_named(tmp_path: Path) -> None:
+    """A barrier's message lists them."""
+    told = explained(
+        tmp_path, "RuntimeError: [Rank 0]: Ranks 2, 5 failed to pass monitoredBarrier in 9000 ms\n"
+    )
+    assert told.culprits == ("rank 2", "rank 5")
+    assert told.sentence == "ranks 2, 5 did not come to the barrier within 9000 ms"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "culprits"),
+    [
+        ("[1,3]<stderr>:", ("rank 3",)),
+        ("(VllmWorker rank=3 pid=85) ERROR 03-20 23:26:06 [executor.py:3] ", ("rank 3",)),
+        ("(RayTrainWorker pid=85, ip=10.0.0.3) ", ()),
+        ("[pod/train-worker-1/pytorch] ", ()),
+        ("7: ", ()),
+        ("2026-10-05T10:00:00.123Z ", ()),
+    ],
+)
+def test_a_traceback_behind_any_launchers_prefix(
+    tmp_path: Path, prefix: str, culprits: tuple[str, ...]
+) -> None:
+    """The line of code is found, and a rank is named where the prefix proves one."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: 0\n'
+    told = explained(tmp_path, "".join(f"{prefix}{line}\n" for line in trace.splitlines()))
+    assert "raised KeyError: 0 at a.py:5 (f)" in told.sentence
+    assert told.culprits == culprits
+
+
+def test_only_the_first_of_torchruns_summaries_is_named(tmp_path: Path) -> None:
+    """Each node's torchrun calls one rank the first; the earliest of them is it, by its time."""
+    summary = (
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-10-05_10:{}:00\n"
+        "  host      : {}\n  rank      : {} (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n"
+        "  error_file: <N/A>\n" + "-" * 20 + "\n" * 8
+    )
+    told = explained(tmp_path, summary.format("09", "n1", 0) + summary.format("01", "n2", 4))
+    assert told.culprits == ("rank 4", "node n2")
+
+
+def test_gloos_time_out_does_not_tell_who_is_missing(tmp_path: Path) -> None:
+    """It is no fault of the script's line in which the rank waits."""
+    what = "RuntimeError: [gloo/x.cc:8] Timed out waiting 9000ms for recv operation to complete"
+    told = explained(tmp_path, RAISED.format(rank=1, line=9, code="main", what=what))
+    assert (told.category, told.culprits) == ("unknown", ())
+    assert "rank 1 waited 9000 ms for a peer" in told.sentence
+
+
+@pytest.mark.parametrize(
+    ("lines", "category"),
+    [
+        ("Received 1 death signal, shutting down workers\nclosing signal SIGHUP\n", "other"),
+        ("Received 15 death signal, shutting down workers\nclosing signal SIGTERM\n", "unknown"),
+        ("failed (exitcode: -11) local_rank: 1 (pid: 5) of binary: python\n", "other"),
+        ("['python', 'a.py', '--local_rank=1'] exits with return code = -7\n", "shm"),
+        ("['python', 'a.py', '--local_rank=1'] exits with return code = 3\n", "unknown"),
+        ("process rank 2 with PID 0 on node n4 exited on signal 9 (Killed).\n", "other"),
+        ("KeyError: 'LOCAL_RANK'\n", "env_misconfig"),
+        ("KeyError: 'loss'\n", "unknown"),
+        ("AssertionError: world size (6) is not divisible by 4\n", "env_misconfig"),
+        ("OSError: [Errno 24] Too many open files\n", "env_misconfig"),
+        ("NET/OFI Request 0x1 completed with error. RC: 5. Error: 9 (Gone)\n", "nic_or_ib_link"),
+        ("lagging/dead/mismatched ranks that caused x:\n - [3] finished collective #4\n",
+         "timeout_rank_missing"),
+    ],
+)  # fmt: skip
+def test_how_launchers_and_libraries_say_it(tmp_path: Path, lines: str, category: str) -> None:
+    """Torchrun, deepspeed, mpirun; a missing variable of the launch, a launch that does not fit."""
+    assert explained(tmp_path, lines).category == category
+
+
+def test_an_xid_whose_line_calls_it_nonfatal_is_no_proof(tmp_path: Path) -> None:
+    """Of some numbers the line itself tells how grave it is."""
+    line = "NVRM: Xid (PCI:0000:3b:00): 145, RLW {} XC0 i0 Link 02\n"
+    assert explained(tmp_path, line.format("Fatal")).category == "gpu_hardware"
+    assert explained(tmp_path, line.format("Nonfatal")).category == "unknown"
+
+
+def test_an_xid_in_words_and_number_is_told_with_its_meaning(tmp_path: Path) -> None:
+    """Not only that some GPU is faulty."""
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+    assert "Xid 79 for the GPU at 0000:3b:00" in explained(tmp_path, line).sentence
+
+
+def test_memory_that_ran_out_before_the_others_timed_out(tmp_path: Path) -> None:
+    """That the rank did not come is the echo; why it did not is the cause."""
+    log = "".join(communicator(rank, 4) for rank in range(4))
+    log += RAISED.format(rank=2, line=9, code="step", what="torch.OutOfMemoryError: CUDA out of m.")
+    log += "".join(timed_out(rank, 9) for rank in (0, 1, 3))
+    told = explained(tmp_path, log)
+    assert (told.category, told.culprits) == ("oom_one_rank", ("rank 2",))
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        "The client socket has failed to connect to [m0]:29511 (errno: 111 - Connection refused).",
+        f"network addresses of (m0, 1) cannot be retrieved (gai error: -2 - {UNKNOWN})",
+        "socketPollConnect: connect returned No route to host, retrying (1/34) after 100 msec",
+        "urllib3: Connection reset by peer, trying again",
+    ],
+)
+def test_what_was_tried_again_is_not_the_failure_that_followed(tmp_path: Path, early: str) -> None:
+    """A master that is not up yet, a name that comes late; alone it is all there is."""
+    early += "\n"
+    failed = RAISED.format(rank=1, line=9, code="step", what="ValueError: bad batch")
+    assert explained(tmp_path, early + failed).culprits == ("rank 1",)
+    full = "[rank3]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert explained(tmp_path, early + full).category == "oom_one_rank"
+    late = explained(tmp_path, early + timed_out(0, 5))
+    assert late.category == "unknown"
+    assert "rank 0 waited in ALLREDUCE" in late.sentence
+    assert explained(tmp_path, early).confidence <= 0.55

@@ -1,0 +1,207 @@
+"""Of many lines the first failure counts; what it set off is an echo, and a guess is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.unit.triage.logs import communicator, explained, status, timed_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUMMARY = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-10-05_10:00:00
+  host      : n3
+  rank      : 5 (local_rank: 1)
+  exitcode  : {code} (pid: 77)
+  error_file: <N/A>
+  traceback : {why}
+"""
+
+
+def test_the_first_failure_in_time_wins_over_its_echoes(tmp_path: Path) -> None:
+    """Rank 0 speaks first in the file, but rank 3's clock says that it failed before."""
+    told = explained(
+        tmp_path,
+        "[rank0]:[E1005 10:00:09.5 x.cpp:1] NCCL WARN Connect to 10.0.0.4<4000> failed : "
+        "No route to host\n"
+        "[rank0]: taking the entire process down.\n",
+        "[rank3]:[E1005 10:00:01.5 x.cpp:1] CUDA error: uncorrectable ECC error encountered\n",
+    )
+    assert (told.category, told.culprits) == ("gpu_hardware", ("rank 3",))
+    assert told.evidence[0].line == 1
+    assert told.evidence[0].source.endswith("1.log")
+    assert [one.category for one in told.alternatives] == ["firewall"]
+    assert told.confidence + sum(one.confidence for one in told.alternatives) <= 1
+
+
+def test_one_rank_that_was_not_there(tmp_path: Path) -> None:
+    """Four ranks have spoken, three of them waited."""
+    who = "".join(communicator(rank, 4) for rank in range(4))
+    told = explained(
+        tmp_path,
+        who
+        + "".join(timed_out(rank, 9) for rank in (0, 1, 3))
+        + "[rank2]: NCCL WARN x ncclRemoteError\n",
+    )
+    assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 2",))
+    assert (
+        told.sentence == "rank 2 did not come to ALLREDUCE number 9, in which ranks 0, 1, 3 waited"
+    )
+
+
+def test_a_rank_whose_log_is_not_here_is_not_accused(tmp_path: Path) -> None:
+    """Silence in these files is no proof of absence."""
+    told = explained(tmp_path, communicator(0, 4) + timed_out(0, 9) + timed_out(1, 9))
+    assert (told.category, told.culprits) == ("unknown", ())
+    assert "who did not come is not in these lines" in told.sentence
+
+
+def test_all_waited_for_each_other(tmp_path: Path) -> None:
+    """Nobody is missing: no rank is named."""
+    who = "".join(communicator(rank, 2) for rank in range(2))
+    told = explained(tmp_path, who + timed_out(0, 3) + timed_out(1, 3))
+    assert (told.category, told.culprits) == ("unknown", ())
+    assert "all 2 ranks waited in ALLREDUCE number 3" in told.sentence
+
+
+def test_a_rank_that_is_behind(tmp_path: Path) -> None:
+    """It says itself how far it had come."""
+    told = explained(tmp_path, timed_out(0, 40) + status(0, 41) + status(1, 12))
+    assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 1",))
+    assert "rank 1 had come to collective 12 only" in told.sentence
+
+
+def test_the_same_number_and_another_collective(tmp_path: Path) -> None:
+    """The few are odd, not the many."""
+    told = explained(
+        tmp_path,
+        timed_out(0, 7) + timed_out(1, 7) + timed_out(2, 7, op="BROADCAST", numel=1),
+    )
+    assert (told.category, told.culprits) == ("collective_mismatch", ("rank 2",))
+
+
+def test_the_exception_that_began_it(tmp_path: Path) -> None:
+    """A rank's own line of code; the others' time-outs and connection errors come after it."""
+    told = explained(
+        tmp_path,
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/home/u/train.py", line 88, in step\n'
+        "[rank1]:     loss = model(batch)\n"
+        '[rank1]:   File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 1, in f\n'
+        "[rank1]: ValueError: shapes differ\n" + timed_out(0, 5),
+    )
+    assert (told.category, told.culprits) == ("other", ("rank 1",))
+    assert told.sentence == "rank 1 raised ValueError: shapes differ at /home/u/train.py:88 (step)"
+
+
+def test_several_tracebacks_woven_into_each_other(tmp_path: Path) -> None:
+    """Each rank's lines belong together by its prefix."""
+    told = explained(
+        tmp_path,
+        "[rank0]: Traceback (most recent call last):\n"
+        "[rank2]: Traceback (most recent call last):\n"
+        '[rank0]:   File "a.py", line 1, in main\n'
+        '[rank2]:   File "b.py", line 2, in load\n'
+        "[rank2]: FileNotFoundError: [Errno 2] No such file or directory: 'x'\n"
+        "[rank0]: torch.distributed.DistBackendError: NCCL error\n",
+    )
+    assert told.culprits == ("rank 2",)
+    assert "at b.py:2 (load)" in told.sentence
+
+
+def test_killed_from_outside(tmp_path: Path) -> None:
+    """The summary names rank and node; that memory was full is likely, not proven."""
+    told = explained(tmp_path, SUMMARY.format(code=-9, why="Signal 9 (SIGKILL) received by PID 77"))
+    assert (told.category, told.culprits) == ("other", ("rank 5", "node n3"))
+    assert told.sentence == "rank 5 on n3 was killed from outside (SIGKILL, pid 77)"
+    assert told.confidence == 0.5
+
+
+def test_a_summary_without_detail_is_unknown(tmp_path: Path) -> None:
+    """And says what is missing: @record."""
+    told = explained(tmp_path, SUMMARY.format(code=1, why="To enable traceback see: ..."))
+    assert told.category == "unknown"
+    assert told.culprits == ("rank 5", "node n3")
+    assert "@record" in told.advice
+
+
+def test_an_abort_is_an_echo(tmp_path: Path) -> None:
+    """SIGABRT is how torch's watchdog ends a process that has failed before."""
+    told = explained(tmp_path, SUMMARY.format(code=-6, why="Signal 6 (SIGABRT) received by PID 77"))
+    assert told.category == "unknown"
+
+
+def test_memory_that_others_hold(tmp_path: Path) -> None:
+    """The message's own arithmetic tells how much of the GPU is somebody else's."""
+    told = explained(
+        tmp_path,
+        "[rank4]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 4 "
+        "has a total capacity of 80.00 GiB of which 512.00 MiB is free. Including non-PyTorch "
+        "memory, this process has 20.00 GiB memory in use.\n",
+    )
+    assert (told.category, told.culprits) == ("oom_one_rank", ("rank 4",))
+    assert "59.5 GiB of it belong to others" in told.sentence
+
+
+def test_memory_of_all_ranks_is_no_rank_s_fault(tmp_path: Path) -> None:
+    """Who all fail alike are not one culprit."""
+    log = "".join(communicator(rank, 2) for rank in range(2))
+    log += "".join(
+        f"[rank{rank}]: CUDA out of memory. Tried to allocate 2.00 GiB\n" for rank in range(2)
+    )
+    assert explained(tmp_path, log).category == "other"
+
+
+def test_a_flushed_queue_is_a_consequence(tmp_path: Path) -> None:
+    """Status 5 alone names no link; beside status 12 at the other end that one counts."""
+    got = "NCCL WARN NET/IB : Got completion from peer"
+    flushed = f"n1:1:2 [0] {got} 10.0.0.2<1> with error 5, opcode 1, len 0, vendor err 244\n"
+    retry = f"n2:1:2 [0] {got} 10.0.0.1<1> with error 12, opcode 1, len 0, vendor err 129\n"
+    alone = explained(tmp_path, flushed)
+    assert (alone.category, alone.culprits) == ("unknown", ())
+    both = explained(tmp_path, flushed + retry)
+    assert (both.category, both.culprits[0]) == ("nic_or_ib_link", "node 10.0.0.1")
+    assert "0x81" in both.sentence
+
+
+def test_a_full_disk_keeps_the_others_waiting(tmp_path: Path) -> None:
+    """The rank that saves is late; a rank that timed out is its victim."""
+    told = explained(
+        tmp_path, "saving: OSError: [Errno 28] No space left on device\n" + timed_out(6, 2)
+    )
+    assert told.category == "timeout_rank_missing"
+    assert "rank 6" not in told.culprits
+
+
+def test_a_hint_matters_where_nothing_failed(tmp_path: Path) -> None:
+    """Sockets instead of InfiniBand are slow; a log with a failure is about that."""
+    slow = "NCCL INFO NET/Socket : Using [0]eth7:10.0.0.1<0>\n"
+    assert explained(tmp_path, slow).category == "wrong_interface"
+    dead = slow + "x NCCL WARN Error while creating shared memory segment nccl-1 (size 999)\n"
+    assert explained(tmp_path, dead).category == "shm"
+
+
+def test_an_uneventful_log_is_not_explained(tmp_path: Path) -> None:
+    """Nothing failed: unknown, with what to leave behind next time."""
+    told = explained(tmp_path, "step 1 loss 2.0\nstep 2 loss 1.9\n" * 50)
+    assert (told.category, told.evidence, told.confidence) == ("unknown", (), 0.0)
+    assert told.lines == 100
+
+
+def test_a_file_named_after_its_rank_speaks_for_it(tmp_path: Path) -> None:
+    """Torchrun's log folders have no prefixes on their lines."""
+    told = explained(tmp_path, "CUDA error: invalid device ordinal\n", names=("rank_6.stderr",))
+    assert told.culprits == ("rank 6",)
+
+
+def test_nccls_process_is_known_by_its_communicator(tmp_path: Path) -> None:
+    """A warning tells host and pid only; the communicator's line had told the rank."""
+    told = explained(
+        tmp_path,
+        communicator(3, 8, host="n9")
+        + "n9:103:7 [3] shm.cc:1 NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9 bytes\n",
+    )
+    assert told.culprits == ("rank 3", "node n9")

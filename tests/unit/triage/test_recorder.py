@@ -1,0 +1,177 @@
+"""A recorder's file lies where anybody may write: only plain values are read from it."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preflight.facts.look_model import Dump
+from preflight.triage import plain_values, recorder
+from preflight.triage.recorder import Recording, Unreadable, opened, read
+from tests.unit.triage.recordings import document, entry, pending
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REAL = """
+import datetime, os, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+folder = sys.argv[1]
+child = os.fork()  # torch is imported once for both
+rank = 0 if child else 1
+store = dist.FileStore(folder + "/store", 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+def leave():
+    time.sleep(1)
+    for name, told in (("pickle", c10d._dump_fr_trace(includeStackTraces=False)),
+                       ("json", c10d._dump_fr_trace_json(True, False))):
+        with open(f"{folder}/{name}{rank}", "wb") as file:
+            file.write(told)
+    os._exit(os.waitpid(child, 0)[1] if child else 0)
+threading.Thread(target=leave).start()
+dist.broadcast(torch.ones(4), 0) if rank else dist.all_reduce(torch.ones(5))
+time.sleep(60)
+"""
+
+
+def test_what_torch_really_writes(tmp_path: Path) -> None:
+    """Two real ranks hang in calls that do not fit; both forms of their files tell it."""
+    pytest.importorskip("torch")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", REAL, str(tmp_path)],
+        env={"TORCH_FR_BUFFER_SIZE": "200", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        check=True,
+        timeout=120,
+    )
+    for form in ("pickle", "json"):
+        told = [read((tmp_path / f"{form}{rank}").read_bytes()) for rank in (0, 1)]
+        assert all(isinstance(one, Recording) for one in told), told
+        calls = [one.calls for one in told if isinstance(one, Recording)]
+        assert [call.op for call in calls[0]] == ["all_reduce"] * 4
+        assert [call.op for call in calls[1]] == ["all_reduce"] * 3 + ["broadcast"]
+        for of_rank, shape in zip(calls, ((5,), (4,)), strict=True):
+            assert [call.number for call in of_rank] == [1, 2, 3, 4]
+            assert [call.pending for call in of_rank] == [False, False, False, True]
+            assert of_rank[-1].sizes == (shape,)
+            assert of_rank[-1].about == "default_pg"
+
+
+SAID = b"X\x02\x00\x00\x00id"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"\x80\x02cposix\nsystem\n" + SAID + b"\x85R.",
+        b"\x80\x04\x8c\x05posix\x8c\x06system\x93" + SAID + b"\x85R.",
+        b"(iposix\nsystem\n.",
+        b"\x80\x02" + SAID + b"Q.",
+        b"\x80\x02cbuiltins\nobject\n)\x81}b.",
+        b"\x80\x02\x82\x01.",
+    ],
+)
+def test_whatever_asks_for_code_is_refused(attack: bytes) -> None:
+    """Classes, functions, persistent ids and extension codes are more than plain values."""
+    told = read(attack)
+    assert isinstance(told, Unreadable)
+    assert "more than plain values" in told.why
+
+
+def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many steps, a memo far out, keys whose hash takes for ever, lists without an end."""
+    monkeypatch.setattr(plain_values, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(plain_values, "MOST_BYTES", 2 << 20)
+    steps = b"\x80\x02" + b"N0" * (plain_values.MOST_STEPS // 2) + b"N."
+    doubled = b"\x80\x02)" + b"q\x00h\x00\x86" * 60
+    bombs = {
+        "steps": steps,
+        "no recording": b"\x80\x02]r\xff\xff\xff\x7f.",
+        "neither word nor number": b"\x80\x02}" + doubled[2:] + b"Ns.",
+        "no single value": b"\x80\x02" + b"(" * 1000 + b".",
+        "a number of": b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b".",
+        "torn": b"\x80\x02X\xff\xff\xff\xffshort",
+        "larger than": bytes(plain_values.MOST_BYTES + 1),
+    }
+    for words, bomb in bombs.items():
+        told = read(bomb)
+        assert isinstance(told, Unreadable), words
+        assert words in told.why
+
+
+def test_deep_nesting_and_loops_are_only_values() -> None:
+    """A list of itself, and a million lists in each other, end as calls that make no sense."""
+    deep = b"]" * 200_000 + b"a" * 199_999
+    itself = b"]q\x00h\x00a"
+    for value in (deep, itself):
+        entry = b"}X\x0b\x00\x00\x00input_sizes" + value + b"s"
+        told = read(b"\x80\x02}X\x07\x00\x00\x00entries](" + entry + b"es.")
+        assert isinstance(told, Recording)
+        assert (told.calls, told.dropped) == ((), 1)
+    assert isinstance(read(b"[" * 200_000), Unreadable)
+    assert isinstance(read(b'{"entries":' + b"[" * 200_000), Unreadable)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_told_and_never_raised(garbage: bytes) -> None:
+    """Whatever the file holds, the answer is a recording or a reason."""
+    for data in (garbage, b"\x80\x02" + garbage, b'{"entries":[' + garbage):
+        told = read(data)
+        assert isinstance(told, (Recording, Unreadable))
+        assert not isinstance(told, Unreadable) or told.why
+
+
+@given(st.integers(0, 10_000), st.binary(max_size=8))
+def test_a_torn_or_spoilt_file(place: int, spoilt: bytes) -> None:
+    """Cut anywhere, or with other bytes in it."""
+    whole = document(*(entry(number) for number in range(1, 4)), pending(4))
+    at = place % len(whole)
+    for data in (whole[:at], whole[:at] + spoilt + whole[at + len(spoilt) :]):
+        assert isinstance(read(data), (Recording, Unreadable))
+
+
+@settings(max_examples=30)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+        max_leaves=12,
+    )
+)
+def test_fields_of_any_kind(value: object) -> None:
+    """A newer torch may write other things where numbers and words stand now."""
+    for name in entry(1):
+        told = recorder._call({**entry(1), name: value})
+        assert told is None or told.number >= -(1 << 63)
+    assert recorder._groups({"0": value}, {"0": value}) is not None
+
+
+def test_words_of_a_recorder_are_harmless() -> None:
+    """Control characters end here; what is endless is cut."""
+    told = read(document(pending(1, op="all\x1b[31m_reduce" + "x" * 9999)))
+    assert isinstance(told, Recording)
+    assert told.calls[0].op.isprintable()
+    assert len(told.calls[0].op) <= 256
+
+
+def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a bomb of zeros nor damaged text gets further."""
+    monkeypatch.setattr(recorder, "MOST_BYTES", 2 << 20)
+    bomb = base64.b64encode(zlib.compress(bytes((2 << 20) + 9), 9)).decode()
+    for content, words in ((bomb, "larger than"), ("%%%", "damaged"), ("AAAA", "damaged")):
+        told = opened(Dump(path="x", written_s=0.0, size=1, content=content))
+        assert isinstance(told, Unreadable)
+        assert words in told.why
+    told = opened(Dump(path="x", written_s=0.0, size=1, why="it is of another user"))
+    assert told == Unreadable("it is of another user")

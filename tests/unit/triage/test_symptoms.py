@@ -1,0 +1,114 @@
+"""The knowledge is data: each file is held to its own examples, and a wrong one is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.cli import VERBS
+from preflight.errors import UsageError
+from preflight.triage.explain.scan import Scanner
+from preflight.triage.explain.weigh import NOTHING
+from preflight.triage.symptom import FOLDER, load_symptoms, shipped
+
+if TYPE_CHECKING:
+    from preflight.triage.symptom import Symptom
+
+NEEDED = {
+    "port_in_use", "stale_process", "device_ordinal", "duplicate_gpu", "oom_one_rank",
+    "nic_or_ib_link", "wrong_interface", "firewall", "timeout_rank_missing", "collective_mismatch",
+    "gpu_hardware", "version_mismatch", "shm", "env_misconfig", "other", "unknown",
+}  # fmt: skip
+
+OWN = """
+category = "other"
+role = "cause"
+confidence = 0.5
+anchors = ["coffee"]
+patterns = ['out of coffee on (?P<node>\\w+)']
+sentences = ["{node} is out of coffee", "no coffee"]
+cause = "somebody drank it"
+advice = "buy some"
+source = "the kitchen"
+[[examples]]
+text = "warning: out of coffee on n7"
+fields = { node = "n7" }
+"""
+
+
+@pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
+def test_each_symptom_is_found_in_its_own_examples(symptom: Symptom) -> None:
+    """With the fields that it promises, behind one of its anchors; never in what it is not."""
+    assert symptom.examples
+    for example in symptom.examples:
+        assert any(word in example.text for word in symptom.anchors), example.text
+        told = symptom.fields(example.text)
+        assert told is not None, example.text
+        assert example.fields.items() <= told.items()
+        assert "{" not in symptom.sentence({**told, "speaker": "rank 1"})
+    for text in symptom.counter:
+        assert symptom.fields(text) is None
+
+
+@pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
+def test_the_scanner_finds_what_the_pattern_finds(symptom: Symptom, tmp_path: Path) -> None:
+    """No anchor hides behind another one's letters."""
+    for place, example in enumerate(symptom.examples):
+        log = tmp_path / f"{place}.log"
+        log.write_text(example.text + "\n")
+        assert Scanner(shipped()).read([log]).counts[symptom.id] == 1, example.text
+
+
+def test_every_category_is_known() -> None:
+    """What the command may answer, something can be found for."""
+    assert {one.category for one in shipped()} == NEEDED
+
+
+def test_a_site_adds_its_own(tmp_path: Path) -> None:
+    """One file, no code."""
+    (tmp_path / "coffee.toml").write_text(OWN)
+    (mine,) = load_symptoms(tmp_path)
+    told = mine.fields("out of coffee on n7")
+    assert told == {"node": "n7"}
+    assert mine.sentence(told) == "n7 is out of coffee"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('role = "cause"', 'role = "rumour"', "Invalid enum value"),
+        ("out of coffee on (", "out of coffee on ((", "missing )"),
+        ('"no coffee"', '"{node} again"', "its last sentence needs the field 'node'"),
+        ('anchors = ["coffee"]', "anchors = []", "needs anchors"),
+        ("category", "kategory", "kategory"),
+        ("[[examples]]", "[examples", "Expected ']'"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """With what is wrong in it."""
+    (tmp_path / "coffee.toml").write_text(OWN.replace(old, new, 1))
+    with pytest.raises(UsageError, match=r"coffee\.toml") as refused:
+        load_symptoms(tmp_path)
+    assert said in str(refused.value)
+
+
+def test_what_to_run_next_exists() -> None:
+    """Checks and verbs that an explanation sends somebody to."""
+    said = " ".join(f"{one.check} {one.advice}" for one in shipped()) + NOTHING.advice
+    checks = {
+        match[1]
+        for path in (Path(__file__).parents[3] / "checks").glob("test_*.py")
+        for match in re.finditer(r'Check\(\s*"([\w.]+)"', path.read_text())
+    }
+    named = set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", " ".join(one.check for one in shipped())))
+    assert named <= checks
+    assert set(re.findall(r"preflight ([a-z]+)\b", said)) <= set(VERBS)
+
+
+def test_every_symptom_says_where_it_is_from() -> None:
+    """A person who doubts one finds its source."""
+    assert all(one.source and one.cause and one.advice for one in shipped())
+    assert len(list(FOLDER.glob("*.toml"))) == len(shipped())

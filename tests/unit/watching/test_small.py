@@ -1,0 +1,106 @@
+"""The small parts of a watch: torch's names, pipes, its window, other nodes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from preflight.watching import elsewhere
+from preflight.watching.asking import ask_for_dumps
+from preflight.watching.folder import make, makes_pipes, tidy
+from preflight.watching.model import Options
+from preflight.watching.torch_names import outdated
+from preflight.watching.watch import stalled_after_s
+
+if TYPE_CHECKING:
+    from preflight.triage.diagnose.model import JobState
+
+OLD_SIZE, OLD_FILE = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+HEADER = "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        (f'{{"TORCH_FR_BUFFER_SIZE", "{OLD_SIZE}"}}, 2000); enable_dynamic_filename_',
+         {OLD_SIZE, OLD_FILE}),
+        (f'{{"TORCH_FR_BUFFER_SIZE", "{OLD_SIZE}"}}, 2000);', {OLD_SIZE}),
+        (f'{{"TORCH_FR_BUFFER_SIZE", "{OLD_SIZE}"}}, 0);', set()),
+        (f'getCvarInt({{"{OLD_SIZE}"}}, 0);', set()),
+        (None, set()),
+    ],
+)  # fmt: skip
+def test_older_names_that_torch_warns_of(
+    tmp_path: Path, header: str | None, found: set[str]
+) -> None:
+    """By the headers of the launcher's own torch, found through its first line."""
+    torch = tmp_path / "lib" / "python3.12" / "site-packages" / "torch"
+    (tmp_path / "bin").mkdir()
+    (torch / HEADER).parent.mkdir(parents=True)
+    if header is not None:
+        (torch / HEADER).write_text(header)
+    python, launcher = tmp_path / "bin" / "python3", tmp_path / "bin" / "torchrun"
+    python.symlink_to("/bin/true")
+    launcher.write_text(f"#!{python}\nimport torch\n")
+    launcher.chmod(0o755)
+    environ = {"PATH": str(tmp_path / "bin")}
+    assert outdated("torchrun", environ) == found
+    assert outdated("python3", environ) == found
+    assert outdated("/bin/true", environ) == outdated("nowhere", environ) == frozenset()
+
+
+def test_only_who_listens_is_asked(tmp_path: Path) -> None:
+    """A rank that has gone, a file in the place of a pipe and a link hold nobody up."""
+    folder = make(tmp_path)
+    assert makes_pipes(folder)
+    pipes = folder / "recorder"
+    for name in ("rank_0.pipe", "rank_1.pipe"):
+        os.mkfifo(pipes / name)
+    (pipes / "rank_2.pipe").symlink_to(pipes / "rank_0.pipe")
+    listens = os.open(pipes / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert ask_for_dumps(folder) == 1
+        assert os.read(listens, 10) == b"1\n"
+    finally:
+        os.close(listens)
+    tidy(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_two_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Started within a second, in one place."""
+    assert len({make(tmp_path) for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "heartbeat", "seconds"),
+    [(None, None, 300), (None, "480", 240), (None, "3600", 300), (None, "0", 300),
+     (None, "soon", 300), (900.0, "480", 900)],
+)  # fmt: skip
+def test_before_the_job_is_ended(typed: float | None, heartbeat: str, seconds: float) -> None:
+    """What was typed; else the usual, or half of what would end the job before."""
+    options = Options(("true",), Path(), stalled_after_s=typed)
+    assert stalled_after_s(options, heartbeat) == seconds
+
+
+def test_the_job_on_other_nodes_is_the_one_beneath_us() -> None:
+    """Of several jobs on these nodes, by a process of ours."""
+    ranks = [SimpleNamespace(pid=pid, job=job) for pid, job in ((7, "theirs"), (8, "ours"))]
+    here = SimpleNamespace(look=SimpleNamespace(host="gpu001", ranks=ranks))
+    state = cast("JobState", SimpleNamespace(nodes=(SimpleNamespace(look=None), here)))
+    node = elsewhere.own_node(state, "gpu001")
+    assert node is cast("Any", here)
+    assert node is not None
+    assert elsewhere.own_node(state, "gpu002") is None
+    assert elsewhere.job_of(node, {8, 9}) == "ours"
+    assert elsewhere.job_of(node, {1}) == ""
+
+
+def test_nodes_that_are_none_are_refused_at_the_start(tmp_path: Path) -> None:
+    """Not when the job hangs, after days."""
+    assert "inventory" in elsewhere.refused("", str(tmp_path / "none.toml"), {})
+    assert elsewhere.refused("gpu[001-002]", "", {}) == ""

@@ -1,0 +1,130 @@
+"""Whose progress counts: the ranks themselves, not what stands before or behind them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.watching import proc, tree
+from preflight.watching.tree import Seat, rank_in, ranks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UP = """\
+import os, sys, time
+if "fork" in sys.argv:
+    os.fork()
+os.write(1, b"up\\n")
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """A command that says that it is up, and stays."""
+    (tmp_path / "up.py").write_text(UP)
+    return f"{sys.executable} {tmp_path}/up.py"
+
+
+@contextmanager
+def _launch(script: str, ranks: int, **environ: str) -> Iterator[int]:
+    """A shell that starts processes, so many of which say that they are up."""
+    with subprocess.Popen(
+        ["sh", "-c", script], env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True,
+        process_group=0,
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        try:
+            for _ in range(ranks):
+                assert started.stdout.readline() == "up\n"
+            yield started.pid
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_ranks_of_a_launcher(
+    python: str,
+    lists: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a shell of their own; with the kernel's lists of children and without."""
+    if not lists:
+        monkeypatch.setattr(tree, "Path", lambda _: Path("/nowhere"))
+    with _launch(f"RANK=4 sh -c '{python} & wait' & RANK=5 {python} & wait", 2) as launch:
+        found = ranks_of(launch, {})
+        assert {seat.rank for seat in found} == {4, 5}
+        assert {proc.command(seat.pid) for seat in found} == {python}
+
+
+def test_workers_of_a_rank_are_none(python: str) -> None:
+    """A DataLoader's processes have their rank's environment."""
+    with _launch(f"RANK=0 {python} fork & wait", 2) as launch:
+        (seat,) = ranks_of(launch, {})
+        assert proc.parent(seat.pid) == launch
+
+
+def test_what_the_launch_itself_was_given_makes_no_rank(python: str) -> None:
+    """Under srun torchrun has a task's number, and a pod has a RANK: its ranks have their own."""
+    given = {"SLURM_PROCID": "1", "RANK": "1"}
+    with _launch(f"sh -c 'LOCAL_RANK=0 {python} & wait' & wait", 1, **given) as launch:
+        (seat,) = ranks_of(launch, given)
+        assert (seat.rank, proc.command(seat.pid)) == (1, python)
+
+
+def test_a_launch_that_is_a_rank(python: str) -> None:
+    """As in `srun preflight watch -- python train.py`; a launcher without ranks yet is none."""
+    given = {"SLURM_PROCID": "3"}
+    with _launch(f"{python} & wait", 1, **given) as launch:
+        (seat,) = ranks_of(launch, given)
+        assert (seat.rank, proc.command(seat.pid)) == (3, python)
+    with _launch(f"{python} & wait", 1) as launch:
+        assert ranks_of(launch, {}) == []
+    with _launch(f"{python} torchrun & wait", 1, **given) as launch:
+        assert ranks_of(launch, given) == []
+
+
+def test_who_has_gone_is_no_trouble() -> None:
+    """A process that ends while it is looked at."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    assert proc.read(ended.pid) is None
+    assert (proc.environ(ended.pid), proc.name(ended.pid), proc.command(ended.pid)) == ({}, "", "")
+    assert (proc.children(ended.pid), proc.parent(ended.pid), proc.pending(ended.pid)) == (
+        [], 0, frozenset(),
+    )  # fmt: skip
+    assert ranks_of(ended.pid, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [({"RANK": "7", "SLURM_PROCID": "1"}, 7), ({"PMI_RANK": "0"}, 0), ({"RANK": "-1"}, None),
+     ({"RANK": ""}, None), ({"RANK": "²"}, None), ({}, None)],
+)  # fmt: skip
+def test_ranks_as_launchers_number_them(environ: dict[str, str], rank: int | None) -> None:
+    """The number of torch's own first; what is none is none."""
+    assert rank_in(environ) == rank
+    assert Seat(1, 0) == Seat(1, 0)
+
+
+def test_a_reading_of_ourselves() -> None:
+    """Every number is there, and grows."""
+    first = proc.read(os.getpid())
+    assert first is not None
+    sum(range(10_000_000))
+    with open("/dev/null", "wb", buffering=0) as null:  # noqa: PTH123
+        null.write(b"x" * 100_000)
+    second = proc.read(os.getpid())
+    assert second is not None
+    assert second.state == "R"
+    assert (second.started, second.cpu_s > first.cpu_s) == (first.started, True)
+    assert second.moved - first.moved >= 100_000
+    assert second.calls > first.calls
