@@ -23,8 +23,9 @@ def write(path: Path) -> None:
 
 
 def say(path: Path, *lines: str, ago_s: float) -> None:
-    """Append lines, as said so many seconds ago."""
+    """Append lines, as said so many seconds ago: since the boot of the machine."""
     at_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ago_s
+    assert at_s >= 0, "no kernel says anything before it boots"
     number = path.read_text().count("\n") // 2
     with path.open("a") as log:
         log.writelines(record(number + n, at_s + n / 1e3, line) for n, line in enumerate(lines))

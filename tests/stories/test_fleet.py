@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -121,6 +122,7 @@ def test_gpus_that_fail(judge: Callable[..., Told], lab: Lab) -> None:
 def test_what_the_kernels_said(judge: Callable[..., Told], lab: Lab) -> None:
     """Each host's kernel tells of another part; what was before the window is nobody's finding."""
     h1, h2, h3, h4 = lab.hosts.values()
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)  # of a machine that may be fresh
     restart = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
     h1.set_scenario(h1.scenario.without_gpu(1))
     h1.kernel_says(
@@ -131,8 +133,10 @@ def test_what_the_kernels_said(judge: Callable[..., Told], lab: Lab) -> None:
     h2.kernel_says("nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 22003, Fatal, Link 03 Minion Halt")
     h3.kernel_says("mlx5_core 0000:1a:00.0: device's health compromised - reached miss count")
     h4.kernel_says("EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#0_DIMM#1 (page:0x1)")
-    h4.kernel_says("NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault", ago_s=7200)
-    told = judge(ALL, "-m", "not preflight_fabric", "--preflight-kernel-log-since=1h")
+    fault = "NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python3, MMU Fault"
+    h4.kernel_says(fault, ago_s=0.9 * up_s)
+    since = f"--preflight-kernel-log-since={up_s / 2:.0f}s"
+    told = judge(ALL, "-m", "not preflight_fabric", since)
     assert told.exit == 1
     assert told.found() == {
         ("gpu.count", "h1"), ("gpu.xid", "h1"), ("gpu.sxid", "h2"), ("net.kernel_log", "h3"),
