@@ -6,6 +6,7 @@ Imports the standard library only, and the rest on use: `run` must not load what
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 
     from preflight.registered import Registered
 
-USAGE = 4
+INTERRUPTED, USAGE = 2, 4
 COMMANDS = ("blame", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
 ISOLATED = {"run": "preflight.isolated", "sweep": "preflight.commands.sweep"}
 """Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What standard output says where it takes no more; a command names a file of its own itself."""
 
 VERBS = (*COMMANDS, *ISOLATED, "checks", "healthcheck", "prolog", "watch")
 WIDTH = 80
@@ -43,29 +47,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         start(words[1:], ISOLATED[words[0]])
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
-    arguments = _parser().parse_args(words) if words[:1] != ["watch"] else None
     from preflight.errors import UsageError
 
     try:
-        if arguments is None:
-            return _watch(words[1:])
-        if arguments.verb == "checks":
-            return _checks(arguments.id)
-        if arguments.verb in COMMANDS:
-            command = importlib.import_module(f"preflight.commands.{arguments.verb}")
-            return int(command.run(arguments))
+        return _verb(words)
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; Python's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has seen enough
         return 0
+    except KeyboardInterrupt:
+        print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
+        _drop_output()
+        return INTERRUPTED
     except UsageError as error:
         from preflight.report.text import printable
 
         said = printable(str(error))  # it may name a file whose name is an escape sequence
-        print(f"preflight: {said}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
+        print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
         return USAGE
-    _parser().print_help()
-    return USAGE
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        print(f"preflight: cannot write the answer: {error.strerror}", file=sys.stderr)  # noqa: T201
+        _drop_output()
+        return USAGE
+
+
+def _verb(words: Sequence[str]) -> int:
+    if words[:1] == ["watch"]:
+        return _watch(words[1:])
+    arguments = _parser().parse_args(words)
+    if arguments.verb == "checks":
+        code = _checks(arguments.id)
+    elif arguments.verb in COMMANDS:
+        command = importlib.import_module(f"preflight.commands.{arguments.verb}")
+        code = int(command.run(arguments))
+    else:
+        _parser().print_help()
+        code = USAGE
+    sys.stdout.flush()  # a full disk is told in a line of ours, and not by Python at exit
+    return code
+
+
+def _drop_output() -> None:
+    """Let go what standard output holds: Python's own flush at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:

@@ -1,0 +1,45 @@
+"""How the `preflight` command ends where its output cannot be written, or somebody types Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PREFLIGHT = (sys.executable, "-m", "preflight.cli")
+LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [("checks",), ("explain", "a.log"), ("lint", "a.py")])
+def test_a_full_disk_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """What was found and cannot be told is no success, and no traceback either."""
+    (tmp_path / "a.log").write_text(LOG)
+    (tmp_path / "a.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    with Path("/dev/full").open("w") as full:
+        told = subprocess.run(
+            [*PREFLIGHT, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    said = "preflight: cannot write the answer: No space left on device\n"
+    assert (told.stderr, told.returncode) == (said, 4)
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    """It waits for a log that does not come, and is told to stop."""
+    process = subprocess.Popen(
+        [*PREFLIGHT, "explain", "-"], cwd=tmp_path, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert process.stdin
+        process.stdin.write(LOG * 20_000)  # more than a pipe holds: when it is in, it is being read
+        process.stdin.flush()
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err == "\npreflight: interrupted\n"
