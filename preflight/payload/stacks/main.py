@@ -47,6 +47,7 @@ def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told],
     standing.prepare(pythons, lines, emit)
     standing.read(readable(ranks, before.alive))
     of_launchers = standing.read_once(one["pid"] for one in launchers if one["python"])
+    standing.sample(ranks, before.at + look_s)
     patience.sleep_until(before.at + look_s)
     after = Instant(patience, ranks, sysfs)
     standing.read_again()

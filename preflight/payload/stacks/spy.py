@@ -25,6 +25,11 @@ NATIVE_EACH_S = 6.0
 """The symbols of torch are hundreds of MB to read."""
 
 AT_ONCE = 4
+SAMPLES_A_SECOND = 20
+"""Of each rank: 0.1 ms of CPU time for one look, that pauses nobody."""
+
+LATE_S = 1.0
+"""What a sampler may need beyond its time, to start and to end."""
 _LIMIT = 4 << 20
 _MOST_FRAMES, _ALL_FRAMES = 1024, 32768
 """Of one process, and of all that are looked at together: the answer has an upper size."""
@@ -67,10 +72,28 @@ class Spy:
             told[pid] = _heard(child, pid, room) if answered else "py-spy did not answer in time"
         return told
 
+    def sample(self, pids: Iterable[int], seconds: int) -> dict[int, guard.Child]:
+        """Look at processes often for so long, each by a child of its own; without a pause."""
+        argv = [self._path, "record", "--nonblocking", "--idle", "--threads", "--full-filenames"]
+        argv += ["--format", "raw", "--output", "/dev/stdout", "--rate", str(SAMPLES_A_SECOND)]
+        argv += ["--duration", str(seconds), "--pid"]
+        return {pid: guard.spawn_program([*argv, str(pid)], _environ()) for pid in pids}
+
     def _start(self, pid: int, *, native: bool) -> guard.Child:
         how = "--native" if native else "--nonblocking"
         argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
         return guard.spawn_program(argv, _environ(), errors=True)
+
+
+def sampled(samplers: dict[int, guard.Child], until: float) -> dict[int, list[dict[str, Any]]]:
+    """Return the `Sighting`s of each process whose sampler is done by then; end the others."""
+    told = {}
+    for pid, child in samplers.items():
+        answered = child.listen(until, _LIMIT) and len(child.said) <= _LIMIT
+        child.dismiss(kill=not answered)
+        if answered:
+            told[pid] = spoken.parse_samples(bytes(child.said), pid)
+    return told
 
 
 def _environ() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from probe.text import TEXT_LIMIT, clean
 
 from . import carried, denied, spoken, spy
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from probe import guard
+
     from .patience import Patience
 
     Told = dict[str, Any]
@@ -19,6 +23,9 @@ FIND_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
 """For one step each; on a healthy node they take milliseconds, and native stacks a second."""
 
 MOST_NATIVE = 4
+MOST_SAMPLED = 32
+"""Ranks of a node that are sampled, each by a process of ours: more of them would be a load."""
+
 MOST_WORKERS = 32
 _AT_REST_S, _AT_REST_SWITCHES = 0.011, 2
 """CPU time and waits of a main thread that did nothing between the looks: one tick, a stray one."""
@@ -39,6 +46,8 @@ class Standing:
         self._first: dict[int, Any] = {}
         self._later: dict[int, Any] = {}
         self._native: dict[int, Any] = {}
+        self._samplers: dict[int, guard.Child] = {}
+        self._sampled: dict[int, list[Told]] = {}
 
     def prepare(
         self,
@@ -70,8 +79,16 @@ class Standing:
         """Return the `Stacks` of processes that are looked at once."""
         return {pid: self._document(told) for pid, told in self._dump(pids).items()}
 
+    def sample(self, ranks: list[Told], until: float) -> None:
+        """Look at ranks often from now on, whole seconds of what is left till that moment."""
+        seconds = int(until - time.monotonic())
+        pids = [one["pid"] for one in ranks if _read(self._first.get(one["pid"]))]
+        if self._spy is not None and seconds > 0 and len(pids) <= MOST_SAMPLED:
+            self._samplers = self._spy.sample(pids, seconds)
+
     def read_again(self) -> None:
-        """Take a second look at those that could be read."""
+        """Take a second look at those that could be read; what was sampled is complete by then."""
+        self._sampled = spy.sampled(self._samplers, self._patience.within(spy.LATE_S))
         self._later = self._dump(pid for pid, told in self._first.items() if _read(told))
 
     def read_native(self, rows: list[Told]) -> None:
@@ -92,6 +109,7 @@ class Standing:
         pid = one["pid"]
         row["stacks"] = self._document(self._first.get(pid))
         row["later"] = self._document(self._later.get(pid))
+        row["sightings"] = self._sampled.get(pid, [])
         row["native"] = self._document(self._native.get(pid), native=True)
         row["workers"] = [
             {"pid": each, "stacks": stacks}

@@ -163,6 +163,16 @@ def test_a_rank_is_told_with_the_line_it_stands_on(start: Start) -> None:
     assert "hunter2" not in repr(seen)
 
 
+def test_a_long_look_samples_what_a_rank_does(start: Start) -> None:
+    """Where there is a second to spare between the looks, its main thread is seen often."""
+    seen = look(start().pid, look_s=1.5)
+    (rank,) = seen.ranks
+    assert rank.stacks is not None, rank.no_stacks
+    (most, *_) = rank.sightings
+    assert most.frames == rank.stacks.threads[0].frames
+    assert most.times >= 5
+
+
 def test_a_stopped_rank_stays_stopped(start: Start) -> None:
     """It is told as stopped, its stack is read all the same, and it is not continued."""
     process = start()

@@ -60,6 +60,30 @@ def test_py_spys_document_may_hold_anything(document: object) -> None:
             assert frame["line"] >= 0
 
 
+@given(st.binary(max_size=300))
+def test_py_spys_samples_may_be_anything(said: bytes) -> None:
+    """Whatever it prints in place of samples, what is taken of it is printable and bounded."""
+    for line in (said, b"thread (0x1): MainThread;" + said + b" 7\n"):
+        for one in spoken.parse_samples(line, 1):
+            assert one["times"] < 2**31
+            assert all(frame["function"].isprintable() for frame in one["frames"])
+
+
+def test_samples_are_places_of_the_main_thread_the_most_seen_first() -> None:
+    """Innermost call first; a loader's thread tells nothing of what its rank does."""
+    said = (
+        b"thread (0x1): MainThread;<module> (/a b/t.py:9);step (/a b/t.py:3) 5\n"
+        b"thread (0x1): MainThread;<module> (/a b/t.py:9);wait (x) (/t.py:4);<frozen> (os) 7\n"
+        b"thread (0x2): loader;run (/l.py:1) 40\nthread (8);run (/l.py:1) 41\nhalf a li"
+    )
+    most, least = spoken.parse_samples(said, 9)
+    assert [one["times"] for one in (most, least)] == [7, 5]
+    assert least["frames"][0] == {"function": "step", "file": "/a b/t.py", "line": 3}
+    assert [one["function"] for one in most["frames"]] == ["<frozen>", "wait (x)", "<module>"]
+    (nameless,) = spoken.parse_samples(b"thread (9);step (/t.py:3) 2\n", 9)
+    assert nameless["times"] == 2
+
+
 def test_a_deep_recursion_keeps_both_its_ends() -> None:
     """The innermost frames are told and the script's own line, not ten thousand between."""
     frames = [{"name": f"f{at}", "filename": "a.py", "line": at} for at in range(1000)]
