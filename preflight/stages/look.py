@@ -21,7 +21,7 @@ from preflight.errors import WireError
 from preflight.facts.decode import decode_look
 from preflight.fleet.model import Host
 from preflight.transport.bundle import start_payload
-from preflight.transport.fanout import Gate, fan_out
+from preflight.transport.fanout import Gate, TooSlowError, fan_out
 from preflight.transport.protocol import ReachError
 from preflight.transport.pyspy import offer
 from preflight.transport.ways import Ways
@@ -132,6 +132,7 @@ def _one(
             node=host.name,
             sentence=str(error) or "no answer in time",
             advice="look at the node's load, and at processes in D state",
+            late=connection is not None and isinstance(error, TimeoutError),
         )
     finally:
         if connection is not None:
@@ -185,4 +186,5 @@ def _state(name: str, answer: NodeState | Exception) -> NodeState:
         node=name,
         sentence=(str(answer) or type(answer).__name__)[:300],
         advice="look at the node's load, at processes in D state, and at what its login shell does",
+        late=isinstance(answer, TooSlowError),
     )

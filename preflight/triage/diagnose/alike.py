@@ -13,12 +13,26 @@ if TYPE_CHECKING:
     from preflight.triage.diagnose.roll import Seat
 
 
+_LONGEST_S = 10
+"""The longest look that `preflight diagnose` takes."""
+
+_BETWEEN_RANKS = (
+    Doubt(category="link", sentence="the data do not get through", confidence=0.4),
+    Doubt(
+        category="desync",
+        sentence="they are at different turns of the same line, or with other shapes",
+        confidence=0.25,
+    ),
+)
+"""What it may be instead where all wait in one place."""
+
+
 def judge(case: Case) -> Diagnosis | None:
     """Different places first; then the same one."""
     if not case.stuck:
         return None
     groups = case.spots(case.waiting)
-    return _different(case, groups) if len(groups) > 1 else _same(groups[0])
+    return _different(case, groups) if len(groups) > 1 else _same(case, groups[0])
 
 
 def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
@@ -54,24 +68,34 @@ def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
     )
 
 
-def _same(group: tuple[Seat, ...]) -> Diagnosis:
+def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
     place = group[0].place
     where = place.where if place else ""
+    longer = look_longer(case)
     return Diagnosis(
         category="unknown",
         sentence=f"all {count(len(group))} that can be read wait in {where}, nothing moves, and "
         "nothing that was looked at says why",
-        advice="measure the paths between these nodes; start the next run under preflight watch, "
+        advice=("look longer first: one step may take more time than that; " * bool(longer))
+        + "measure the paths between these nodes; start the next run under preflight watch, "
         "whose flight recorder tells whose call differs",
         line=line_of(group),
         confidence=0.0,
-        alternatives=(
-            Doubt(category="link", sentence="the data do not get through", confidence=0.4),
-            Doubt(
-                category="desync",
-                sentence="they are at different turns of the same line, or with other shapes",
-                confidence=0.25,
-            ),
-        ),
-        next="pytest --preflight",
+        alternatives=(*(_BETWEEN_RANKS if case.roll.world > 1 else ()), _long_steps(case)),
+        next=longer or "pytest --preflight",
     )
+
+
+def look_longer(case: Case) -> str:
+    """The command that looks as long as can be; nothing where this look was that long."""
+    return f"preflight diagnose --look-s {_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
+
+
+def _long_steps(case: Case) -> Doubt:
+    told = f"it goes on, and no step ended within the {_looked_s(case):g} s of this look"
+    sure = 0.2 if look_longer(case) else 0.1
+    return Doubt(category="progresses", sentence=told, confidence=sure)
+
+
+def _looked_s(case: Case) -> float:
+    return round(max((one.look.look_s for one in case.seats), default=0.0), 1)

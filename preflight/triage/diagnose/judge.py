@@ -132,6 +132,17 @@ def _nothing(state: JobState) -> Diagnosis:
             next="pytest --preflight -k reach",
             unseen=unseen,
         )
+    if silent and not looks and silent[0].late:
+        return Diagnosis(
+            category="unknown",
+            sentence=f"{silent[0].node} is there, and could not look in time: "
+            f"{silent[0].sentence or 'no answer'}",
+            advice="look at its load (uptime, top) and ask again; one process alone is read by: "
+            "py-spy dump --nonblocking --pid N",
+            confidence=0.0,
+            next="preflight diagnose",
+            unseen=unseen,
+        )
     if silent and not looks:
         return Diagnosis(
             category="node_unreachable",
@@ -164,10 +175,13 @@ def _several(jobs: tuple[str, ...]) -> Diagnosis:
 
 def _unknown(case: Case) -> Diagnosis:
     seen = f"{len(case.read)} of {case.roll.world} ranks"
+    longer = alike.look_longer(case)
+    let_read = "; let py-spy read all ranks, on all nodes"
     return Diagnosis(
         category="unknown",
         sentence=f"{seen} show where they stand, and that names nobody",
-        advice="look again in a minute; let py-spy read all ranks, on all nodes",
+        advice=("look longer: a step may take more time than that" if longer else "look again")
+        + let_read * (len(case.read) < case.roll.world),
         confidence=0.0,
-        next="preflight explain LOG",
+        next=longer or "preflight explain LOG",
     )

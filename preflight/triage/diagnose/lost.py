@@ -94,6 +94,8 @@ def silent(case: Case) -> Diagnosis | None:
     names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
     why = lacking[0].sentence or "no answer"
     absent = case.roll.absent
+    late = all(one.late for one in lacking)
+    doubted = f"the node is {'slow' if late else 'well and only we cannot reach it'}"
     return Diagnosis(
         category="node_unreachable",
         culprits=tuple(f"node {one.node}" for one in lacking),
@@ -101,13 +103,9 @@ def silent(case: Case) -> Diagnosis | None:
         f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
         advice=lacking[0].advice or "look at its console; drain it and start the job without it",
         evidence=tuple(f"{one.node}: {one.sentence or 'no answer'}" for one in lacking[:6]),
-        confidence=0.35 if refused else 0.75,
+        confidence=0.35 if refused or late else 0.75,
         alternatives=(
-            Doubt(
-                category="unknown",
-                sentence="the node is well and only we cannot reach it",
-                confidence=0.5 if refused else 0.2,
-            ),
+            Doubt(category="unknown", sentence=doubted, confidence=0.5 if refused or late else 0.2),
         ),
         next=f"pytest --preflight --preflight-nodes {lacking[0].node} -k reach",
     )

@@ -33,6 +33,8 @@ class NodeState(Struct, frozen=True, kw_only=True):
     sentence: str = ""
     """Why there is no look: as the `reach.*` checks say it."""
     advice: str = ""
+    late: bool = False
+    """It was reached, and what it was to show did not come in time: it is there, and slow."""
 
 
 class JobState(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ _ADVICE = {
     "lock": "see what holds the lock: a thread of its own, or another process",
     "process": "see what the process that it started does",
 }
+_PATIENT = "look again in a minute: work that ends in time is no hang; else, "
 _OTHERWISE = (
     "look at that line: let all ranks do it, or make it short; what one rank does alone must "
     "end before the group's time-out"
@@ -42,11 +43,13 @@ def judge(case: Case) -> Diagnosis | None:
         return _most_are_elsewhere(case, apart)
     groups = case.spots(apart)
     sentence = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:3])
+    busy = _busy(apart)
+    comes = f"; {verb(len(apart), 'it is', 'they are')} at work and may come" if busy else ""
     return Diagnosis(
         category="odd_rank",
         culprits=tuple(f"rank {one.rank}" for one in sorted(apart, key=lambda seat: seat.rank)),
-        sentence=f"{sentence}, while {waits_for(case, len(apart))}",
-        advice=_advice(groups[0][0]),
+        sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
+        advice=_PATIENT * busy + _advice(groups[0][0]),
         line=line_of(groups[0]),
         evidence=_evidence(case, apart),
         confidence=_confidence(case, apart),
@@ -174,7 +177,14 @@ def _confidence(case: Case, apart: tuple[Seat, ...]) -> float:
         sure -= 0.1
     if any(_open(one) for one in apart):
         sure -= 0.05
+    if _busy(apart):
+        sure -= 0.25
     return sure
+
+
+def _busy(apart: tuple[Seat, ...]) -> bool:
+    """Whether all of them work: whom the others wait for is certain then, that it hangs is not."""
+    return all(moved(one) for one in apart)
 
 
 def _open(seat: Seat) -> bool:
@@ -187,13 +197,9 @@ def _open(seat: Seat) -> bool:
 def _doubts(apart: tuple[Seat, ...]) -> tuple[Doubt, ...]:
     doubts = []
     if any(moved(one) for one in apart):
-        doubts.append(
-            Doubt(
-                category="straggler",
-                sentence="it works and will come: only slow, not stuck",
-                confidence=0.3,
-            )
-        )
+        healthy = 0.4 if _busy(apart) else 0.3
+        told = "no hang: it works and will come, as long as it ends before the group's time-out"
+        doubts.append(Doubt(category="progresses", sentence=told, confidence=healthy))
     if any(_open(one) for one in apart):
         doubts.append(
             Doubt(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from preflight.facts.look_model import Frame
 from preflight.triage.diagnose.judge import diagnose
 from tests.unit.triage.diagnose.jobs import C10D, TRAIN, at, collective, job, standing
+
+if TYPE_CHECKING:
+    from preflight.triage.diagnose.model import Diagnosis
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])
@@ -90,4 +95,20 @@ def test_all_in_one_place_without_a_sign_is_unknown() -> None:
     """Nothing says whether the wire, the shapes or the turn differ."""
     told = diagnose(job(8, lambda _: standing(collective("all_reduce", 41))))
     assert (told.category, told.culprits, told.confidence) == ("unknown", (), 0.0)
-    assert {one.category for one in told.alternatives} == {"link", "desync"}
+    assert {one.category for one in told.alternatives} == {"link", "desync", "progresses"}
+
+
+@pytest.mark.parametrize("world", [1, 8])
+def test_a_step_may_take_longer_than_the_look(world: int) -> None:
+    """Nothing moved in 3 s: look longer, before anything is measured; 10 s is the longest look."""
+
+    def told(look_s: float) -> Diagnosis:
+        where = standing(collective("all_reduce", 41), look_s=look_s)
+        return diagnose(job(world, lambda _: where))
+
+    short, long = told(3.0), told(10.0)
+    assert (short.category, short.next) == ("unknown", "preflight diagnose --look-s 10")
+    assert "look longer" in short.advice
+    assert (long.category, long.next) == ("unknown", "pytest --preflight")
+    assert "look longer" not in long.advice
+    assert ("link" in {one.category for one in short.alternatives}) == (world > 1)

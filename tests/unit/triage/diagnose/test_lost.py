@@ -137,3 +137,23 @@ def test_a_silent_node_beside_the_job_is_only_mentioned() -> None:
     told = diagnose(state)
     assert (told.category, told.culprits) == ("odd_rank", ("rank 3",))
     assert any("spare" in each for each in told.unseen)
+
+
+def test_a_node_that_is_only_slow_is_not_called_unreachable() -> None:
+    """It was logged in to and answered too late: perhaps the job's own load; far from sure."""
+    state = job(32, one(3))
+    slow = NodeState(node="gpu003", sentence="no answer in 20 s", late=True)
+    late = replace(state, nodes=tuple(slow if n.node == "gpu003" else n for n in state.nodes))
+    sure = diagnose(without(state, "gpu003")).confidence
+    told = diagnose(late)
+    assert told.culprits == ("node gpu003",)
+    assert told.confidence < 0.4 < sure
+    assert told.alternatives[0].sentence == "the node is slow"
+
+
+def test_where_the_only_node_is_slow_none_is_named() -> None:
+    """`--pid` on a machine that starves: it is here, and nobody can say more."""
+    slow = NodeState(node="here", sentence="no answer in 20 s", late=True)
+    told = diagnose(JobState(nodes=(slow,)))
+    assert (told.category, told.culprits) == ("unknown", ())
+    assert told.sentence == "here is there, and could not look in time: no answer in 20 s"

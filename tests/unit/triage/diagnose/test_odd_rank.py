@@ -54,3 +54,14 @@ def test_rank_0_that_evaluates_alone_is_named(world: int) -> None:
         assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
         assert told.line == "/home/u/train.py:88 in evaluate"
         assert "is in evaluate at train.py:88" in told.sentence
+
+
+def test_a_rank_that_works_may_come_by_itself() -> None:
+    """A long evaluation is what the others wait for; that it never ends nobody has seen."""
+    busy = diagnose(job(8, odd(0, at(88, "evaluate"), state="running", main_cpu_s=2.9)))
+    still = diagnose(job(8, odd(0, at(88, "evaluate"), wait_channel="hrtimer_nanosleep")))
+    assert busy.confidence < 0.7 < still.confidence
+    assert busy.sentence.endswith("; it is at work and may come")
+    assert busy.advice.startswith("look again in a minute")
+    assert busy.alternatives[0].category == "progresses"
+    assert "may come" not in still.sentence
