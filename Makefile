@@ -29,7 +29,7 @@ demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culpr
 	$(BIN)/python -m tests.lab.demo
 
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest -n $(WORKERS) $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
 	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY) --cache-clear $(PYTEST_ARGS) \
 		|| $(ONCE_MORE) $(HEAVY)
 

@@ -9,6 +9,7 @@ from preflight.triage.diagnose.lost import line_of, lint_of
 from preflight.triage.diagnose.model import Diagnosis, Doubt
 from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words, place_of
 from preflight.triage.diagnose.roll import gpu_of
+from preflight.triage.diagnose.settled import settled
 from preflight.triage.diagnose.words import count, doing, named, verb
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def judge(case: Case) -> Diagnosis | None:
         return None
     if len(apart) + len(case.unread) > len(case.waiting):
         return _most_are_elsewhere(case, apart)
-    groups = case.spots(apart)
+    groups = case.spots(tuple(settled(one) for one in apart))
     sentence = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:3])
     busy = _busy(apart)
     comes = f"; {verb(len(apart), 'it is', 'they are')} at work and may come" if busy else ""

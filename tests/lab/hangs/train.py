@@ -114,9 +114,9 @@ def evaluate(weight: torch.Tensor, batch: torch.Tensor) -> None:
     layers = LAYERS
     while True:
         forward(weight, batch, layers)  # HERE: evaluation
-        if not told("evaluation"):
+        if not told("evaluation"):  # HERE: evaluation
             return
-        layers = 100 * LAYERS
+        layers = 500 * LAYERS
 
 
 def checkpoint(weight: torch.Tensor) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from preflight.facts.look_model import Frame, Sighting
 from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import at, collective, job, loading, standing
+from tests.unit.triage.diagnose.jobs import TRAIN, at, collective, job, loading, standing
 
 SIZES = (2, 4, 8, 32)
 
@@ -65,3 +66,16 @@ def test_a_rank_that_works_may_come_by_itself() -> None:
     assert busy.advice.startswith("look again in a minute")
     assert busy.alternatives[0].category == "progresses"
     assert "may come" not in still.sentence
+
+
+def test_the_line_is_the_one_that_all_looks_are_within() -> None:
+    """Its evaluation reads a file at one look and is in a layer at others: it evaluates."""
+    pathlib = "/opt/py/lib/python3.11/pathlib.py"
+    reading = [Frame("Path.read_text", pathlib, 1058), Frame("told", TRAIN, 40)]
+    calls = [Frame("evaluate", TRAIN, 117), *at(144)]
+    within = [Frame("evaluate", TRAIN, 118), *at(144)]
+    layer = Frame("forward", TRAIN, 20)
+    looks = [Sighting((layer, *within), 20), Sighting((*reading, *calls), 20)]
+    told = diagnose(job(8, odd(0, [*reading, *calls], later=[layer, *within], sightings=looks)))
+    assert (told.culprits, told.line) == (("rank 0",), f"{TRAIN}:118 in evaluate")
+    assert told.sentence.startswith("rank 0 (gpu001) is in evaluate at train.py:118")
