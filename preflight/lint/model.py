@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -138,9 +139,17 @@ class Script:
     memo: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
-        """The calls of functions by these resolved names."""
-        wanted = frozenset(names)
-        return (call for call in self.calls if call.name in wanted)
+        """The calls of functions by these resolved names, in the order of the script."""
+        found = sorted(at for name in set(names) for at in self._places.get(name, ()))
+        return (self.calls[at] for at in found)
+
+    @cached_property
+    def _places(self) -> Mapping[str, list[int]]:
+        """Where in `calls` each name stands: rules ask for a few names, once for every finding."""
+        places: dict[str, list[int]] = {}
+        for at, call in enumerate(self.calls):
+            places.setdefault(call.name, []).append(at)
+        return places
 
     def imported(self, *packages: str) -> bool:
         """Whether anything of one of these packages is imported."""
