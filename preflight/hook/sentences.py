@@ -17,14 +17,18 @@ def advised(advice: str) -> str:
 
 def notes(judged: Judged) -> str:
     """One line on findings that drain nothing and on what could not be judged; "" if none."""
+    found = [_finding(each) for each in judged.findings if each.condemns]
     if judged.trouble:
-        return f"could not judge {judged.node}: {judged.trouble}"
-    said = [_finding(each) for each in judged.findings if each.condemns]
-    said += [f"{each.check} unknown: {each.why}" for each in judged.unknown]
-    if not said:
-        return ""
-    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-    return f"{judged.node}: {'; '.join(said[:_SHOWN])}{more}"
+        # The line may be all that is left of them: a full disk takes no file.
+        said = f"could not judge {judged.node}: {judged.trouble}"
+        return f"{said}; found before: {_some(found)}" if found else said
+    said = _some(found + [f"{each.check} unknown: {each.why}" for each in judged.unknown])
+    return f"{judged.node}: {said}" if said else ""
+
+
+def _some(told: list[str]) -> str:
+    more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return f"{'; '.join(told[:_SHOWN])}{more}"
 
 
 def _finding(one: Finding) -> str:

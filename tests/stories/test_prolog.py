@@ -111,6 +111,7 @@ def test_a_full_disk_drains_nobody(hooked: Hooked) -> None:
         subprocess.run(["umount", str(hooked.state)], check=True)
     assert told.code == 0
     assert "No space left on device" in told.log[0]
+    assert "found before: gpu.ecc fail" in told.log[0]
 
 
 def test_the_health_check_reads_for_the_prologs(hooked: Hooked) -> None:

@@ -159,6 +159,7 @@ def test_a_fault_of_ours_drains_nobody() -> None:
     assert done(step) == ("none", 0)
     assert isinstance(step, Decision)
     assert "could not judge gpu041: cannot read the inventory" in step.log
+    assert f"; found before: {BAD_ECC.check} fail" in step.log
 
 
 def test_fail_closed_works_within_the_breaker() -> None:
