@@ -1,7 +1,8 @@
-"""A file that somebody asked a command for: written in one piece, or refused in one line."""
+"""What somebody asked a command to write: a file in one piece, or refused in one line."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
-    """Write it; UsageError (exit 4) that says what to give instead."""
+    """Write it, to standard output for `-`; UsageError (exit 4) that says what to give instead."""
+    if str(path) == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        return
     try:
         write_typed(path.expanduser().absolute(), content, mode)
     except FileNotFoundError as error:

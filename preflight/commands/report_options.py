@@ -22,7 +22,9 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="RUN_DIR", type=Path,
         help="a run's folder; of a run that was killed, what it knew until then is told",
     )  # fmt: skip
-    parser.add_argument("--html", metavar="FILE", type=Path, help="the page for people")
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="the page for people; - is standard output"
+    )
     parser.add_argument("--json", action="store_true", help="print report.json")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
     parser.add_argument(

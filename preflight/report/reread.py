@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from preflight.check import FLEET
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.ledger import Entry, Ledger
-from preflight.report.document import Report
+from preflight.report.document import SCHEMA, Report
 from preflight.report.events import EVERY_NODE, NAME, Began, Ended, Said, read_events
 from preflight.report.findings import counts, suspicions
 from preflight.report.ready import readiness
@@ -33,22 +34,39 @@ _LARGEST = 1 << 30
 _INTERRUPTED = 2
 
 
+class _Dated(Struct, frozen=True):
+    """What every schema says of itself."""
+
+    schema: int
+    preflight: str = "another version"
+
+
 def reread(folder: Path) -> Report:
     """Read what a run left; UsageError for a folder of which nothing can be told."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give a run's, such as preflight-runs/latest")
     content = _content(folder / REPORT)
     if content is not None:
-        try:
-            return msgspec.json.decode(content, type=Report)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"{folder / REPORT} is no report of this preflight ({error}): give another run"
-            ) from error
+        return _written(folder / REPORT, content)
     content = _content(folder / NAME)
     if content is None:
         raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_instead(folder)}")
     return _of_events(folder / NAME, read_events(content))
+
+
+def _written(path: Path, content: bytes) -> Report:
+    try:
+        dated = msgspec.json.decode(content, type=_Dated)
+        if dated.schema != SCHEMA:
+            raise UsageError(
+                f"{path} is of schema {dated.schema}, this preflight reads {SCHEMA}: use the one "
+                f"that wrote it ({dated.preflight})"
+            )
+        return msgspec.json.decode(content, type=Report)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is no report of this preflight ({error}): give another run"
+        ) from error
 
 
 def _instead(folder: Path) -> str:

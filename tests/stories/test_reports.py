@@ -101,12 +101,18 @@ def test_a_killed_run_leaves_what_it_knew(here: Here) -> None:
     assert " interrupted " in rebuilt.stdout
     assert "not judged n3  1 of 3" in rebuilt.stdout
     assert "1 x the run ended before it was judged" in rebuilt.stdout
+    page = again(str(told.folder), "--html", "-", cwd=here.folder)
+    assert page.stdout.lower().startswith("<!doctype html>")
+    assert not (here.folder / "-").exists()
 
 
 def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
     """A folder without a report, no folder at all, a damaged report: exit 4 and what to give."""
     (here.folder / "odd").mkdir()
     (here.folder / "odd" / "report.json").write_text("{}")
+    newer = {"schema": 2, "preflight": "9.1", "started": "", "seconds": 1.0, "tier": "quick"}
+    (here.folder / "newer").mkdir()
+    (here.folder / "newer" / "report.json").write_text(json.dumps(newer))
     (here.folder / "night" / "wave-001").mkdir(parents=True)
     (here.folder / "night" / "wave-001" / "report.json").write_text("{}")
     for folder, said in (
@@ -114,6 +120,7 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
         ("site", "holds no report.json"),
         ("nowhere", "is no folder"),
         ("odd", "is no report of this preflight"),
+        ("newer", "is of schema 2, this preflight reads 1: use the one that wrote it (9.1)"),
     ):
         told = again(folder, cwd=here.folder)
         assert told.returncode == 4
