@@ -103,6 +103,9 @@ class Standing:
             pids = list(chosen.values())[:MOST_NATIVE]
             until = self._patience.within(NATIVE_S)
             self._native = self._spy.dump(pids, until, native=True, at_once=2)
+            for pid, told in self._native.items():
+                if not _read(told):
+                    self._patience.complain(f"native stack of process {pid}: {told}")
 
     def add(self, one: Told, row: Told) -> None:
         """Put a rank's stacks into its row of the document, or why there are none."""

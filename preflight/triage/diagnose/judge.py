@@ -32,6 +32,9 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
 """The first that knows answers: what is seen on a process stands before what follows from it."""
 
 
+_PROBLEMS = 8
+"""So many different troubles of nodes are told."""
+
 _LOST: frozenset[Category] = frozenset({"node_unreachable", "dead_rank", "out_of_memory"})
 """Categories of ranks that are not seen because they are not there."""
 
@@ -98,7 +101,20 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
         if node.look is not None and node.look.hidden:
             several = count(node.look.hidden, "process")
             told.append(f"node {node.node}: {several} of another user; ask as that user or as root")
-    return tuple(told)
+    return (*told, *_problems(case))
+
+
+def _problems(case: Case) -> list[str]:
+    """What the nodes themselves could not read: a driver that does not answer is told here."""
+    nodes: dict[str, list[str]] = {}
+    for node in case.state.nodes:
+        for problem in node.look.problems if node.look else ():
+            nodes.setdefault(problem, []).append(node.node)
+    return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
+
+
+def _first(nodes: list[str]) -> str:
+    return f"node {nodes[0]}" + f" and {len(nodes) - 1} more" * (len(nodes) > 1)
 
 
 def _nothing(state: JobState) -> Diagnosis:

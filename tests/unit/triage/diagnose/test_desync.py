@@ -112,3 +112,11 @@ def test_a_step_may_take_longer_than_the_look(world: int) -> None:
     assert (long.category, long.next) == ("unknown", "pytest --preflight")
     assert "look longer" not in long.advice
     assert ("link" in {one.category for one in short.alternatives}) == (world > 1)
+
+
+def test_what_a_node_could_not_read_is_said() -> None:
+    """A driver that does not answer is a clue; equal words of many nodes are one line."""
+    look = {"problems": ("GPUs: no answer in time",)}
+    where = standing(collective("all_reduce", 41))
+    told = diagnose(job(24, lambda _: where, nodes={"gpu002": look, "gpu003": look}))
+    assert "node gpu002 and 1 more: GPUs: no answer in time" in told.unseen
