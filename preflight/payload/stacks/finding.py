@@ -29,7 +29,8 @@ def find(
 ) -> dict[str, Any]:
     """Return `ranks`, `launchers`, how many are `hidden`, and which of `wanted` are `absent`.
 
-    `wanted`: only these processes and what is below them; empty for all of this node but our own.
+    `wanted`: only these processes, what is below them, and of a rank the others that its launcher
+    started; empty for all of this node but our own.
     """
     people = People(run_pid, wanted, untouchable, mark)
     ranks = [describe(people, pid, people.seats[pid]) for pid in _seated(people)]

@@ -61,8 +61,8 @@ class Kin:
     def join(self, seats: Mapping[int, Seat]) -> None:
         """Put processes with the same seat below each other into one group."""
         for pid in seats:
-            same = [one for one in self.above(pid) if _same(seats.get(one), seats[pid])]
-            self._root_of[pid] = same[-1] if same else pid
+            alike = [one for one in self.above(pid) if same(seats.get(one), seats[pid])]
+            self._root_of[pid] = alike[-1] if alike else pid
         self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
 
     def members(self, root: int) -> list[int]:
@@ -80,6 +80,7 @@ class Kin:
             self._below.setdefault(stat.ppid, []).append(pid)
 
 
-def _same(one: Seat | None, other: Seat) -> bool:
+def same(one: Seat | None, other: Seat) -> bool:
+    """Whether two processes are in one place of one job."""
     names = ("kind", "job", "rank")
     return one is not None and all(one[name] == other[name] for name in names)

@@ -11,7 +11,7 @@ from probe.stat import everyone
 from probe.text import clean
 
 from . import launching, seats
-from .kin import Kin
+from .kin import Kin, same
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ENDED = "ZX"
 
 
 class People:
-    """All processes but our own; `only`: these and what is below them.
+    """All processes but our own; `only`: these, what is below them, and of a rank its launcher's.
 
     Reading a process's environment or command can hang, where a thread of it hangs in the kernel:
     `mark` is told the pid before, and who is `untouchable` is left alone.
@@ -48,19 +48,47 @@ class People:
         self.kin = Kin(
             {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
         )
-        if only:
-            self.kin.keep({pid for each in only for pid in (each, *self.kin.below(each))})
         self.environs: dict[int, dict[bytes, bytes]] = {}
         self.seats: dict[int, Seat] = {}
         self.denied: list[int] = []
         """Whose environment this login may not read."""
         self._argv: dict[int, list[bytes]] = {}
+        if only:
+            self._narrow([pid for pid in only if pid in self.kin.stats])
         for pid in self.kin.stats:
-            if not self.ended(pid) and not self.stuck(pid):
-                self._read(pid)
+            self._read(pid)
         self.kin.join(self.seats)
 
+    def _narrow(self, only: list[int]) -> None:
+        """Keep these processes, what is below them, and the other ranks of a rank's launcher."""
+        meant = {pid for each in only for pid in (each, *self.kin.below(each))}
+        jobs, kept = set(), set(meant)
+        for pid in only:
+            top = self._launcher_of(pid)
+            if top is not None:
+                jobs.add(self.seats[pid]["job"])
+                kept |= {top, *self.kin.below(top)}
+        for pid in kept - meant:
+            self._read(pid)
+        others = {pid for pid in kept - meant if pid in self.seats}
+        self.kin.keep(kept - {pid for pid in others if self.seats[pid]["job"] not in jobs})
+        self.seats = {pid: seat for pid, seat in self.seats.items() if pid in self.kin.stats}
+
+    def _launcher_of(self, pid: int) -> int | None:
+        """Return what started a rank: its nearest ancestor in another place; None for no rank."""
+        self._read(pid)
+        mine = self.seats.get(pid)
+        if mine is None:
+            return None
+        for one in self.kin.above(pid):
+            self._read(one)
+            if not same(self.seats.get(one), mine):
+                return one if one > 1 else None
+        return None
+
     def _read(self, pid: int) -> None:
+        if pid in self.environs or pid in self.denied or self.ended(pid) or self.stuck(pid):
+            return
         self._mark(pid)
         block = procfs.environ(pid)
         if block is None:

@@ -234,6 +234,19 @@ def test_a_dead_rank_is_known_by_its_place(start: Start, tmp_path: Path) -> None
     assert (dead.restarts, dead.no_stacks) == (2, "it has ended")
 
 
+def test_of_a_rank_the_others_of_its_launcher_are_meant_too(start: Start, tmp_path: Path) -> None:
+    """A hanging rank's pid is what top shows; who is not below it is not gone for that."""
+    script = tmp_path / "other.py"
+    script.write_text(LAUNCHER)
+    agent = start(str(script), RANK="", WORLD_SIZE="")
+    until(lambda: len(below(agent.pid)) == 2)
+    stranger = start(RANK="6", MASTER_PORT="1")
+    (rank, *_) = below(agent.pid)
+    seen = look(rank)
+    assert sorted(one.rank for one in seen.ranks if one.rank is not None) == [6, 7]
+    assert stranger.pid not in {one.pid for one in seen.ranks}
+
+
 def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
