@@ -10,6 +10,7 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.registered import Registered
 
-INTERRUPTED, USAGE = 2, 4
+INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
 COMMANDS = ("blame", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _verb(words)
     except BrokenPipeError:
-        _drop_output()  # the reader (head, less) has seen enough
-        return 0
+        _drop_output()  # the reader (head, less) has seen enough; 0 may mean "all is well"
+        return UNHEARD
     except KeyboardInterrupt:
         print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         _drop_output()

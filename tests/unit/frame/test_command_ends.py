@@ -43,3 +43,15 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert err == "\npreflight: interrupted\n"
+
+
+def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
+    """0 may mean that a job progresses: who hears nothing must not read that from it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        told = subprocess.run(
+            [*PREFLIGHT, "checks"], cwd=tmp_path, stdout=nobody, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (told.returncode, told.stderr) == (128 + signal.SIGPIPE, "")
