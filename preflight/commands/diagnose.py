@@ -51,14 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\npreflight: interrupted: nothing is known yet\n")
         return INTERRUPTED
-    if arguments.save is not None:
-        _keep(state, arguments.save.expanduser())
     told = diagnose(state)
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
+    if arguments.save is not None:
+        sys.stdout.flush()  # the answer first: it may be all that there is room for
+        _keep(state, arguments.save.expanduser())
     return exit_of(told)
 
 
@@ -97,6 +98,11 @@ def _stored(arguments: argparse.Namespace) -> JobState:
     path = path / STATE if path.is_dir() else path
     try:
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
+    except FileNotFoundError as error:
+        meant = f"; a process is asked about with --pid {path}" if path.name.isdecimal() else ""
+        raise UsageError(
+            f"there is no {path}: give a folder that --save has made{meant}"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         why = printable(str(error))[:200]
         raise UsageError(

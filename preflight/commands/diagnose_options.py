@@ -18,8 +18,8 @@ def add_diagnose_options(diagnose: argparse.ArgumentParser) -> None:
         help="judge again what --save has kept, and ask nobody",
     )  # fmt: skip
     add_targets(diagnose)
-    diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes of "
-                          "this machine, and what is below them")  # fmt: skip
+    diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "
+                          "here, what is below them, and the rest of a rank's job")  # fmt: skip
     diagnose.add_argument("--job", metavar="ID", default="", help="which one, where several run: "
                           "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
     diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.errors import WireError
 from preflight.facts.decode import decode_look
@@ -102,10 +103,11 @@ def look_here(
     here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
     ways = Ways((here,))
     try:
-        return look(
+        state = look(
             (here,), ways, secrets.token_hex(16), wanted=Wanted(pids=pids, look_s=look_s),
             deadline_s=deadline_s, job=job,
         )  # fmt: skip
+        return replace(state, here=True)
     finally:
         ways.close()
 

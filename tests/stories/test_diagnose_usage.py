@@ -54,7 +54,8 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
     for words, said in (
         (("--pid", "4194303"), "no process 4194303 here"),
         (("--pid", "1", "--nodes", "a"), "leave out --nodes"),
-        (("nowhere",), "cannot read what was seen, nowhere"),
+        (("nowhere",), "there is no nowhere: give a folder that --save has made"),
+        (("4711",), "; a process is asked about with --pid 4711"),
         (("state.json",), "give a folder that --save has made"),
         (("--look-s", "600"), "--look-s takes 0.2 to 10 seconds"),
     ):
@@ -62,3 +63,17 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
         assert (told.returncode, told.stdout) == (4, ""), words
         assert said in told.stderr
         assert told.stderr.count("\n") == 1
+
+
+def test_an_answer_that_cannot_be_kept_is_told_all_the_same(tmp_path: Path) -> None:
+    """Where --save finds no place, what was seen is gone: so the answer comes first."""
+    (tmp_path / "file").write_text("")
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        told = diagnose(tmp_path, "--pid", str(process.pid), "--save", "file/in", "--look-s", "0.2")
+    finally:
+        process.kill()
+        process.wait()
+    assert told.returncode == 4
+    assert told.stdout.startswith("unknown")
+    assert "preflight: cannot write file/in/state.json" in told.stderr

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from preflight.triage.diagnose.model import Standing
-from preflight.triage.diagnose.places import CODE, OTHERS
+from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words
 from preflight.triage.diagnose.roll import IDLE
 from preflight.triage.diagnose.words import doing
 
@@ -60,7 +60,8 @@ class Case:
     def _same_line(self) -> list[Seat]:
         """Most of the ranks stand still at one line of the user's: they wait there.
 
-        A collective that was begun before is waited for in C++ (`work.wait()`, `loss.item()`).
+        A collective that was begun before is waited for in C++ (`work.wait()`, `loss.item()`): in a
+        lock or a poll, and not in a file's lock, a pipe or a sleep.
         """
         still = [
             one
@@ -70,6 +71,7 @@ class Case:
             and one.steady
             and not one.computes
             and one.look.state != "disk"
+            and channel_words(one.look.wait_channel) in ("", LOCKED)
         ]
         spots = Counter(one.place.key for one in still if one.place)
         spot, number = max(spots.items(), key=lambda item: item[1], default=(None, 0))
@@ -112,6 +114,14 @@ class Case:
             if node.look and node.node in nodes
         ]
         return sum(each >= _FLOW for each in moved_bytes) * 2 > len(looks)
+
+    @cached_property
+    def quiet_s(self) -> float | None:
+        """Since data last came between ranks; None where they meet by other ways than TCP."""
+        if any(one.look.gpus for one in self.seats):
+            return None
+        told = [wire.end.quiet_s for wire in self.roll.wires if wire.end.quiet_s is not None]
+        return min(told, default=None)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:

@@ -61,7 +61,7 @@ def _resent(case: Case) -> Diagnosis | None:
         alternatives=(
             Doubt(category="link", sentence="a firewall or route between them", confidence=0.2),
         ),
-        next=f"pytest --preflight --preflight-nodes {','.join(sorted(set(sum(pairs, ()))))}",
+        next=f"pytest --preflight --preflight-nodes={','.join(sorted(set(sum(pairs, ()))))}",
     )
 
 
@@ -129,7 +129,7 @@ def _ports(case: Case) -> Diagnosis | None:
                 category="unknown", sentence="the errors are older than the hang", confidence=0.3
             ),
         ),
-        next=f"pytest --preflight --preflight-nodes {node}",
+        next=f"pytest --preflight --preflight-nodes={node}",
     )
 
 
@@ -193,7 +193,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
         alternatives=(
             Doubt(category="desync", sentence="its call has other shapes", confidence=0.2),
         ),
-        next=f"pytest --preflight --preflight-nodes {idle[0].node}",
+        next=f"pytest --preflight --preflight-nodes={idle[0].node}",
     )
 
 

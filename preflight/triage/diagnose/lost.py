@@ -18,6 +18,22 @@ _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")
 
 
+def over(case: Case) -> Diagnosis | None:
+    """A job whose ranks were all there, and have all ended while they were looked at."""
+    left = [one for one in case.seats if one.look.state not in ("gone", "zombie")]
+    gone = [one for one in case.seats if one.look.state == "gone"]
+    if left or not gone or case.roll.silent or case.roll.absent:
+        return None
+    return Diagnosis(
+        category="no_job",
+        sentence=f"the job ended while it was looked at: {count(len(case.seats))} "
+        f"{verb(len(case.seats), 'is', 'are')} gone",
+        advice="see what its launcher and its log say of how it ended",
+        confidence=0.9,
+        next="preflight explain LOG",
+    )
+
+
 def stopped(case: Case) -> Diagnosis | None:
     """A rank that a signal or a debugger holds: everybody waits for it, whatever its stack says."""
     held = tuple(one for one in case.seats if one.look.state in ("stopped", "traced"))
@@ -63,7 +79,7 @@ def dead(case: Case) -> Diagnosis | None:
             advice="give the job more host memory, or load fewer data per rank; start it again",
             evidence=killed,
             confidence=0.85,
-            next=f"preflight explain LOG; pytest --preflight --preflight-nodes {nodes[0]}",
+            next=f"preflight explain LOG; pytest --preflight --preflight-nodes={nodes[0]}",
         )
     state = "dead and not yet collected (zombie)" if corpses and not gone else "gone"
     waits = f"; {', '.join(case.roll.launchers)} still waits for the others" * bool(
@@ -107,7 +123,7 @@ def silent(case: Case) -> Diagnosis | None:
         alternatives=(
             Doubt(category="unknown", sentence=doubted, confidence=0.5 if refused or late else 0.2),
         ),
-        next=f"pytest --preflight --preflight-nodes {lacking[0].node} -k reach",
+        next=f"pytest --preflight --preflight-nodes={lacking[0].node} -k reach",
     )
 
 

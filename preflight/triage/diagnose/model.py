@@ -43,6 +43,8 @@ class JobState(Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeState, ...]
     job: str = ""
     """Which of several jobs on these nodes is meant; empty: the only one."""
+    here: bool = False
+    """The only node is the machine that asks: no command needs its name."""
 
 
 class Doubt(Struct, frozen=True, kw_only=True):

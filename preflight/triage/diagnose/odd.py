@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from preflight.triage.diagnose.case import moved
 from preflight.triage.diagnose.lost import line_of, lint_of
 from preflight.triage.diagnose.model import Diagnosis, Doubt
-from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words, place_of
-from preflight.triage.diagnose.roll import gpu_of
+from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words
+from preflight.triage.diagnose.proof import evidence
+from preflight.triage.diagnose.remedy import EVEN, advice_for, exits, next_of
 from preflight.triage.diagnose.settled import settled
 from preflight.triage.diagnose.words import count, doing, named, verb
 
@@ -16,22 +17,10 @@ if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
     from preflight.triage.diagnose.roll import Seat
 
-_ADVICE = {
-    "data": "find out why its next batch does not come: its workers, files, share of the data",
-    "checkpoint": "let it finish, or look at the file system; raise the time-out of the group for "
-    "such work (init_process_group(timeout=...)), or let all ranks save",
-    "end": "make the ranks do equally many steps: drop_last=True, equal batches, join()",
-    "compile": "let it finish; compile before the first collective, and share the cache",
-    "download": "take the request off the step's way; let one rank do it before the others start",
-    "debugger": "leave the debugger, or run one process only under it",
-    "lock": "see what holds the lock: a thread of its own, or another process",
-    "process": "see what the process that it started does",
-}
+_FRESH_S = 60.0
+"""A wait so young may be a step's own; torch's shortest default time-out is ten times that."""
+
 _PATIENT = "look again in a minute: work that ends in time is no hang; else, "
-_OTHERWISE = (
-    "look at that line: let all ranks do it, or make it short; what one rank does alone must "
-    "end before the group's time-out"
-)
 
 
 def judge(case: Case) -> Diagnosis | None:
@@ -46,16 +35,17 @@ def judge(case: Case) -> Diagnosis | None:
     sentence = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:3])
     busy = _busy(apart)
     comes = f"; {verb(len(apart), 'it is', 'they are')} at work and may come" if busy else ""
+    patient = busy or _fresh(case)
     return Diagnosis(
         category="odd_rank",
         culprits=tuple(f"rank {one.rank}" for one in sorted(apart, key=lambda seat: seat.rank)),
         sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
-        advice=_PATIENT * busy + _advice(groups[0][0]),
+        advice=_PATIENT * patient + advice_for(groups[0][0]),
         line=line_of(groups[0]),
-        evidence=_evidence(case, apart),
+        evidence=evidence(case, apart),
         confidence=_confidence(case, apart),
-        alternatives=_doubts(apart),
-        next=_next(groups[0][0]),
+        alternatives=_doubts(case, apart),
+        next=next_of(groups[0][0]) or lint_of(case.waiting),
     )
 
 
@@ -79,9 +69,9 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
             culprits=tuple(f"rank {one.rank}" for one in few),
             sentence=f"{named(few)} {doing(few[0], len(few))}, which {count(len(case.ended))} "
             "do not come to: they have finished",
-            advice=_ADVICE["end"],
+            advice=EVEN,
             line=line_of(few),
-            evidence=_evidence(case, few),
+            evidence=evidence(case, few),
             confidence=0.7,
             next=lint_of(few),
         )
@@ -98,75 +88,13 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
         ),
         advice="look at what most of them do: the file system, the data, the server that they ask",
         line=line_of(largest),
-        evidence=_evidence(case, apart),
+        evidence=evidence(case, apart),
         confidence=0.4,
         alternatives=(
             Doubt(category="odd_rank", sentence="they come late, each by itself", confidence=0.3),
         ),
         next="pytest --preflight",
     )
-
-
-def _next(seat: Seat) -> str:
-    """The node where it is at work by itself; the script where its way is what differs."""
-    if seat.place is None or seat.place.kind in ("data", "checkpoint", "io", "download"):
-        return f"pytest --preflight --preflight-nodes {seat.node}"
-    return lint_of((seat,))
-
-
-def _advice(seat: Seat) -> str:
-    return _ADVICE.get(seat.place.kind if seat.place else "", _OTHERWISE)
-
-
-def _evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:
-    told = []
-    for seat in sorted(apart, key=lambda one: one.rank)[:4]:
-        calls = seat.place.calls if seat.place else ()
-        told.append(f"rank {seat.rank}: {' < '.join(calls[:5]) or doing(seat)}")
-        cpu = f"{seat.cpu:.0%} of a core" if seat.look.look_s else "unknown CPU"
-        told += _workers(seat)
-        told.append(
-            f"rank {seat.rank}: {cpu} in {seat.look.look_s:.1f} s, state {seat.look.state}"
-            + (f", in {seat.look.wait_channel}" if seat.look.wait_channel else "")
-        )
-    told += _gpus(case, apart)
-    told.append(
-        f"{len(case.stuck)} of {len(case.waiting)} that wait stood there in both looks"
-        ", and got nothing from other ranks meanwhile"
-    )
-    return tuple(told)
-
-
-def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
-    """Who waits inside of a collective has a busy GPU; who has not come there has none."""
-    busy = {one.rank: gpu.busy_percent for one in case.seats if (gpu := gpu_of(case.state, one))}
-    known = {rank: percent for rank, percent in busy.items() if percent is not None}
-    rest = [percent for rank, percent in known.items() if all(rank != one.rank for one in apart)]
-    if not rest:
-        return []
-    others = f"those of the others {min(rest)} to {max(rest)} %"
-    return [
-        f"rank {one.rank}: its GPU is {known[one.rank]} % busy, {others}"
-        for one in apart[:2]
-        if one.rank in known
-    ]
-
-
-def _workers(seat: Seat) -> list[str]:
-    """What the processes do that it waits for in its loader."""
-    if seat.place is None or seat.place.kind != "data":
-        return []
-    places = [(one.pid, place_of(one.stacks)) for one in seat.look.workers[:2]]
-    told = [
-        f"rank {seat.rank}: its worker (pid {pid}): {' < '.join(place.calls[:3])}"
-        for pid, place in places
-        if place is not None and place.calls
-    ]
-    if seat.look.dead_children:
-        told.append(
-            f"rank {seat.rank}: {count(seat.look.dead_children, 'process')} of its own died"
-        )
-    return told
 
 
 def _confidence(case: Case, apart: tuple[Seat, ...]) -> float:
@@ -180,7 +108,16 @@ def _confidence(case: Case, apart: tuple[Seat, ...]) -> float:
         sure -= 0.05
     if _busy(apart):
         sure -= 0.25
+    elif _fresh(case):
+        sure -= 0.15
+    if any(exits(one) for one in apart):
+        sure -= 0.1
     return sure
+
+
+def _fresh(case: Case) -> bool:
+    """Whether data came between ranks a moment ago: a hang is older than that when one asks."""
+    return case.quiet_s is not None and case.quiet_s < _FRESH_S
 
 
 def _busy(apart: tuple[Seat, ...]) -> bool:
@@ -195,11 +132,11 @@ def _open(seat: Seat) -> bool:
     return channel_words(seat.look.wait_channel) in ("", LOCKED)
 
 
-def _doubts(apart: tuple[Seat, ...]) -> tuple[Doubt, ...]:
+def _doubts(case: Case, apart: tuple[Seat, ...]) -> tuple[Doubt, ...]:
     doubts = []
-    if any(moved(one) for one in apart):
-        healthy = 0.4 if _busy(apart) else 0.3
-        told = "no hang: it works and will come, as long as it ends before the group's time-out"
+    if any(moved(one) for one in apart) or _fresh(case):
+        healthy = 0.4 if _busy(apart) else 0.2
+        told = "no hang: it will come, as long as it ends before the group's time-out"
         doubts.append(Doubt(category="progresses", sentence=told, confidence=healthy))
     if any(_open(one) for one in apart):
         doubts.append(

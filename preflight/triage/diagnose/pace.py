@@ -116,7 +116,7 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
         advice="look at its cooling, power and caps; drain the node if its clock stays low",
         evidence=tuple(told),
         confidence=0.65 if any(gpu.throttled for _, gpu in slow) else 0.5,
-        next=f"pytest --preflight --preflight-tier standard --preflight-nodes {seats[0].node}",
+        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={seats[0].node}",
     )
 
 
@@ -170,7 +170,7 @@ def _told(
             *_clocks(case, seats),
         ),
         confidence=sure,
-        next=f"pytest --preflight --preflight-tier standard --preflight-nodes {seats[0].node}",
+        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={seats[0].node}",
     )
 
 

@@ -43,8 +43,9 @@ def named(seats: Sequence[Seat]) -> str:
 
 
 def count(number: int, thing: str = "rank") -> str:
-    """`1 rank`, `31 ranks`."""
-    return f"{number} {thing}{'s' * (number != 1)}"
+    """`1 rank`, `31 ranks`, `3 processes`."""
+    plural = "es" if thing.endswith("s") else "s"
+    return f"{number} {thing}{plural * (number != 1)}"
 
 
 def verb(number: int, one: str, many: str) -> str:

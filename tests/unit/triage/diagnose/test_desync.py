@@ -120,3 +120,21 @@ def test_what_a_node_could_not_read_is_said() -> None:
     where = standing(collective("all_reduce", 41))
     told = diagnose(job(24, lambda _: where, nodes={"gpu002": look, "gpu003": look}))
     assert "node gpu002 and 1 more: GPUs: no answer in time" in told.unseen
+
+
+def test_a_job_of_one_rank_has_its_line() -> None:
+    """Nobody is waited for; the line is all that there is to tell."""
+    told = diagnose(job(1, lambda _: standing(at(6, "main"), wait_channel="do_wait")))
+    assert (told.category, told.line) == ("unknown", f"{TRAIN}:6 in main")
+    assert told.sentence.startswith("rank 0 (gpu001) is alone in its job, and is in main")
+
+
+def test_all_in_one_lock_of_a_file_wait_for_somebody_outside() -> None:
+    """No link is doubted where the kernel says what they wait for."""
+    told = diagnose(
+        job(4, lambda _: standing(at(6, "cached"), wait_channel="flock_lock_inode_wait"))
+    )
+    assert (told.category, told.culprits, told.line) == ("unknown", (), f"{TRAIN}:6 in cached")
+    assert "wait for a lock on a file: what they wait for is outside" in told.sentence
+    assert told.advice.startswith("see who holds the lock")
+    assert told.alternatives == ()

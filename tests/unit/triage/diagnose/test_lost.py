@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.facts.kernel_model import KernelLog, LogLine
-from preflight.facts.look_model import Frame
+from preflight.facts.look_model import Frame, Launcher, NodeLook
 from preflight.triage.diagnose.judge import diagnose
 from preflight.triage.diagnose.model import JobState, NodeState
 from tests.unit.triage.diagnose.jobs import collective, job, loading, standing, without
@@ -157,3 +157,31 @@ def test_where_the_only_node_is_slow_none_is_named() -> None:
     told = diagnose(JobState(nodes=(slow,)))
     assert (told.category, told.culprits) == ("unknown", ())
     assert told.sentence == "here is there, and could not look in time: no answer in 20 s"
+
+
+def test_a_job_that_ends_during_the_look_is_over() -> None:
+    """All stood somewhere at the first look and are gone at the second: no rank is odd."""
+    frames = collective("all_reduce", 41)
+    told = diagnose(job(4, lambda _: standing(frames, state="gone")))
+    assert (told.category, told.culprits, told.next) == ("no_job", (), "preflight explain LOG")
+    assert told.sentence == "the job ended while it was looked at: 4 ranks are gone"
+
+
+def test_anothers_job_is_not_called_unstarted() -> None:
+    """Its ranks are there and may not be read: ask as its user."""
+    look = NodeLook(
+        wire=1, nonce="n", host="a", time_s=2e9, boot_s=1e9, hidden=3,
+        launchers=(Launcher(pid=7),),
+    )  # fmt: skip
+    told = diagnose(JobState(nodes=(NodeState(node="a", look=look),)))
+    assert told.category == "unknown"
+    assert "3 processes of other users may not be read" in told.sentence
+    assert told.advice == "ask as the user whose job it is, or as root"
+
+
+def test_ranks_that_cannot_be_read_say_why() -> None:
+    """Looking longer would not help, so it is not told to."""
+    why = "it belongs to alice: run preflight diagnose as root"
+    told = diagnose(job(4, lambda _: {"no_stacks": why}))
+    assert told.sentence == f"none of 4 ranks shows where it stands: {why}"
+    assert told.next == "sudo preflight diagnose"

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from preflight.facts.look_model import Frame, Sighting
+from preflight.facts.look_model import Connection, Frame, Sighting, Stacks, Thread
 from preflight.triage.diagnose.judge import diagnose
 from tests.unit.triage.diagnose.jobs import TRAIN, at, collective, job, loading, standing
 
 SIZES = (2, 4, 8, 32)
+WAIT = collective("all_reduce", 41)
 
 
 def odd(rank: int, frames: list[Any], **more: Any) -> Any:
@@ -79,3 +80,42 @@ def test_the_line_is_the_one_that_all_looks_are_within() -> None:
     told = diagnose(job(8, odd(0, [*reading, *calls], later=[layer, *within], sightings=looks)))
     assert (told.culprits, told.line) == (("rank 0",), f"{TRAIN}:118 in evaluate")
     assert told.sentence.startswith("rank 0 (gpu001) is in evaluate at train.py:118")
+
+
+def test_a_rank_that_left_its_script_may_have_failed() -> None:
+    """Its main thread waits for a thread of its own: an error's end looks like that, too."""
+    shutdown = [Frame("_shutdown", "/opt/py/lib/python3.11/threading.py", 1590)]
+    beat = Thread(frames=(Frame("beat", "/home/u/beat.py", 6),), name="heartbeat")
+    left = Stacks(threads=(Thread(frames=tuple(shutdown), main=True, name="MainThread"), beat))
+    told = diagnose(job(8, lambda r: {"stacks": left, "later": left} if r == 1 else standing(WAIT)))
+    assert (told.category, told.culprits) == ("odd_rank", ("rank 1",))
+    assert "an error may have ended its script" in told.advice
+    assert "rank 1: its thread heartbeat: beat.py:6 in beat" in told.evidence
+    assert told.next == "preflight explain LOG"
+
+
+def test_the_kernels_word_for_a_wait_says_what_to_do() -> None:
+    """A line of the user's own that waits for a lock on a file: who holds it is the question."""
+    told = diagnose(job(8, odd(1, at(6, "cached"), wait_channel="locks_lock_inode_wait")))
+    assert told.sentence.startswith(
+        "rank 1 (gpu001) is in cached at train.py:6 and waits for a lock"
+    )
+    assert told.advice.startswith("see who holds the lock")
+
+
+@pytest.mark.parametrize(("quiet_s", "sure"), [(4.0, 0.77), (900.0, 0.92)])
+def test_a_wait_of_seconds_may_be_a_steps_own(quiet_s: float, sure: float) -> None:
+    """Data came between ranks a moment ago: slow storage looks like that in every step."""
+
+    def where(rank: int) -> dict[str, Any]:
+        mine, other = f"10.0.0.{rank}:5000", f"10.0.0.{1 - rank}:5000"
+        one = Connection(local=mine, peer=other, quiet_s=quiet_s)
+        return standing(
+            loading(88) if rank == 1 else collective("all_reduce", 41),
+            connections=(one,) if rank in (0, 1) else (),
+        )
+
+    told = diagnose(job(8, where))
+    assert (told.culprits, told.confidence) == (("rank 1",), sure)
+    assert told.advice.startswith("look again in a minute") == (quiet_s < 60)
+    assert ("progresses" in {one.category for one in told.alternatives}) == (quiet_s < 60)
