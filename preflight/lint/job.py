@@ -56,6 +56,11 @@ def spawns(script: Script) -> bool:
     return any(call.last in ("spawn", "start_processes") for call in script.calls)
 
 
+def own_gpu(script: Script) -> str:
+    """The expression for a rank's GPU: torchrun gives LOCAL_RANK, `spawn` an argument."""
+    return "local_rank" if spawns(script) else "int(os.environ['LOCAL_RANK'])"
+
+
 def backend(script: Script) -> str:
     """The backend that every `init_process_group` names: "" where they differ or are variables."""
     told = set()

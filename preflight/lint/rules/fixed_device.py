@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from preflight.lint.job import DDP, makes_group
+from preflight.lint.job import DDP, makes_group, own_gpu
 from preflight.lint.model import Found, Rule, Severity
 from preflight.lint.names import constant
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.lint.model import Call, Script
-
-_REMEDY: Final = "use the rank's own: torch.device('cuda', int(os.environ['LOCAL_RANK']))"
 
 
 def _find(script: Script) -> Iterator[Found]:
@@ -31,7 +29,7 @@ def _find(script: Script) -> Iterator[Found]:
                 f"{where} is the same GPU on every rank",
                 "all ranks of a node use that one: out of memory, or NCCL's "
                 "`Duplicate GPU detected`",
-                _REMEDY,
+                f"use the rank's own: torch.device('cuda', {own_gpu(script)})",
             )
 
 

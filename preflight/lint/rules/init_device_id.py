@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.lint.job import backend, init_calls
+from preflight.lint.job import backend, init_calls, own_gpu, spawns
 from preflight.lint.model import Found, Rule, Severity
 
 if TYPE_CHECKING:
@@ -23,8 +23,12 @@ def _find(script: Script) -> Iterator[Found]:
                 "init_process_group is not told which GPU this rank has (device_id, torch 2.3)",
                 "barrier() guesses it from the rank, and connections are made at the first "
                 "collective only: a wrong GPU shows late, as a hang",
-                "device_id=torch.device('cuda', int(os.environ['LOCAL_RANK']))",
+                f"device_id=torch.device('cuda', {own_gpu(script)})" + _spawned(script),
             )
+
+
+def _spawned(script: Script) -> str:
+    return ", with the number that spawn() gives each process of a node" if spawns(script) else ""
 
 
 RULE = Rule("init-device-id", Severity.HINT, _find)

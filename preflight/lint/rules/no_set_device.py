@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.job import backend, entry, init_calls
+from preflight.lint.job import backend, entry, init_calls, own_gpu
 from preflight.lint.model import Found, Rule, Severity
 from preflight.lint.names import constant
 
@@ -39,7 +39,7 @@ def _find(script: Script) -> Iterator[Found]:
         "this goes to the current GPU, and the script never says which one that is",
         "unless the launcher shows each rank one GPU only, all of a node work on GPU 0: out of "
         "memory, or NCCL's `Duplicate GPU detected`",
-        "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
+        f"torch.cuda.set_device({own_gpu(script)}) before init_process_group",
     )
 
 

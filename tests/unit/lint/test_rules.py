@@ -255,3 +255,15 @@ def test_every_rule_has_its_section() -> None:
     page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
     assert len(set(ids)) == len(ids)
     assert [one for one in ids if f"### {one}\n" not in page] == []
+
+
+def test_a_script_that_spawns_its_ranks_is_not_told_of_local_rank() -> None:
+    """Only a launcher sets LOCAL_RANK: where spawn() starts the ranks, reading it is a KeyError."""
+    text = f"{HEAD}{NCCL}torch.multiprocessing.spawn(work, nprocs=8)\n"
+    remedies = {
+        spawned: [one.remedy for one in lint(source.encode(), "a.py").findings]
+        for spawned, source in ((True, text), (False, text.replace("spawn(", "run(")))
+    }
+    assert not any("LOCAL_RANK" in one for one in remedies[True])
+    assert any("spawn() gives each process" in one for one in remedies[True])
+    assert any("LOCAL_RANK" in one for one in remedies[False])
