@@ -64,6 +64,7 @@ class Watcher:
         self._errand: Errand | None = None
         self._asked_s: float | None = None
         self._told = ""
+        self._told_of: frozenset[Seat] = frozenset()
         self._known: Known = {}
         self._once = Once()
 
@@ -85,6 +86,7 @@ class Watcher:
                 self._examine()
         elif not quiet:
             self._examined, self._examine_s = 0, 0.0
+            self._take_back()
         elif now >= self._examine_s:
             self._begin(now)
 
@@ -181,5 +183,11 @@ class Watcher:
         if what == self._told:
             say(f"still no progress, for the same reason{where}")
             return
-        self._told = what
+        self._told, self._told_of = what, frozenset(self._tracks)
         say(f"{self._quiet}\n{said.rstrip()}{where}")
+
+    def _take_back(self) -> None:
+        """Say that a stall that was told is over; ranks that end, or are new, do not go on."""
+        if self._told and self._told_of and self._told_of == frozenset(self._tracks):
+            say("the ranks are at work again")
+            self._told = ""

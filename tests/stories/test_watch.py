@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 class Images(Dataset):
     def __len__(self):
-        return 400
+        return 500
     def __getitem__(self, number):
+        time.sleep(0.02 * (number > 200))
         while number == 200 and dist.get_rank() == 1 and not pathlib.Path("go-on").exists():
             time.sleep(0.5)
         return torch.full((64,), float(number))
@@ -35,7 +36,7 @@ for images in DataLoader(Images()):
     dist.all_reduce(images)
 dist.destroy_process_group()
 """
-STUCK_AT = "train.py:10 in Images.__getitem__"
+STUCK_AT = "train.py:11 in Images.__getitem__"
 
 RANKS = """\
 import os, subprocess, sys, time
@@ -123,6 +124,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     told = (tmp_path / "told").read_text()
     assert "preflight: half or more of the ranks here did next to nothing for 2 s\n" in told
     assert "rank 1" in told
+    assert "preflight: the ranks are at work again\n" in told
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:
