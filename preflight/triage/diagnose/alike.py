@@ -10,7 +10,7 @@ from preflight.triage.diagnose.words import count, doing, named
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 
 _LONGEST_S = 10

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from preflight.triage.diagnose.model import Diagnosis, Doubt
 from preflight.triage.diagnose.places import channel_words
-from preflight.triage.diagnose.roll import IDLE
+from preflight.triage.diagnose.seat import IDLE
 from preflight.triage.diagnose.words import count, named, verb
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _MOST, _FEW = 0.75, 0.25
 """Of the job's ranks: those in one sleep, and those that are not."""

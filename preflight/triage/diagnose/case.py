@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from preflight.triage.diagnose.model import Standing
 from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words
-from preflight.triage.diagnose.roll import IDLE
+from preflight.triage.diagnose.seat import IDLE
 from preflight.triage.diagnose.words import doing
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.model import JobState
-    from preflight.triage.diagnose.roll import Roll, Seat
+    from preflight.triage.diagnose.roll import Roll
+    from preflight.triage.diagnose.seat import Seat
 
 _LIVELY = 5
 """A main thread that waits in a collective gives up the CPU once, not so often in some seconds."""

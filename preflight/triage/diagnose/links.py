@@ -15,7 +15,7 @@ from preflight.triage.diagnose.words import count, folded, verb
 if TYPE_CHECKING:
     from preflight.facts.look_model import PortLook
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
     from preflight.triage.diagnose.wires import Wire
 
 _SPINS, _IDLES = 90, 5

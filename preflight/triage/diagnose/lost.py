@@ -12,7 +12,7 @@ from preflight.triage.diagnose.words import count, named, ranks, verb
 if TYPE_CHECKING:
     from preflight.facts.look_model import NodeLook
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")

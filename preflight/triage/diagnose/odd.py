@@ -15,7 +15,7 @@ from preflight.triage.diagnose.words import count, doing, named, verb
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _FRESH_S = 60.0
 """A wait so young may be a step's own; torch's shortest default time-out is ten times that."""

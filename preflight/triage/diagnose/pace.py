@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from preflight.facts.look_model import Frame
     from preflight.triage.diagnose.case import Case
     from preflight.triage.diagnose.places import Place
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _MOST = 0.5
 _SAMPLES = 12

@@ -11,7 +11,7 @@ from preflight.triage.diagnose.words import count, doing
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 
 def evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:

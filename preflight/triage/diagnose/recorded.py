@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _APART_S = 120.0
 """A file so much older than the newest is of another moment."""

@@ -8,7 +8,7 @@ from preflight.triage.diagnose.lost import lint_of
 from preflight.triage.diagnose.places import CODE, channel_words
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 EVEN = "make the ranks do equally many steps: drop_last=True, equal batches, join()"
 _ADVICE = {

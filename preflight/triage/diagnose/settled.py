@@ -10,7 +10,7 @@ from preflight.triage.diagnose.places import CODE, Place, library, main_frames
 
 if TYPE_CHECKING:
     from preflight.facts.look_model import Frame
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 
 def settled(seat: Seat) -> Seat:

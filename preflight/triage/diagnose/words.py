@@ -9,7 +9,7 @@ from preflight.triage.diagnose.places import CODE, OTHERS, channel_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.triage.diagnose.roll import Seat
+    from preflight.triage.diagnose.seat import Seat
 
 _FEW = 3
 
