@@ -67,9 +67,13 @@ def write(path: Path, text: str) -> None:
     """Write a file of the folder, which is ours alone: whole, or not at all."""
     new = path.with_suffix(".new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _MODE)
-    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
-    new.replace(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)  # on a full disk half of it would stay
+        raise
 
 
 def _time() -> str:

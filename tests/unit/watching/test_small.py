@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from preflight.watching import elsewhere
+from preflight.watching import elsewhere, record
 from preflight.watching.asking import ask_for_dumps
 from preflight.watching.folder import make, makes_pipes, tidy
 from preflight.watching.model import Options
@@ -104,3 +105,20 @@ def test_nodes_that_are_none_are_refused_at_the_start(tmp_path: Path) -> None:
     """Not when the job hangs, after days."""
     assert "inventory" in elsewhere.refused("", str(tmp_path / "none.toml"), {})
     assert elsewhere.refused("gpu[001-002]", "", {}) == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
+    """What does not fit leaves neither a part of itself nor takes away what was there."""
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=False
+    ).returncode:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        record.write(tmp_path / "watch.json", "before")
+        with pytest.raises(OSError, match="No space left"):
+            record.write(tmp_path / "watch.json", "x" * 100_000)
+        assert [one.name for one in tmp_path.iterdir()] == ["watch.json"]
+        assert (tmp_path / "watch.json").read_text() == "before"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
