@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.facts.odd_gpus import Oddity
 from preflight.facts.rdma import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
+from preflight.facts.searching_ports import searching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ def down_ports(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
     """Ports that are not up, as far as anything says that they should be."""
     ports = ports_of(facts)
     down = [port for port in ports if port.state and not port.active]
-    return [odd for port in down if (odd := _judged(port, promised, ports, group))]
+    return [odd for port in down if (odd := _judged(port, promised, ports, facts, group))]
 
 
 def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
@@ -67,7 +68,9 @@ def _interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     return [(port, device) for port, device in paired if device and device.operstate]
 
 
-def _judged(port: Port, promised: Promise, ports: Sequence[Port], group: Group) -> Oddity | None:
+def _judged(
+    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
+) -> Oddity | None:
     """The first that knows decides: the promise by name, the group, the promise by number."""
     seen = f"{port.name} is {port.words()}"
     advice = _advice(port)
@@ -80,23 +83,38 @@ def _judged(port: Port, promised: Promise, ports: Sequence[Port], group: Group) 
             return None
         whom = f"ACTIVE on {vote.votes} of {vote.of} nodes of group {group.name}"
         return Oddity(f"{seen}, {whom}", advice)
-    if promised.hcas is not None:
-        return None
-    return _without_names(port, promised, ports)
+    return (
+        None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
+    )
 
 
-def _without_names(port: Port, promised: Promise, ports: Sequence[Port]) -> Oddity | None:
+def _without_names(
+    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
+) -> Oddity | None:
     seen = f"{port.name} is {port.words()}"
     if port.of_fabric:
         return Oddity(f"{seen}: no other end; its link is lost, or it has no cable", _EMPTY, False)  # noqa: FBT003
-    rails = [p for p in ports if is_rail(p, promised)]
-    up = sum(p.active for p in rails)
     if promised.nics is not None:
-        if up >= promised.nics or port not in rails or _unused_first(port, rails, promised.nics):
-            return None
-        return Oddity(f"{seen}: {up} of {promised.nics} promised ports are ACTIVE", _advice(port))
+        return _by_number(port, promised.nics, promised, ports)
     if _stuck(port):
         return Oddity(f"{seen}: no subnet manager has configured it", _CONFIGURE)
+    odd = _unlike_peers(port, ports)
+    if odd is None and is_rail(port, promised):
+        odd = searching(port, ports, facts, group)
+    return odd
+
+
+def _by_number(port: Port, wanted: int, promised: Promise, ports: Sequence[Port]) -> Oddity | None:
+    rails = [p for p in ports if is_rail(p, promised)]
+    up = sum(p.active for p in rails)
+    if up >= wanted or port not in rails or _unused_first(port, rails, wanted):
+        return None
+    seen = f"{port.name} is {port.words()}"
+    return Oddity(f"{seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
+
+
+def _unlike_peers(port: Port, ports: Sequence[Port]) -> Oddity | None:
+    seen = f"{port.name} is {port.words()}"
     alike = [p for p in ports if p.kind == port.kind and p.physical != "DISABLED"]
     active = sum(p.active for p in alike)
     if port.physical == "DISABLED" or active < ENOUGH_ALIKE or _few(active, len(alike)):

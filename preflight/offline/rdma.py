@@ -32,7 +32,7 @@ def read(text: str) -> Captured | None:
     if printed := port_text.parse(text):
         return Captured(
             kind=printed.kind,
-            facts=replace(bare_facts(), nics=printed.nics),
+            facts=replace(bare_facts(), nics=printed.nics, problems=_missing(printed.damaged)),
             checks=_CHECKS[printed.kind],
             damaged=printed.damaged,
         )
@@ -45,8 +45,16 @@ def _of_tree(tree: sysfs_tree.Tree) -> Captured:
     return Captured(
         kind="a tree of /sys as JSON",
         facts=replace(
-            bare_facts(), nics=tree.nics, network=Network(interfaces=tree.interfaces or None)
+            bare_facts(),
+            nics=tree.nics,
+            network=Network(interfaces=tree.interfaces or None),
+            problems=_missing(tree.damaged),
         ),
         checks=checks,
         damaged=tree.damaged,
     )
+
+
+def _missing(damaged: str) -> tuple[str, ...]:
+    """Of half a listing nobody can say that no port at all was up."""
+    return (f"nics: {damaged}",) if damaged else ()

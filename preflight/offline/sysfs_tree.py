@@ -24,6 +24,7 @@ _RDMA: Final = re.compile(
 _NET: Final = re.compile(r"^(.*?)/net/([^/\s]{1,64})/(\w{1,40})$")
 _CUT: Final = re.compile(r'^\s*\{.*?"[^"]*/infiniband/[^"]*"\s*:', re.DOTALL)
 _UNREADABLE: Final = "0x1003"
+_LONGEST_STATE: Final = 64
 
 
 class Tree(Struct, frozen=True):
@@ -72,7 +73,7 @@ def _sorted(tree: Mapping[str, str]) -> _Parts:
             its = parts.devices.setdefault(name, (place, {}))[1]
             if port:
                 its = parts.ports.setdefault(name, {}).setdefault(int(port), {})
-            its[what] = content[:512]
+            its[what] = " ".join(content.split())[:512]
         elif found := _NET.match(path):
             place, name, what = found.groups()
             parts.nets.setdefault(place, {}).setdefault(name, {})[what] = content[:512]
@@ -106,8 +107,8 @@ def _port(number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str,
     nonzero = tuple(Counter(name, min(n, 2**53)) for name, n in sorted(counts.items()) if n)
     return NicPort(
         port=number,
-        state=words.get("state", ""),
-        phys_state=words.get("phys_state", ""),
+        state=words.get("state", "")[:_LONGEST_STATE],
+        phys_state=words.get("phys_state", "")[:_LONGEST_STATE],
         rate=words.get("rate", ""),
         link_layer=words.get("link_layer", ""),
         netdev=netdev,

@@ -143,6 +143,80 @@ def test_stuck_ports() -> None:
     assert verdict.sentence.endswith("(and 7 more)")
 
 
+@pytest.mark.proves("ib.port", finds="InfiniBand ports of which none is up")
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_no_infiniband_port_is_up(number: int) -> None:
+    """Nobody is left to vote, and that is no sign of health."""
+    verdict = port(facts(nics=tuple(nic(at, ports=(rdma_port(**DOWN),)) for at in range(number))))
+    assert verdict.outcome is Outcome.FAIL
+    assert "mlx5_0/1 is DOWN (Polling), and no InfiniBand port is ACTIVE" in verdict.sentence
+
+
+def test_one_infiniband_card_beside_ethernet() -> None:
+    """A spare card is no fault of the node, and eight spare ones there are not."""
+    front = nic(8, ports=(rdma_port(link_layer="Ethernet"),))
+    spare = [nic(at, ports=(rdma_port(**DOWN),)) for at in range(8)]
+    assert port(facts(nics=(spare[0], front))).outcome is Outcome.WARN
+    assert port(facts(nics=(*spare, front))).outcome is Outcome.FAIL
+    assert port(facts(nics=(spare[0], front)), Promise(nic_link="roce")).outcome is Outcome.OK
+    assert port(facts(nics=spare[:1]), Promise(nics=0)).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(("up", "down"), [(1, 1), (2, 1), (4, 4), (3, 5)])
+def test_too_few_to_vote(up: int, down: int) -> None:
+    """Ports of which many search for a partner are not told healthy; who is right is open."""
+    states = [*[DOWN] * down, *[{}] * up]
+    verdict = port(
+        facts(nics=tuple(nic(at, ports=(rdma_port(**one),)) for at, one in enumerate(states)))
+    )
+    assert verdict.outcome is Outcome.WARN
+    assert f"; {up} of {up + down} InfiniBand ports are ACTIVE" in verdict.sentence
+
+
+def test_second_ports_without_a_cable() -> None:
+    """Four cards of two ports with one cable each are how many machines are built."""
+    path = nic(0).pci_path or ()
+    functions = tuple(
+        nic(
+            2 * at + second,
+            pci_path=(*path[:-1], f"0000:{at}c:00.{second}"),
+            ports=(rdma_port(**(DOWN if second else {})),),
+        )
+        for at in range(4)
+        for second in (0, 1)
+    )
+    assert port(facts(nics=functions)).outcome is Outcome.OK
+    assert port(facts(nics=functions[:2])).outcome is Outcome.WARN
+    cards = tuple(
+        nic(at, pci_path=None, ports=(rdma_port(), rdma_port(port=2, **DOWN))) for at in range(4)
+    )
+    assert port(facts(nics=cards)).outcome is Outcome.OK
+
+
+@pytest.mark.proves("ib.port", unknown="no port is up, and none is InfiniBand")
+@pytest.mark.parametrize(
+    "changes",
+    [{**DOWN, "link_layer": "Ethernet"}, {**DOWN, "link_layer": ""}, OFF],
+)
+def test_nothing_is_up(changes: dict[str, Any]) -> None:
+    """Used by nobody, or all lost: only a promise, or a group that is so, can tell."""
+    one, two, three = (
+        facts(f"h{at}", nics=(nic(0, ports=(rdma_port(**changes),)),)) for at in range(3)
+    )
+    verdict = port(one)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "no port is ACTIVE (mlx5_0/1 DOWN (" in verdict.sentence
+    assert port(one, NOTHING, two).outcome is Outcome.UNKNOWN
+    assert port(one, NOTHING, two, three).outcome is Outcome.OK
+    assert port(one, Promise(nics=0)).outcome is Outcome.OK
+
+
+def test_a_card_that_is_spare_on_every_node() -> None:
+    """Three nodes whose one InfiniBand card has no cable: a switch that is off looks the same."""
+    alike = [facts(f"h{at}", nics=(nic(0, ports=(rdma_port(**DOWN),)),)) for at in range(3)]
+    assert port(alike[0], NOTHING, *alike[1:]).outcome is Outcome.WARN
+
+
 @pytest.mark.proves("ib.port", finds="an active port whose interface is down, unlike its peers'")
 def test_an_interface_that_is_down() -> None:
     """Where no interface is up, nobody uses them, and nothing is said."""

@@ -75,6 +75,22 @@ def test_a_pasted_ibstat() -> None:
     assert off[0] is Outcome.OK
 
 
+@pytest.mark.proves("ib.port", finds="a pasted ibstat without any InfiniBand port that is up")
+def test_ports_of_which_none_is_up() -> None:
+    """InfiniBand that finds no partner is a fault; what may be unused is not told healthy."""
+    seeks = ("Down", "Polling")
+    for whole in (ibstat(seeks, rate="10"), ibstat(*[seeks] * 8)):
+        assert verdicts(whole)["ib.port"][0] is Outcome.FAIL
+    # The missing part may hold a port that is up.
+    assert verdicts(ibstat(seeks) + "\nCA 'mlx5_8'")["ib.port"][0] is Outcome.UNKNOWN
+    assert verdicts(ibstat(*[UP] * 4, *[seeks] * 4))["ib.port"][0] is Outcome.WARN
+    assert verdicts(ibstat(seeks, layer="Ethernet"))["ib.port"][0] is Outcome.UNKNOWN
+    line = "link mlx5_2/1 state DOWN physical_state DISABLED netdev rdma2\n"
+    assert verdicts(line)["ib.port"][0] is Outcome.UNKNOWN
+    beside = line + "link mlx5_3/1 state ACTIVE physical_state LINK_UP netdev rdma3\n"
+    assert verdicts(beside)["ib.port"][0] is Outcome.OK
+
+
 @pytest.mark.proves("ib.port", finds="an active port whose link recovers from errors")
 def test_an_active_port_whose_link_trains_anew() -> None:
     """Active is what the subnet manager set; the link itself was not up at that moment."""
