@@ -6,7 +6,8 @@ from preflight.check import Check
 from preflight.facts import Facts, Group, Node
 from preflight.facts.gpu_verdict import conclude_gpus
 from preflight.facts.gpu_ways import nvlink_troubles
-from preflight.verdict import Conclude, Verdict
+from preflight.facts.nvlink_counts import undated
+from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 CHECK = Check(
     "gpu.nvlink",
@@ -19,7 +20,7 @@ CHECK = Check(
 
 def judge(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Tell slow links, links that retrain, and links that send again too often."""
-    return conclude_gpus(
+    verdict = conclude_gpus(
         promised,
         facts,
         what="NVLink counters",
@@ -27,6 +28,14 @@ def judge(promised: int | None, facts: Facts, group: Group) -> Verdict:
         troubles=nvlink_troubles(facts, group),
         fine="every NVLink that is up runs at full speed, without recoveries",
     )
+    if verdict.outcome is Outcome.OK and (old := undated(facts)):
+        more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+        return unknown(
+            f"{old[0]}{more}: a total, and nothing says since when",
+            advice="take a second reading after a known time, or ask the live node",
+            totals=list(old),
+        )
+    return verdict
 
 
 def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:

@@ -9,11 +9,12 @@ from preflight.facts.gpu_errors import uptime_s
 from preflight.facts.gpu_peers import Wanted, wanted_of_kind
 from preflight.facts.gpu_verdict import Trouble, healths, named
 from preflight.facts.limits import limit
+from preflight.facts.nvlink_counts import noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.gpu_model import GpuHealth, LinkErrors
+    from preflight.facts.gpu_model import GpuHealth
     from preflight.facts.model import Facts, Gpu
     from preflight.facts.node import Group
 
@@ -82,7 +83,7 @@ def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             if link.failed_recoveries:
                 sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
                 yield Trouble(gpu, sentence, _NVLINK)
-            elif noisy := _noise(link, uptime_s(facts)):
+            elif noisy := noise(link, uptime_s(facts)):
                 yield Trouble(gpu, f"{where}: {noisy}", _NVLINK, grave=False)
 
 
@@ -97,22 +98,6 @@ def _most_speed(facts: Facts) -> int | None:
     )
     speed, votes = speeds.most_common(1)[0] if speeds else (None, 0)
     return speed if 2 * votes > speeds.total() else None
-
-
-def _noise(link: LinkErrors, uptime: float) -> str:
-    """What a link counted beyond the usual since the driver was loaded; "" if nothing."""
-    if link.recoveries:
-        return f"trained anew {link.recoveries} times since its driver was loaded, 0 expected"
-    hours = max(1.0, uptime / 3600)
-    for number, what, name in (
-        (link.replays, "replays", "nvlink_replays_per_hour"),
-        (link.crc, "packets with a wrong checksum", "nvlink_crc_per_hour"),
-    ):
-        if number and uptime and number / hours > limit(name):
-            return (
-                f"{number} {what}, {number / hours:.0f} an hour; at most {limit(name):.0f} is usual"
-            )
-    return ""
 
 
 def fabric_troubles(facts: Facts) -> Iterator[Trouble]:

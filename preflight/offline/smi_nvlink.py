@@ -11,11 +11,20 @@ from msgspec.structs import replace
 from preflight.facts.gpu_model import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, GpuPair, NvLink
 
-_GPU: Final = re.compile(r"^\s*GPU (\d{1,3}): (.+?) \(UUID: ([^)]+)\)")
-_LINK: Final = re.compile(r"^\s*Link (\d{1,3}): (?:<?(inactive)>?|([0-9.]+) GB/s)", re.IGNORECASE)
-_ERRORS: Final = re.compile(
-    r"^\s*Link (\d{1,3}): (Replay|Recovery|CRC)(?: \w+)? Errors: (\d{1,15})\s*$", re.IGNORECASE
+_GPU: Final = re.compile(r"^\s*GPU ([0-9]{1,3}): (\S.*?)\s*(?:\(UUID: ([^)]*)(?:\).*)?)?$")
+_LINK: Final = re.compile(
+    r"^\s*Link ([0-9]{1,3}): (?:<?(inactive)>?|([0-9.]+) GB/s)", re.IGNORECASE
 )
+_ERRORS: Final = re.compile(
+    r"^\s*Link ([0-9]{1,3}): (Replay|Recovery|CRC)(?: \w+)? Errors: ([0-9]{1,15})\s*$",
+    re.IGNORECASE,
+)
+_OTHER: Final = re.compile(
+    r"^\s*Link \d{1,3}(?:, [\w ]+|: (?!replay\b|recovery\b|crc\b)[A-Za-z][\w /()-]*):\s*\S|"
+    r"nvidia-smi|^[\s=_*#-]*$",
+    re.IGNORECASE,
+)
+"""Lines of a listing that tell of something else: other counters, a command, a rule, nothing."""
 _ALL_DOWN: Final = re.compile(r"all links are inactive", re.IGNORECASE)
 _KINDS: Final = {"replay": "replays", "recovery": "recoveries", "crc": "crc"}
 _MOST: Final = 64
@@ -43,28 +52,55 @@ def parse_nvlink(text: str) -> Links | None:
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
     seen = False
+    strange: list[str] = []
+    garbled = ""
     for line in text.splitlines():
         if match := _GPU.match(line):
             gpus = _closed(gpus, links)
             links = {}
-            gpus.append(Gpu(index=int(match[1]), uuid=match[3][:96], name=match[2][:96], bus_id=""))
-        elif not gpus:
+            gpus.append(_gpu(match))
+        elif not gpus or _OTHER.search(line):
             continue
-        elif match := _LINK.match(line):
-            links.setdefault(int(match[1]), {})["mbps"] = 0 if match[2] else _mbps(match[3])
-            seen = True
-        elif (match := _ERRORS.match(line)) and match[3].isdigit() and len(match[3]) < 16:  # noqa: PLR2004 - digits of a counter
-            links.setdefault(int(match[1]), {})[_KINDS[match[2].lower()]] = int(match[3])
-            seen = True
         elif _ALL_DOWN.search(line):
             gpus[-1] = replace(gpus[-1], links=(), health=GpuHealth(link_errors=()))
             seen = True
+        elif told := _told(line):
+            at, what, value = told
+            link = links.setdefault(at, {})
+            # NVLink counts checksum errors of two kinds on two lines: the worse one is told.
+            link[what] = max(value or 0, link.get(what, 0)) if what == "crc" else value
+            seen = True
+        else:
+            strange.append(line.strip())
+            continue
+        garbled = garbled or next(iter(strange), "")
     gpus = _closed(gpus, links)
     if not seen:
         return None
+    # What follows the last line of it is no part of it, but for a line that was cut off.
+    garbled = garbled or next((one for one in strange if _begun(one)), "")
     silent = [str(gpu.index) for gpu in gpus if gpu.links is None]
     damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
+    if garbled and not damaged:
+        damaged = f"a line of it cannot be read: {garbled[:40]!a}"
     return Links(tuple(gpus), damaged)
+
+
+def _gpu(match: re.Match[str]) -> Gpu:
+    return Gpu(index=int(match[1]), uuid=(match[3] or "")[:96], name=match[2][:96], bus_id="")
+
+
+def _told(line: str) -> tuple[int, str, int | None] | None:
+    """(link, field, value) of one line, as `LinkErrors` names it."""
+    if match := _LINK.match(line):
+        return int(match[1]), "mbps", 0 if match[2] else _mbps(match[3])
+    if match := _ERRORS.match(line):
+        return int(match[1]), _KINDS[match[2].lower()], int(match[3])
+    return None
+
+
+def _begun(line: str) -> bool:
+    return line.startswith("Link") or "Link".startswith(line)
 
 
 def _mbps(printed: str) -> int | None:

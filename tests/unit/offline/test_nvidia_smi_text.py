@@ -193,6 +193,55 @@ def test_lists() -> None:
     assert outcomes(warned)["gpu.inforom"] == "fail"
 
 
+def counted(*lines: str, head: str = " (UUID: GPU-0)") -> Verdict:
+    """What gpu.nvlink says of one GPU with these lines below its name."""
+    listed = "".join(f"\t Link {line}\n" for line in lines)
+    return verdicts(f"GPU 0: NVIDIA V100X{head}\n{listed}")["gpu.nvlink"]
+
+
+QUIET = ("0: Replay Errors: 0", "0: Recovery Errors: 0", "0: CRC Errors: 0")
+
+
+@pytest.mark.proves("gpu.nvlink", finds="a counter of a pasted listing that is full")
+@pytest.mark.proves("gpu.nvlink", unknown="a high total in a listing, of unknown age")
+def test_totals_of_links_without_a_date() -> None:
+    """A full counter is a warning, a high one is unknown, and a few replays are none."""
+    assert counted(*QUIET).outcome == "ok"
+    assert counted(*QUIET, head="").outcome == "ok"
+    assert counted(*QUIET, "1: Replay Errors: 190").outcome == "ok"
+    high = counted(*QUIET, "1: Replay Errors: 3170")
+    assert high.outcome == "unknown"
+    assert high.sentence.startswith("GPU0 NVLink 1: 3170 replays: a total, and nothing says since")
+    for full in ("65535", "4294967295"):
+        said = counted(*QUIET, f"1: CRC Errors: {full}", "1: Replay Errors: 3170")
+        assert said.outcome == "warn"
+        assert f"NVLink 1: {full} packets with a wrong checksum, which is all" in said.sentence
+    both = counted("1: CRC Flit Errors: 65535", "1: CRC Data Errors: 0", "1: ECC Errors: 0")
+    assert both.outcome == "warn"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "s 1-5: Replay/Recovery/CRC Errors: 0",
+        "1: CRC Errors: 6x5",
+        "1: CRC Errors:",
+        "1: Repl",
+        "",
+    ],
+)
+def test_a_listing_of_links_with_a_line_that_cannot_be_read(line: str) -> None:
+    """What it hides may be the fault, in the middle or at the end; what comes after is no part."""
+    for lines in ((*QUIET, line), (line, *QUIET)):
+        assert counted(*lines).outcome == "unknown"
+    whole = LINKS.replace(": 3\n", ": 0\n")
+    other = whole.replace("GPU 0", "GPU 1").replace("GPU-0", "GPU-1")
+    both = whole + "\nuser@node-7:~$ nvidia-smi nvlink -e -i 1\n" + other
+    assert outcomes(both)["gpu.nvlink"] == "ok"
+    assert outcomes(whole + "\nuser@node-7:~$ exit\n")["gpu.nvlink"] == "ok"
+    assert outcomes(whole.replace("\n", "\n...\n", 1))["gpu.nvlink"] == "unknown"
+
+
 def test_a_number_that_nobody_told_is_not_invented() -> None:
     """DCGM says that there were errors and not how many, nor since when."""
     said = verdicts(
