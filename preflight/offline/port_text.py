@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 Kind = str
 
 _LONGEST: Final = 512
-_CA: Final = re.compile(r"^\W*CA '([^']{1,64})'")
-_HALF: Final = re.compile(r"C|CA|CA '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
+_CA: Final = re.compile(r"^\W*CA(:?) '([^']{1,64})'")
+"""With a colon: `ibstat CA PORT` tells of that port alone."""
+_HALF: Final = re.compile(r"C|CA:?|CA:? '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
 _CA_PORT: Final = re.compile(r"^\s*Port ([0-9]{1,3}):\s*$")
 _STATUS: Final = re.compile(r"[Ii]nfiniband device '([^']{1,64})' port ([0-9]{1,3}) status")
 _LINK: Final = re.compile(
@@ -35,6 +36,11 @@ _ERROR: Final = re.compile(
     r"sys files not found|can't (?:get|open|find) .*(?:CA|port|umad)",
     re.MULTILINE | re.IGNORECASE,
 )
+_FAILED: Final = re.compile(
+    r"^[ \t]*(?:ibpanic|ibwarn|ibstat|ibstatus|rdma):[ \t]+\S.*|^.*sys files not found.*",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""What a tool says instead of the next device."""
 _LAYERS: Final = ("infiniband", "ethernet", "iwarp", "unspecified", "unknown")
 _STATES: Final = re.compile(r"(?:[0-9]:\s*)?(?:NOP|DOWN|INIT\w*|ARMED|ACTIVE\w*)", re.IGNORECASE)
 
@@ -45,11 +51,14 @@ class Printed(Struct, frozen=True):
     kind: Kind
     nics: tuple[Nic, ...] | None
     damaged: str = ""
+    one_port: bool = False
+    """Whether one port was asked for: what the others of the node are, it does not say."""
 
 
 @dataclass
 class _Device:
     name: str
+    one_port: bool = False
     words: dict[str, str] = field(default_factory=dict)
     ports: dict[int, dict[str, str]] = field(default_factory=dict)
 
@@ -65,10 +74,9 @@ def parse(text: str) -> Printed | None:
     for kind, read in readers:
         devices = read(lines)
         if devices:
-            damaged = next(_damages(kind, devices), "")
-            if not damaged and _HALF.fullmatch(text.rstrip().rpartition("\n")[2]):
-                damaged = "it ends within the heading of a device"
-            return Printed(kind, tuple(_nic(device) for device in devices), damaged)
+            damaged = _cut_or_failed(text) or next(_damages(kind, devices), "")
+            nics = tuple(_nic(device) for device in devices)
+            return Printed(kind, nics, damaged, any(device.one_port for device in devices))
     error = _ERROR.search(text)
     if error is None or len(lines) > 20:  # noqa: PLR2004 (an error is short; a log is something else)
         return None
@@ -76,12 +84,19 @@ def parse(text: str) -> Printed | None:
     return Printed("ibstat", None, f"it holds an error and no port: {said}")
 
 
+def _cut_or_failed(text: str) -> str:
+    if _HALF.fullmatch(text.rstrip().rpartition("\n")[2]):
+        return "it ends within the heading of a device"
+    failed = _FAILED.search(text)
+    return f"it holds an error: {failed.group().strip()[:120]}" if failed else ""
+
+
 def _ibstat(lines: list[str]) -> list[_Device]:
     devices: list[_Device] = []
     words: dict[str, str] = {}
     for line in lines:
         if found := _CA.match(line):
-            devices.append(_Device(found.group(1)))
+            devices.append(_Device(found.group(2), one_port=bool(found.group(1))))
             words = devices[-1].words
         elif devices and (found := _CA_PORT.match(line)):
             words = devices[-1].ports.setdefault(int(found.group(1)), {})
@@ -126,10 +141,11 @@ def _rdma_link(lines: list[str]) -> list[_Device]:
 
 def _nic(device: _Device) -> Nic:
     ports = tuple(_port(number, words) for number, words in sorted(device.ports.items()))
+    firmware = device.words.get("firmware version", "")
     return Nic(
         name=device.name,
         ports=ports,
-        firmware=device.words.get("firmware version", ""),
+        firmware=firmware if any(map(str.isdigit, firmware)) else "",
         hca_type=device.words.get("ca type", ""),
     )
 

@@ -17,6 +17,7 @@ _CHECKS: Final = {
     "ibstatus": ("ib.count", "ib.port", "ib.rate"),
     "rdma link": ("ib.count", "ib.port"),
 }
+_ONE_PORT: Final = ("ib.port", "ib.rate")
 
 
 def read(text: str) -> Captured | None:
@@ -32,8 +33,12 @@ def read(text: str) -> Captured | None:
     if printed := port_text.parse(text):
         return Captured(
             kind=printed.kind,
-            facts=replace(bare_facts(), nics=printed.nics, problems=_missing(printed.damaged)),
-            checks=_CHECKS[printed.kind],
+            facts=replace(
+                bare_facts(),
+                nics=printed.nics,
+                problems=_missing(printed.damaged, one_port=printed.one_port),
+            ),
+            checks=_ONE_PORT if printed.one_port else _CHECKS[printed.kind],
             damaged=printed.damaged,
         )
     return None
@@ -55,6 +60,7 @@ def _of_tree(tree: sysfs_tree.Tree) -> Captured:
     )
 
 
-def _missing(damaged: str) -> tuple[str, ...]:
+def _missing(damaged: str, *, one_port: bool = False) -> tuple[str, ...]:
     """Of half a listing nobody can say that no port at all was up."""
-    return (f"nics: {damaged}",) if damaged else ()
+    missing = damaged or ("one port was asked for" if one_port else "")
+    return (f"nics: {missing}",) if missing else ()

@@ -122,6 +122,41 @@ def test_damaged_texts(text: str) -> None:
     assert {outcome for outcome, _ in said.values()} <= {Outcome.UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ibpanic: [70412] main: stat of IB device 'mlx5_8' failed: No such file or directory",
+        "ibwarn: [70412] umad_get_ca: can't read mlx5_8",
+        "Fatal error:  device 'mlx5_8': sys files not found (/sys/class/infiniband/mlx5_8/ports)",
+    ],
+)
+def test_an_error_after_good_ports(error: str) -> None:
+    """The device that the tool could not look at may be the sick one."""
+    said = verdicts(f"{ibstat(*[UP] * 8)}\n{error}\n")
+    assert {outcome for outcome, _ in said.values()} == {Outcome.UNKNOWN}
+    heading = verdicts(f"ibstat:\n{ibstat(*[UP] * 8)}\n")
+    assert {outcome for outcome, _ in heading.values()} == {Outcome.OK}
+
+
+def test_a_firmware_that_was_masked() -> None:
+    """A version has a digit; else it is not told, and unknown."""
+    masked = verdicts(ibstat(UP).replace("28.39.1002", "..."))["ib.firmware"]
+    assert masked[0] is Outcome.UNKNOWN
+
+
+def test_one_port_of_ibstat() -> None:
+    """`ibstat CA PORT` tells of one port, and nothing of the others: no ground to fail a node."""
+    text = "CA: 'mlx4_3'\nPort 2:\n" + "\n".join(
+        line.strip() for line in ibstat(("Down", "Polling"), rate="10").splitlines()[5:]
+    )
+    assert verdicts(text)["ib.port"][0] is Outcome.WARN
+    up = verdicts(text.replace("Down", "Active").replace("Polling", "LinkUp"))
+    assert set(up) == {"ib.port", "ib.rate"}
+    assert up["ib.port"] == (Outcome.OK, "1 port ACTIVE")
+    older = text.replace("Link layer: InfiniBand", "Port GUID: 0x1")
+    assert verdicts(older)["ib.port"][0] is Outcome.UNKNOWN
+
+
 def test_two_hosts_in_one_text() -> None:
     """Ports of one name on two hosts are two ports."""
     line = "link mlx5_0/1 state {} physical_state LINK_UP netdev rdma0 \n"
