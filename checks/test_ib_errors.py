@@ -8,7 +8,7 @@ from preflight.check import Check
 from preflight.facts import Facts, Node
 from preflight.facts.oddities import conclude_oddities
 from preflight.facts.one_link import counted_cause
-from preflight.facts.port_errors import port_errors, undated
+from preflight.facts.port_errors import RULES, port_errors, undated
 from preflight.facts.rdma import ports_of
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
@@ -42,7 +42,12 @@ def judge(facts: Facts) -> Verdict:
         for port in ports
         for one in (port.port.counters.nonzero if port.port.counters else ())
     }
-    return ok(f"{sum(read)} error counters of {count(len(ports), 'port')} at rest", totals=totals)
+    few = sum(one.rpartition(" ")[2] in RULES for one in totals)
+    more = [f"{few} too few to matter"] * bool(few)
+    more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
+    rest = f", but for {' and '.join(more)}" if more else ""
+    said = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
+    return ok(said, totals=totals)
 
 
 def test_ib_errors(node: Node, conclude: Conclude) -> None:

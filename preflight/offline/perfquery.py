@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _HEAD: Final = re.compile(
     r"^#\s*(Port[\w ]*?) counters:\s*Lid (\d{1,5}) port (\d{1,3})", re.IGNORECASE
 )
+_WHOLE: Final = re.compile(r"^#\s*Port (?:extended )?counters:", re.IGNORECASE)
+_FIRST: Final = "port_select"
+_LAST: Final = "vl15_dropped"
+"""How the standard counters begin and end: those of errors come first, traffic follows."""
 _LINE: Final = re.compile(r"^\s*([A-Za-z][A-Za-z0-9]{3,40}):\.*\s*(\S*)\s*$")
 _WORDS: Final = re.compile(r"VL15|QP1|[A-Z]{2,}(?![a-z])|[A-Z][a-z]*|[0-9]+")
 _ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|integrity")
@@ -35,9 +39,11 @@ def parse(text: str) -> Queried | None:
     """Read the counters of every port that has a heading; None without any heading."""
     blocks: list[tuple[str, int, dict[str, int]]] = []
     damaged = ""
+    standard: list[dict[str, int]] = []
     for line in text.splitlines():
         if found := _HEAD.search(line):
             blocks.append((f"lid {found.group(2)}", int(found.group(3)), {}))
+            standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
         elif blocks and (pair := _LINE.match(line)):
             name, value = snake(pair.group(1)), pair.group(2)
             if value.isdigit():
@@ -52,6 +58,8 @@ def parse(text: str) -> Queried | None:
     empty = [lid for (lid, _, _), errors in zip(blocks, read, strict=True) if not errors]
     if empty and not damaged:
         damaged = f"{empty[0]} has no error counter"
+    if not damaged and any(_FIRST in counts and _LAST not in counts for counts in standard):
+        damaged = "it ends before the last error counter (VL15Dropped)"
     return Queried(_nics(blocks), sum(len(errors) for errors in read), damaged)
 
 

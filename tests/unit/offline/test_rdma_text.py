@@ -193,6 +193,37 @@ def test_perfquery_in_words_of_sysfs() -> None:
     ]
 
 
+STANDARD = """# Port counters: Lid 61 port 9 (CapMask: 0x1300)
+PortSelect:......................9
+CounterSelect:...................0x0000
+SymbolErrorCounter:..............0
+LinkDownedCounter:...............2
+PortRcvErrors:...................0
+VL15Dropped:.....................0
+PortXmitData:....................7123
+"""
+
+
+@pytest.mark.proves("ib.errors", passes="a pasted perfquery with few errors")
+@pytest.mark.proves("ib.errors", unknown="a pasted perfquery that was cut off")
+def test_perfquery_that_was_cut() -> None:
+    """Counters that are missing may be the bad ones; chosen lines without a selector are enough."""
+    said = verdicts(STANDARD)["ib.errors"]
+    assert said == (
+        Outcome.OK,
+        "4 error counters of 1 port at rest, but for 1 too few to matter",
+    )
+    last = STANDARD.index("VL15")
+    for end in (last, STANDARD.index("PortRcv"), last - 34):
+        assert verdicts(STANDARD[:end])["ib.errors"][0] is Outcome.UNKNOWN
+    both = STANDARD[:last] + STANDARD.replace("Lid 61", "Lid 62")
+    assert verdicts(both)["ib.errors"][0] is Outcome.UNKNOWN
+    chosen = STANDARD.replace("PortSelect:......................9\n", "")
+    assert verdicts(chosen[: chosen.index("VL15")])["ib.errors"][0] is Outcome.OK
+    details = "# PortRcvErrorDetails counters: Lid 61 port 9\nPortSelect:...9\nPortInErrors:..0\n"
+    assert verdicts(STANDARD + details)["ib.errors"][0] is Outcome.OK
+
+
 def tree(**files: str) -> str:
     """One device with a port and an interface, as a collector writes it."""
     base = "/sys/bus/pci/devices/0000:0c:00.0"
