@@ -48,7 +48,7 @@ def judge(promised: Promise, facts: Facts, group: Group) -> Verdict:
     if mute:
         said = f"the state of {', '.join(mute)} could not be read"
         return unknown(said, advice="look at the ports' state in /sys/class/infiniband")
-    return _told(ports, meant=_meant(promised, group))
+    return _told(ports, meant=_meant(promised, facts, group))
 
 
 def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
@@ -65,9 +65,9 @@ def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
     return ok(said, active=active, idle=idle)
 
 
-def _meant(promised: Promise, group: Group) -> bool:
+def _meant(promised: Promise, facts: Facts, group: Group) -> bool:
     """Whether somebody says that there may be no port that is up."""
-    return promised.nics is not None or promised.hcas is not None or idle_everywhere(group)
+    return promised.nics is not None or promised.hcas is not None or idle_everywhere(facts, group)
 
 
 def test_ib_port(node: Node, conclude: Conclude) -> None:

@@ -200,21 +200,25 @@ def test_second_ports_without_a_cable() -> None:
 )
 def test_nothing_is_up(changes: dict[str, Any]) -> None:
     """Used by nobody, or all lost: only a promise, or a group that is so, can tell."""
-    one, two, three = (
-        facts(f"h{at}", nics=(nic(0, ports=(rdma_port(**changes),)),)) for at in range(3)
-    )
+    cards = (nic(0, ports=(rdma_port(**changes),)),)
+    one, two, three = (facts(f"h{at}", nics=cards, time_s=DAY_S) for at in range(3))
     verdict = port(one)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "no port is ACTIVE (mlx5_0/1 DOWN (" in verdict.sentence
     assert port(one, NOTHING, two).outcome is Outcome.UNKNOWN
     assert port(one, NOTHING, two, three).outcome is Outcome.OK
+    captured = [replace(each, time_s=0.0) for each in (one, two, three)]
+    assert port(captured[0], NOTHING, *captured[1:]).outcome is Outcome.UNKNOWN
     assert port(one, Promise(nics=0)).outcome is Outcome.OK
 
 
 def test_a_card_that_is_spare_on_every_node() -> None:
     """Three nodes whose one InfiniBand card has no cable: a switch that is off looks the same."""
-    alike = [facts(f"h{at}", nics=(nic(0, ports=(rdma_port(**DOWN),)),)) for at in range(3)]
+    cards = (nic(0, ports=(rdma_port(**DOWN),)),)
+    alike = [facts(f"h{at}", nics=cards, time_s=DAY_S) for at in range(3)]
     assert port(alike[0], NOTHING, *alike[1:]).outcome is Outcome.WARN
+    captured = [replace(each, time_s=0.0) for each in alike]
+    assert port(captured[0], NOTHING, *captured[1:]).outcome is Outcome.FAIL
 
 
 @pytest.mark.proves("ib.port", finds="an active port whose interface is down, unlike its peers'")
