@@ -29,6 +29,7 @@ _MODULE = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _RECOVERED = re.compile(r"recovery action changed .* to \S+ \(None\)")
 _REBOOT, _RESET = re.compile(r"[Rr]eboot"), re.compile(r"[Rr]eset|Drain")
 _NONFATAL = re.compile(r"[Nn]on-?[Ff]atal")
+_CAUSED = re.compile(r"caused by previous Xid (\d{1,4})\b")
 
 OFF_THE_BUS = "fell off the bus"
 _LOST = {79, OFF_THE_BUS}
@@ -58,11 +59,18 @@ class Trouble:
     """The part of the GPU that it comes back to: "GPC 2, TPC 5"."""
     old: bool = False
     """The driver was loaded anew since, or says that the GPU needs no recovery any more."""
+    causes: frozenset[int] = frozenset()
+    """Earlier Xids that its own line names as what led to it."""
+    named_by: int | None = None
+    """The Xid that names it as its cause, where it has no line of its own."""
 
     @property
     def label(self) -> str:
         """Xid 79 (the GPU has fallen off the bus)."""
-        return f"Xid {self.code} ({self.meaning})" if isinstance(self.code, int) else self.code
+        if not isinstance(self.code, int):
+            return self.code
+        named = f"; Xid {self.named_by} names it" if self.named_by is not None else ""
+        return f"Xid {self.code} ({self.meaning}{named})"
 
 
 def slot_of(bus_id: str) -> str:
@@ -82,13 +90,9 @@ def troubles(lines: Sequence[LogLine]) -> list[Trouble]:
             continue
         for key in [key for key, each in found.items() if _clears(line.text, each)]:
             found[key] = replace(found[key], old=True)
-        one = _trouble(order, line)
-        if one is None:
-            continue
-        before = found.pop((one.slot, one.code), None)
-        if before is not None and not before.old:
-            one = _again(one, before)
-        found[one.slot, one.code] = one
+        for one in _told(order, line):
+            before = found.pop((one.slot, one.code), None)
+            found[one.slot, one.code] = one if before is None else _again(one, before)
     return sorted(found.values(), key=lambda each: each.order)
 
 
@@ -103,7 +107,7 @@ def roots(said: Iterable[Trouble]) -> list[Trouble]:
 
     A GPU that is off the bus draws everything else on it, and NVLink errors on its peers; a double
     bit error draws the containment and remapping; Xid 154 only sums up what others caused, also on
-    GPUs that are well; programs that die of a fault leave 13, 31, 43 and 45.
+    GPUs that are well; programs that die of a fault leave 13, 31, 43 and 45, which may name it.
     """
     every = list(said)
     return [one for one in every if not any(_echoes(one, other) for other in every)]
@@ -126,27 +130,37 @@ def _echoes_here(one: Trouble, other: Trouble) -> bool:
         return True
     if not isinstance(one.code, int) and isinstance(other.code, int):
         return hard
+    if other.code in one.causes and one.code in _CLEANED_UP and other.code not in _CLEANED_UP:
+        return GRADES.index(other.grade) <= GRADES.index(one.grade)
     if other.grade == "application":
         return one.code in _CLEANED_UP and other.code not in _CLEANED_UP
     return (other.code in _ECC and one.code in _OF_ECC) or (hard and one.grade in _AFTERMATH)
 
 
-def _trouble(order: int, line: LogLine) -> Trouble | None:
+def _told(order: int, line: LogLine) -> Iterator[Trouble]:
+    """What one line tells: also of the Xid that it names as its cause, whose line may be lost."""
     xid = XID.search(line.text)
     if xid is not None:
         slot, code, said = slot_of(xid[1]), int(xid[2]), xid[3]
+        causes = frozenset(int(each) for each in _CAUSED.findall(said)) - {code, _SUMMARY}
+        for cause in sorted(causes):
+            of = known(cause)
+            yield Trouble(
+                slot, cause, of.grade, of.meaning, of.advice, order, 1, line.last_s, named_by=code
+            )
         entry = known(code)
         grade: Grade = entry.grade
         if code == _SUMMARY:
             grade = _wanted(said)
         elif entry.worded and _NONFATAL.search(said):
             grade = "configurable"
-        return Trouble(
-            slot, code, grade, entry.meaning, entry.advice, order, line.times, line.last_s
+        meaning, advice = entry.meaning, entry.advice
+        yield Trouble(
+            slot, code, grade, meaning, advice, order, line.times, line.last_s, causes=causes
         )
+        return
     for slot, words, grade, advice in _unnumbered(line.text):
-        return Trouble(slot, words, grade, "", advice, order, line.times, line.last_s)
-    return None
+        yield Trouble(slot, words, grade, "", advice, order, line.times, line.last_s)
 
 
 def _wanted(said: str) -> Grade:
@@ -184,6 +198,18 @@ def _clears(text: str, earlier: Trouble) -> bool:
 
 
 def _again(one: Trouble, before: Trouble) -> Trouble:
-    """Of one that came before: the number of both, and the graver word for it."""
+    """Of one that came before: the number of both, and the graver word for it.
+
+    Its own lines know more than one that only names it as its cause, also whether it is over.
+    """
+    if one.named_by is not None:
+        return before
+    if before.old:
+        return one
+    if before.named_by is not None:
+        return replace(one, order=before.order)
+    causes = one.causes | before.causes
     graver = min(one.grade, before.grade, key=GRADES.index)
-    return replace(one, times=one.times + before.times, grade=graver, order=before.order)
+    return replace(
+        one, times=one.times + before.times, grade=graver, order=before.order, causes=causes
+    )

@@ -75,7 +75,9 @@ _ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_
 
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
 _TELLS = {
-    "xid": re.compile(rb"Xid \([^)]*\): \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"),
+    "xid": re.compile(
+        rb"Xid \([^)]*\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
+    ),
     "sxid": re.compile(rb"SXid \([^)]*\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),

@@ -233,6 +233,36 @@ def test_blackwells_nvlink_errors_say_themselves_how_grave_they_are() -> None:
     assert judge(xid(149, said="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")).outcome is Outcome.WARN
 
 
+CAUSED = "pid=71, name=python3, Ch 00000004 caused by previous Xid {}"
+
+
+@pytest.mark.parametrize(
+    ("root", "outcome"), [(149, "fail"), (79, "fail"), (48, "fail"), (31, "warn")]
+)
+def test_an_xid_that_names_its_cause_is_as_grave_as_that(root: int, outcome: str) -> None:
+    """The line of the cause may be overwritten or grepped away: the cause leads all the same."""
+    verdict = judge(xid(45, said=CAUSED.format(root)), xid(45, said=CAUSED.format(root)))
+    assert verdict.outcome == outcome
+    assert verdict.sentence.startswith(f"GPU 0 (0000:1b:00): Xid {root} (")
+    assert "; Xid 45 names it), then Xid 45" in verdict.sentence
+
+
+def test_a_cause_with_a_line_of_its_own_is_told_by_that() -> None:
+    """Its own line knows whether it was fatal, and what it led to is no finding beside it."""
+    mild = xid(149, said="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")
+    for said in (
+        [mild, xid(45, said=CAUSED.format(149))],
+        [xid(45, said=CAUSED.format(149)), mild],
+    ):
+        verdict = judge(*said)
+        assert verdict.outcome is Outcome.WARN
+        assert "Xid 149 (an NVLink error), then Xid 45" in verdict.sentence
+        assert "names it" not in verdict.sentence
+    both = judge(xid(45, said=CAUSED.format(43)), xid(43, said=CAUSED.format(45)))
+    assert both.outcome is Outcome.WARN
+    assert judge(xid(45, said=CAUSED.format(149)), RELOAD).outcome is Outcome.WARN
+
+
 def test_a_warning_asks_for_no_reset_that_it_says_is_not_needed() -> None:
     """An NVLink error that mended itself is looked at; a marked row waits until the GPU is idle."""
     mended = judge(xid(145, said="RLW_RXPIPE Nonfatal XC0 i0 Link 05"))

@@ -62,6 +62,13 @@ def test_a_storm_is_one_line_with_a_count(tmp_path: Path) -> None:
     assert [(one.at_s, one.last_s, one.times) for one in log.lines] == [(0.0, 4999.0, 5000)]
 
 
+def test_xids_that_name_other_causes_are_told_apart(tmp_path: Path) -> None:
+    """The cause may have no line of its own any more: it must not be lost in a count."""
+    named = [XID.format("1b", 45, f"Ch 00000003 caused by previous Xid {n}") for n in (31, 149, 31)]
+    log = told(written(tmp_path / "kmsg", *((float(n), each) for n, each in enumerate(named))))
+    assert [one.times for one in log.lines] == [2, 1]
+
+
 def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
     """What is beyond them is counted, not forgotten, and crowds out no other kind."""
     lines = [(n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n}") for n in range(300)]
