@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.facts.gpu_log import slot_of
 from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, window
 from preflight.facts.limits import limit
+from preflight.facts.pcie_recovery import BDF as _BDF
+from preflight.facts.pcie_recovery import Recoveries
 from preflight.facts.words import count
 from preflight.facts.xid_verdict import lost_slots
 from preflight.verdict import fail, ok, warn
@@ -21,13 +23,18 @@ if TYPE_CHECKING:
     from preflight.verdict import Verdict
 
 Part = Literal["pcie", "cpu", "memory", "firmware"]
-Grade = Literal["fatal", "uncorrected", "corrected", "earlier"]
-"""`uncorrected`: a driver got over it. `earlier`: of the boot before this one."""
+Grade = Literal["fatal", "uncorrected", "unrecovered", "corrected", "earlier"]
+"""`uncorrected`: the node goes on. `unrecovered`: a driver that no job needs did not get over it.
 
-_HINT = re.compile(r"PCIe Bus Error|AER: |DPC: |Hardware Error|MCE: |mce: |Memory f|BERT: |EDAC ")
+`earlier`: of the boot before this one.
+"""
+
+_HINT = re.compile(
+    r"PCIe Bus Error|AER: |AER-aware|evice recovery|DPC: |Hardware Error|MCE: |mce: |Memory f"
+    r"|BERT: |EDAC "
+)
 """Few lines are looked at closely."""
 
-_BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _AER = re.compile(
     rf"(?P<agent>{_BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
     r"(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?",
@@ -68,6 +75,13 @@ _PARTS: dict[Part, str] = {
     "memory": "memory errors",
     "firmware": "a fatal error recorded by the firmware in the boot before",
 }
+_GRADES: dict[Grade, str] = {
+    "fatal": "uncorrected ",
+    "uncorrected": "uncorrected, non-fatal ",
+    "unrecovered": "uncorrected, not recovered ",
+    "corrected": "corrected ",
+    "earlier": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +99,14 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
     """All errors by part, place and grade, in the order in which each came first."""
     found: dict[tuple[Part, str, Grade], Fault] = {}
     summaries: dict[tuple[Part, str, Grade], Fault] = {}
+    recoveries = Recoveries()
     for line in lines:
         if not _HINT.search(line.text):
             continue
+        recoveries.take(line.text)
         for one, summary in _faults(line):
+            if one.part == "pcie" and one.grade == "uncorrected":
+                recoveries.error(one.where, line)
             into = summaries if summary else found
             key = (one.part, one.where, one.grade)
             before = into.get(key)
@@ -98,7 +116,18 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
     for key, each in summaries.items():
         if key not in found or each.times > found[key].times:
             found[key] = each
-    return list(found.values())
+    return _as_they_ended(list(found.values()), recoveries)
+
+
+def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
+    """Grade what was not corrected by what became of it; a device that nothing else names, too."""
+    ended = []
+    for each in found:
+        how = recoveries.ended.get(each.where) if each.part == "pcie" else None
+        ended.append(replace(each, grade=how) if how and each.grade == "uncorrected" else each)
+    named = {each.where for each in found if each.grade in ("fatal", "uncorrected")}
+    alone = [where for where in recoveries.ended if where not in named]
+    return ended + [Fault("pcie", where, "unrecovered", 1, None) for where in alone]
 
 
 def judge_hardware_log(facts: Facts) -> Verdict:
@@ -184,8 +213,7 @@ def _most(one: Fault) -> float:
 def _told(found: Sequence[Fault], facts: Facts) -> str:
     first = found[0]
     where = f" of {first.where}" if first.where else ""
-    grade = {"fatal": "uncorrected ", "uncorrected": "uncorrected, survived ", "earlier": ""}
-    words = f"{grade.get(first.grade, 'corrected ')}{_PARTS[first.part]}{where}"
+    words = f"{_GRADES[first.grade]}{_PARTS[first.part]}{where}"
     often = f" ({first.times} times)" if first.times > 1 else ""
     more = f"; and {count(len(found) - 1, 'more part')}" if len(found) > 1 else ""
     return f"{words}{often}{ago(first.last_s, facts)}{more}"

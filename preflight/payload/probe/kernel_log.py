@@ -50,6 +50,8 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("nic", rb"NETDEV WATCHDOG: "),
     ("aer", rb"\S+ " + _BDF + rb": PCIe Bus Error: severity="),
     ("aer", rb"\S+ " + _BDF + rb": AER: (?:Multiple )?(?:Un)?[Cc]orrect"),
+    ("aer", rb"\S+ " + _BDF + rb": (?:AER: )?(?:can't recover|device has no AER-aware driver)"),
+    ("aer", rb"\S+ " + _BDF + rb": (?:AER: )?[Dd]evice recovery (?:failed|successful)"),
     ("aer", rb"\S+ " + _BDF + rb": DPC: containment event"),
     ("mce", rb"(?:mce: |MCE: )?\[Hardware Error\]: CPU ?\d+: Machine Check"),
     (

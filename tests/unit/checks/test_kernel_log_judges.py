@@ -416,6 +416,55 @@ def test_uncorrected_errors_fail_with_their_part(line: str, part: str) -> None:
     assert part in verdict.sentence
 
 
+CANNOT = "{} 0000:4a:00.{}: AER: can't recover (no error_detected callback)"
+ENDED = "pcieport 0000:49:01.0: AER: device recovery {}"
+
+
+@pytest.mark.proves("host.hardware_errors", finds="a GPU that could not recover from a PCIe error")
+@pytest.mark.parametrize(
+    "after",
+    [
+        (CANNOT.format("nvidia", 0),),
+        (CANNOT.format("mlx5_core", 0), CANNOT.format("xhci_hcd", 1)),
+        (CANNOT.format("xhci_hcd", 1), CANNOT.format("nvidia", 0), ENDED.format("failed")),
+        ("nvidia 0000:4a:00.0: device has no AER-aware driver",),
+        (ENDED.format("failed"),),
+    ],
+)
+def test_an_error_from_which_a_jobs_device_did_not_recover_is_fatal(after: tuple[str, ...]) -> None:
+    """Non-fatal is the word for the link; the GPU or NIC behind it may answer nothing any more."""
+    verdict = hardware(node(aer("Uncorrectable (Non-Fatal)", "0000:4a:00.1"), *after))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("uncorrected PCIe errors of 0000:4a:00.1")
+
+
+def test_an_error_from_which_another_device_did_not_recover_is_a_warning() -> None:
+    """USB and sound are no job's; but nobody says that it was got over."""
+    error = aer("Uncorrectable (Non-Fatal)", "0000:49:01.0")
+    usb = CANNOT.format("xhci_hcd", 1)
+    for after in ((usb,), (usb, ENDED.format("failed"))):
+        verdict = hardware(node(error, *after))
+        assert verdict.outcome is Outcome.WARN
+        assert verdict.sentence.startswith("uncorrected, not recovered PCIe errors")
+    well = hardware(node(error, ENDED.format("successful")))
+    assert well.outcome is Outcome.WARN
+    assert well.sentence.startswith("uncorrected, non-fatal PCIe errors")
+
+
+def test_a_recovery_is_that_of_the_errors_before_it() -> None:
+    """An error of another device, an hour or a recovery earlier, is not made graver by it."""
+    usb = LogLine(aer("Uncorrectable (Non-Fatal)", "0000:05:00.0").text, 50.0, 50.0)
+    error, failed = aer("Uncorrectable (Non-Fatal)", "0000:4a:00.0"), CANNOT.format("nvidia", 0)
+    faults = hardware(node(usb, error, failed)).evidence["faults"]
+    assert [each["grade"] for each in faults] == ["uncorrected", "fatal"]
+    ended = LogLine(ENDED.format("successful"), 100.0, 100.0)
+    faults = hardware(node(error, ended, aer("Uncorrected (Non-Fatal)", "0000:05:00.0"), failed))
+    assert [each["grade"] for each in faults.evidence["faults"]] == ["uncorrected", "fatal"]
+    alone = hardware(node(failed))
+    assert alone.outcome is Outcome.WARN
+    assert "0000:4a:00.0" in alone.sentence
+
+
 def test_what_was_corrected_matters_only_in_storms() -> None:
     """A few replays are normal; thousands in a day are worth a look, and drain nothing."""
     assert hardware(node(aer("Corrected", times=200))).outcome is Outcome.OK

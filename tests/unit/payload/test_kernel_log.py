@@ -69,6 +69,19 @@ def test_xids_that_name_other_causes_are_told_apart(tmp_path: Path) -> None:
     assert [one.times for one in log.lines] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nvidia 0000:4a:00.0: AER: can't recover (no error_detected callback)",
+        "pcieport 0000:49:01.0: AER: device recovery failed",
+        "pcieport 0000:49:01.0: device recovery successful",
+    ],
+)
+def test_how_a_recovery_ended_leaves_the_node(tmp_path: Path, line: str) -> None:
+    """Without it a non-fatal error of a GPU that is dead looks like one of a GPU that is well."""
+    assert [one.text for one in told(written(tmp_path / "kmsg", (1.0, line))).lines] == [line]
+
+
 def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
     """What is beyond them is counted, not forgotten, and crowds out no other kind."""
     lines = [(n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n}") for n in range(300)]
