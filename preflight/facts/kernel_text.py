@@ -20,8 +20,8 @@ MOST_LINES = 50_000
 _CHARS = 512
 
 _TELLS = re.compile(
-    r"NVRM|nvidia|mlx5_core|[Ll]ink (?:is )?[Dd]own|WATCHDOG|PCIe Bus|AER: |DPC: |Hardware Err"
-    r"|AER-aware|evice recovery"
+    r"NVRM|nvidia|mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|WATCHDOG|PCIe Bus|AER: "
+    r"|DPC: |Hardware Err|AER-aware|evice recovery"
     r"|MCE: |mce: |Memory f|BERT: |EDAC |-fs|XFS|BTRFS|F2FS|rror, dev|I/O error|^nvme |ockup|LOCKUP"
     r"|stall|^BUG|^Oops|^general|ut of memory|^INFO: task|^nfs: |^Linux version|^Command line"
 )

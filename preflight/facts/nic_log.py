@@ -23,7 +23,7 @@ Kind = Literal[
     "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma"
 ]
 
-_HINT = re.compile(r"mlx5_core|[Ll]ink (?:is )?[Dd]own|NETDEV WATCHDOG|nvidia-peermem")
+_HINT = re.compile(r"mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem")
 """Few lines are looked at closely."""
 
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -50,6 +50,9 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("rdma", r"nvidia-peermem .*ERROR"),
 )
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+_UP = re.compile(
+    rf"^(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
+)
 _STARTED = re.compile(rf"mlx5_core {_BDF}: firmware version")
 
 _MEANING: dict[Kind, tuple[str, str]] = {
@@ -87,18 +90,53 @@ class Event:
 
 
 def events(lines: Sequence[LogLine]) -> list[Event]:
-    """All that was said of NICs; a fault is gone when its driver started it again, or healed it."""
+    """All that was said of NICs; a fault is gone when its driver started it again, or healed it.
+
+    A link that came up again without a word of having been down was down too.
+    """
     found: list[Event] = []
+    ups: dict[str, _Ups] = {}
+    unsaid: list[Event] = []
     for order, line in enumerate(lines):
-        started = _STARTED.search(line.text) if found else None
+        if up := _UP.search(line.text):
+            who = up["bus"] or up["name"]
+            ups.setdefault(who, _Ups(who, order)).come(line)
+            continue
+        started = _STARTED.search(line.text)
         if started is not None:
+            if before := ups.pop(started["bus"], None):
+                unsaid += before.unsaid(found)
             found = [each for each in found if each.who != started["bus"] or each.kind == "down"]
         one = _event(order, line)
         if one is not None and one.kind == "recovered":
             found = [e for e in found if e.who != one.who or e.kind not in _FAILS]
         if one is not None:
             found.append(one)
-    return found
+    unsaid += [each for one in ups.values() for each in one.unsaid(found)]
+    return found + unsaid
+
+
+@dataclass(slots=True)
+class _Ups:
+    """How often one link came up since its driver started it."""
+
+    who: str
+    first: int
+    times: int = 0
+    last_s: float | None = None
+
+    def come(self, line: LogLine) -> None:
+        self.times += line.times
+        self.last_s = line.last_s
+
+    def unsaid(self, said: Sequence[Event]) -> list[Event]:
+        """How often it must have been down between, beyond what was said."""
+        downs = [each for each in said if each.who == self.who and each.kind == "down"]
+        # The first time needs no word before it: so every link begins.
+        known = sum(e.times for e in downs) + all(e.order > self.first for e in downs)
+        less = self.times - known
+        note = "it came up again"
+        return [Event(self.who, "down", self.first, less, self.last_s, note)] if less > 0 else []
 
 
 def judge_nic_log(facts: Facts) -> Verdict:
@@ -125,9 +163,24 @@ def judge_nic_log(facts: Facts) -> Verdict:
         told += [_told(notable, facts)] if notable else []
         worst = flaps[0] if flaps else notable[0]
         return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
-    downs = sum(each.times for each in said if each.kind == "down")
-    rest = f"; links went down {count(downs, 'time')}" if downs else ""
-    return ok(f"no NIC in trouble {window(log, facts)}{rest}", **evidence)
+    if downs := [each for each in said if each.kind == "down"]:
+        return _few(downs, facts, evidence)
+    return ok(f"no NIC in trouble {window(log, facts)}", **evidence)
+
+
+def _few(downs: Sequence[Event], facts: Facts, evidence: dict[str, Any]) -> Verdict:
+    """Links that went down too rarely to condemn one, if the log shows as long a time."""
+    log = facts.kernel_log
+    own = _by_link(downs)
+    worst = max(own, key=lambda each: each.times)
+    many = limit("link_flaps_per_day")
+    seen = window(log, facts) if log is not None else ""
+    short = log is not None and log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
+    if short and worst.times > many / 2:
+        sentence = f"{_flaps_told([worst])}, of which this log shows a part"
+        return warn(sentence, advice=_MEANING["down"][1], **evidence)
+    total = count(sum(each.times for each in own), "time")
+    return ok(f"links went down {total} {seen}, under {many:.0f} in a day", **evidence)
 
 
 def _left(
@@ -170,17 +223,28 @@ def _flapping(said: Sequence[Event], facts: Facts) -> list[Event]:
     found = []
     span = span_s(facts.kernel_log, facts) if facts.kernel_log is not None else None
     days = max(1.0, (span or 0.0) / 86400)
+    for one in _by_link(said):
+        recent = elapsed_s(one.last_s, facts)
+        if one.times / days >= limit("link_flaps_per_day") and (recent is None or recent < 86400):  # noqa: PLR2004
+            found.append(one)
+    return found
+
+
+def _by_link(said: Sequence[Event]) -> list[Event]:
+    """All that each link went down, as one."""
+    found = []
     for who in dict.fromkeys(each.who for each in said if each.kind == "down"):
         own = [each for each in said if each.kind == "down" and each.who == who]
+        last_s = max((e.last_s for e in own if e.last_s is not None), default=None)
         times = sum(each.times for each in own)
-        recent = elapsed_s(own[-1].last_s, facts)
-        if times / days >= limit("link_flaps_per_day") and (recent is None or recent < 86400):  # noqa: PLR2004
-            found.append(Event(who, "down", own[-1].order, times, own[-1].last_s))
+        note = next((each.note for each in own if each.note), "")
+        found.append(Event(who, "down", own[-1].order, times, last_s, note))
     return found
 
 
 def _flaps_told(flaps: Sequence[Event]) -> str:
-    told = ", ".join(f"{each.who} {count(each.times, 'time')}" for each in flaps[:4])
+    notes = {each.who: f" ({each.note})" if each.note else "" for each in flaps}
+    told = ", ".join(f"{e.who} {count(e.times, 'time')}{notes[e.who]}" for e in flaps[:4])
     return f"link down: {told}, expected under {limit('link_flaps_per_day'):.0f} in a day"
 
 

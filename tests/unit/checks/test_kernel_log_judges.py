@@ -384,6 +384,25 @@ def test_flaps_are_counted_by_the_day() -> None:
     assert "links went down 6 times" in verdict.sentence
 
 
+def test_a_link_that_comes_up_again_and_again_was_down_between() -> None:
+    """Some drivers say only `Link up`: the first is its start, each further one a flap."""
+    up = "mlx5_core 0000:1a:00.0 ens1f0np0: Link up"
+    verdict = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 43)))
+    assert verdict.outcome is Outcome.WARN
+    assert verdict.sentence.startswith("link down: 0000:1a:00.0 42 times (it came up again)")
+    few = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 4)))
+    assert few.outcome is Outcome.OK
+    assert few.sentence == "links went down 3 times since boot, under 5 in a day"
+    assert "no NIC in trouble" in nic(node(up)).sentence
+    down = up.replace("up", "down")
+    paired = node(LogLine(up, 90.0, NOW_S - 60, 4), LogLine(down, 95.0, NOW_S - 70, 3))
+    assert [each["times"] for each in nic(paired).evidence["events"]] == [3]
+    after = node(LogLine(down, 90.0, NOW_S - 70, 1), LogLine(up, 95.0, NOW_S - 60, 3))
+    assert [each["times"] for each in nic(after).evidence["events"]] == [1, 2]
+    anew = MLX + "firmware version: 28.39.1002"
+    assert nic(node(up, anew, up, anew, up)).evidence["events"] == []
+
+
 def test_a_narrow_slot_is_not_this_checks() -> None:
     """ib.pcie tells of it, from the link as it is now."""
     line = (

@@ -114,6 +114,15 @@ def test_an_excerpt_is_judged_by_what_it_tells_of() -> None:
     assert (len(whole.checks), whole.damaged) == (5, "")
 
 
+def test_a_short_part_of_a_log_with_several_flaps_is_a_warning() -> None:
+    """Three within the minute that is shown: nobody can say that it was under five in that day."""
+    line = "Nov  2 06:07:{:02} node7 kernel: mlx5_core 0000:1a:00.1 ens1f1np1: Link up\n"
+    said = verdicts("".join(line.format(second) for second in (8, 13, 30, 48)))["net"]
+    assert said.outcome is Outcome.WARN
+    assert "0000:1a:00.1 3 times" in said.sentence
+    assert verdicts(line.format(8))["net"].outcome is Outcome.OK
+
+
 def test_a_log_that_is_cut_or_garbled_says_so() -> None:
     """Whoever judges it knows that silence proves nothing."""
     whole = "[    1.000000] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=x, MMU Fault\n"

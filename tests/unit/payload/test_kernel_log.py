@@ -75,10 +75,12 @@ def test_xids_that_name_other_causes_are_told_apart(tmp_path: Path) -> None:
         "nvidia 0000:4a:00.0: AER: can't recover (no error_detected callback)",
         "pcieport 0000:49:01.0: AER: device recovery failed",
         "pcieport 0000:49:01.0: device recovery successful",
+        "mlx5_core 0000:1a:00.0 ens1f0np0: Link up",
+        "ixgbe 0000:1b:00.0 eno1: NIC Link is Up 10 Gbps, Flow Control: None",
     ],
 )
-def test_how_a_recovery_ended_leaves_the_node(tmp_path: Path, line: str) -> None:
-    """Without it a non-fatal error of a GPU that is dead looks like one of a GPU that is well."""
+def test_what_else_a_judge_needs_leaves_the_node(tmp_path: Path, line: str) -> None:
+    """How a recovery ended tells a dead GPU from a well one; links that come up again flap."""
     assert [one.text for one in told(written(tmp_path / "kmsg", (1.0, line))).lines] == [line]
 
 
