@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from preflight.facts.gpu_log import roots, troubles
 from preflight.facts.kernel_log import ago, unread, window
 from preflight.facts.words import count
-from preflight.verdict import fail, not_run, ok, warn
+from preflight.verdict import fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _SXID = re.compile(
     r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
-    r"(Non-[Ff]atal|Fatal)\b(.*)"
+    r"(Non-[Ff]atal|Fatal|Data|Severity)\b(.*)"
 )
+"""The driver writes three lines of each: its grade and words, then Severity and Data."""
 _LINK = re.compile(r"\bLink (\d{1,3})\b")
 _RELOADED = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _LINK_LOST = 20034
@@ -41,7 +42,8 @@ class Fault:
     switch: str
     bus_id: str
     code: int
-    fatal: bool
+    fatal: bool | None
+    """None where the line that says so is not in the log."""
     link: str
     order: int
     times: int
@@ -61,7 +63,7 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
         if "nvidia-nv" not in line.text:
             continue
         if _RELOADED.search(line.text):
-            old, new = [*old, *new], []
+            old, new = [*old, *_graded(new)], []
         found = _SXID.search(line.text)
         if found is not None:
             link = _LINK.search(found[5])
@@ -70,14 +72,26 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
                     switch=found[1],
                     bus_id=found[2],
                     code=int(found[3]),
-                    fatal=found[4] == "Fatal",
+                    fatal=None if found[4] in ("Data", "Severity") else found[4] == "Fatal",
                     link=link[1] if link else "",
                     order=order,
                     times=line.times,
                     last_s=line.last_s,
                 )
             )
-    return old, new
+    return old, _graded(new)
+
+
+def _graded(found: Sequence[Fault]) -> list[Fault]:
+    """Leave out what is said further of an SXid: of one without its grade, one line is enough."""
+    kept: dict[object, Fault] = {}
+    graded = {(each.bus_id, each.code) for each in found if each.fatal is not None}
+    for each in found:
+        if each.fatal is not None:
+            kept[each.order] = each
+        elif (each.bus_id, each.code) not in graded:
+            kept.setdefault((each.bus_id, each.code), each)
+    return list(kept.values())
 
 
 def judge_sxids(facts: Facts) -> Verdict:
@@ -112,12 +126,38 @@ def judge_sxids(facts: Facts) -> Verdict:
             advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
             **evidence,
         )
+    return _of_the_rest(old, new, facts, evidence)
+
+
+def _of_the_rest(
+    old: Sequence[Fault], new: Sequence[Fault], facts: Facts, evidence: dict[str, Any]
+) -> Verdict:
+    """None is known to be fatal: whether one may be."""
+    log = facts.kernel_log
+    lines = log.lines if log is not None else ()
+    said = window(log, facts) if log is not None else ""
+    if untold := [each for each in new if _unsettled(each, lines)]:
+        return unknown(
+            f"{_told(untold, facts)}: the line that says Fatal or Non-fatal was not found {said}",
+            advice=f"look for it (dmesg, journalctl -k); if it is fatal: {untold[0].part[1]}",
+            **evidence,
+        )
+    if untold := [each for each in old if each.fatal is None]:
+        return warn(
+            f"{_told(untold, facts)}: before the driver was loaded anew",
+            advice="recheck under load",
+            **evidence,
+        )
     rest = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
-    return ok(f"no fatal SXid {window(log, facts)}{rest}", **evidence)
+    return ok(f"no fatal SXid {said}{rest}", **evidence)
 
 
 def _no_switch() -> Verdict:
     return not_run("no NVSwitch here, no SXid in its kernel log")
+
+
+def _unsettled(one: Fault, lines: Sequence[LogLine]) -> bool:
+    return one.fatal is None and not (one.code == _LINK_LOST and _explained(lines))
 
 
 def _explained(lines: Sequence[LogLine]) -> bool:
@@ -132,7 +172,7 @@ def _told(found: Sequence[Fault], facts: Facts) -> str:
     link = f" link {first.link}" if first.link else ""
     links = {(each.switch, each.link) for each in found}
     more = f" (and {len(links) - 1} more links or switches)" if len(links) > 1 else ""
-    what = f"fatal SXid {first.code} ({first.part[0]})"
+    what = f"{'fatal ' if first.fatal else ''}SXid {first.code} ({first.part[0]})"
     return f"{first.switch} ({first.bus_id}){link}: {what}{more}{ago(found[-1].last_s, facts)}"
 
 

@@ -339,6 +339,23 @@ def test_a_fatal_sxid_names_switch_and_link() -> None:
     assert calm.outcome is Outcome.OK
 
 
+def test_an_sxid_whose_grade_is_not_in_the_log_is_unknown_and_named() -> None:
+    """Its data alone proves that it came; beside the line with its grade it is nothing more."""
+    bare = "nvidia-nvswitch1: SXid (PCI:0000:85:00.0): {}, {}"
+    data, severity = "Data {0x000000c1, 0x00000007}", "Severity 1 Engine instance 61"
+    verdict = sxid(node(bare.format(14017, data), bare.format(14017, severity)))
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence.startswith(
+        "nvidia-nvswitch1 (0000:85:00.0): SXid 14017 (an NVLink port of the switch)"
+    )
+    assert len(verdict.evidence["sxids"]) == 1
+    calm = SXID.format(1, 14017, "Non-fatal", 61, "AN1 Heartbeat Timeout Error")
+    assert sxid(node(calm, bare.format(14017, severity), bare.format(14017, data))).outcome == "ok"
+    other = sxid(node(calm, bare.format(98765, data)))
+    assert (other.outcome, "SXid 98765 (not in preflight's" in other.sentence) == ("unknown", True)
+    assert sxid(node(bare.format(14017, data), RELOAD)).outcome is Outcome.WARN
+
+
 def test_a_link_that_a_lost_gpu_took_down_is_the_gpus_fault() -> None:
     """SXid 20034 beside Xid 79 is one finding, gpu.xid's; alone it is the switch's own."""
     down = SXID.format(0, 20034, "Fatal", 28, "LTSSM Fault Up")
