@@ -2,7 +2,8 @@
 
 dmesg writes `[   12.345678]`, `[Sun Feb 23 16:24:18 2025]`, ISO times and `kern  :err   :`; the
 journal and syslog put date, host and `kernel:` before it; a console adds `<4>`; /dev/kmsg has
-`6,1234,5678901,-;`; people paste lines with quote marks and colours, or without any time.
+`6,1234,5678901,-;`, pdsh puts `host: ` first; people paste lines with quote marks and colours, or
+without any time.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ _STAMP = re.compile(
         )
     )
 )
+_HOST = re.compile(
+    r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog):)(?P<host>[\w.-]{1,253}): +"
+    rf"(?=<\d|\[ *\d+\.\d+\]|\[?\d{{4}}-\d\d-\d\d[T ]\d\d:|\[?(?:{_DAY} )?{_MONTH} |kern *:)"
+)
+"""What pdsh and clush put before the lines of each node."""
 _TICKET = re.compile(
     r"^[\w.:;-]{1,60}[;:] ?(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
 )
@@ -122,7 +128,7 @@ class _Kept:
 
 def stripped(raw: str) -> tuple[str, float | None, bool]:
     """Return the text of a line, its seconds since boot, and whether it bore a stamp at all."""
-    said, at_s, stamped = raw.strip(), None, False
+    said, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
     while (found := _STAMP.match(said)) is not None:
         said = said[found.end() :].lstrip()
         boot, micro, quoted = found.group("boot", "micro", "quoted")
@@ -132,6 +138,12 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
         elif micro is not None:
             at_s = min(int(micro[:20]) / 1e6, 1e12)
     return _TICKET.sub("", said, count=1), at_s, stamped
+
+
+def host_of(raw: str) -> str:
+    """Return the node that pdsh or clush put before a line; "" where none is."""
+    found = _HOST.match(raw.strip())
+    return found["host"] if found else ""
 
 
 def _joined(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.facts import gpu_log, hardware_log, host_log, nic_log, switch_log
-from preflight.facts.kernel_text import parse, stripped
+from preflight.facts.kernel_text import host_of, parse, stripped
 from preflight.offline.captured import Captured, bare_facts
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def read(text: str) -> Captured | None:
         told = (*told, "ib.pcie")
     damaged = (
         _damage(text)
+        or _mixed(lines)
         or _unread(log)
         or ("" if told else "it is a part of a log that tells of nothing")
     )
@@ -97,6 +98,12 @@ def _kernels(lines: list[str]) -> bool:
 def _boot_stamped(line: str) -> bool:
     said, at_s, _ = stripped(line)
     return at_s is not None and bool(said) and not line.lstrip().startswith(("[0]", "[1]"))
+
+
+def _mixed(lines: list[str]) -> str:
+    """Of several nodes' lines nobody can say whose GPU or NIC they tell of."""
+    hosts = sorted({host_of(line) for line in lines} - {""})
+    return f"it holds lines of several nodes ({', '.join(hosts[:4])})" if len(hosts) > 1 else ""
 
 
 def _unread(log: KernelLog) -> str:

@@ -41,6 +41,10 @@ SAID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=x, GPU has fallen off the bu
         ("> [   12.345678] ", 12.345678),
         ("\x1b[32m[   12.345678] \x1b[0m", 12.345678),
         ("ticket:371;", None),
+        ("n042: [   12.345678] ", 12.345678),
+        ("n042.cluster: [Sun Feb 23 16:24:18 2025] ", None),
+        ("gpu-7: 2026-11-02T06:07:08,502716+01:00 ", None),
+        ("gpu-7: Nov  2 06:07:08 gpu-7 kernel: ", None),
     ],
 )
 def test_every_style_of_stamp_is_taken_off(prefix: str, at_s: float | None) -> None:

@@ -123,6 +123,16 @@ def test_a_short_part_of_a_log_with_several_flaps_is_a_warning() -> None:
     assert verdicts(line.format(8))["net"].outcome is Outcome.OK
 
 
+def test_what_pdsh_gathered_is_read_and_of_several_nodes_proves_nothing() -> None:
+    """The kernel's stamp comes after the node's name; two nodes' lines are nobody's log."""
+    line = "{}: [ 120.25] mlx5_core 0000:4b:00.0: wait_func:7: X timeout. Will cause a leak\n"
+    assert verdicts(line.format("n042"))["net"].outcome is Outcome.WARN
+    both = read(line.format("n042") + line.format("n043"))
+    assert both is not None
+    assert both.damaged == "it holds lines of several nodes (n042, n043)"
+    assert read("n042: [12:30] step 7\nn042: loss [0.25] of 9\n") is None
+
+
 def test_a_log_that_is_cut_or_garbled_says_so() -> None:
     """Whoever judges it knows that silence proves nothing."""
     whole = "[    1.000000] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=x, MMU Fault\n"
