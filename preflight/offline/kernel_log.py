@@ -24,8 +24,8 @@ _LOOKED_AT = 400
 
 _KERNEL = re.compile(
     r"NVRM: |nvidia-(?:nvswitch\d*|nvlink|peermem|uvm|modeset)\b|mlx5_core[ :]|pcieport \w{4}:"
-    r"|EDAC |\[Hardware Error\]|Out of memory: Kill|Linux version \d|Command line: "
-    r"|\w+-fs (?:error|\()|BUG: soft lockup|INFO: task .* blocked for|Call Trace:"
+    r"|EDAC |\[Hardware Error\]|(?:Memory cgroup o|O)ut of memory: Kill|Linux version \d"
+    r"|Command line: |\w+-fs (?:error|\()|BUG: soft lockup|INFO: task .* blocked for|Call Trace:"
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
 _EVENT = re.compile(r"NVRM: Xid \([^)]*\): \d|nvidia-nvswitch\d*: SXid \([^)]*\): \d")

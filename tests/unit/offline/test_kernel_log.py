@@ -133,6 +133,14 @@ def test_what_pdsh_gathered_is_read_and_of_several_nodes_proves_nothing() -> Non
     assert read("n042: [12:30] step 7\nn042: loss [0.25] of 9\n") is None
 
 
+@pytest.mark.parametrize("of", ["Out of memory", "Memory cgroup out of memory"])
+def test_a_killed_process_alone_is_a_kernel_log(of: str) -> None:
+    """Who asks why a worker died has just that line."""
+    said = verdicts(f"{of}: Killed process 4711 (trainer) total-vm:900kB, anon-rss:800kB\n")
+    assert said["host"].outcome is Outcome.WARN
+    assert "trainer" in said["host"].sentence
+
+
 def test_a_log_that_is_cut_or_garbled_says_so() -> None:
     """Whoever judges it knows that silence proves nothing."""
     whole = "[    1.000000] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=x, MMU Fault\n"
