@@ -49,6 +49,8 @@ _STAMP = re.compile(
             rf"\[(?:{_DAY} )?{_MONTH} *\d{{1,2}} ?[\d:.]* ?(?:\d{{4}})?\] ?",
             rf"(?:{_DAY} )?{_MONTH} +\d{{1,2}}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d+)?(?: \d{{4}})? ",
             r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?\]? ",
+            # A month of any language: journalctl prints it as the locale has it.
+            r"\S{1,12} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? (?=[\w.-]{1,253} kernel(?:\[\d+\])?: )",
             r"(?:[\w.-]{1,253} )?kernel(?:\[\d+\])?: ?",
             r"(?P<quoted>> ?)",
         )
