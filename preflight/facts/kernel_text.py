@@ -85,7 +85,8 @@ def parse(text: str) -> KernelLog:
     """
     kept = _Kept()
     begins_s: float | None = None
-    for raw in _joined(_ESCAPE.sub("", textwrap.dedent(text[:LONGEST]))):
+    whole = uncommented(_ESCAPE.sub("", text[:LONGEST]))
+    for raw in _joined(textwrap.dedent(whole)):
         said, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
         kept.take(_printable(said), at_s)
@@ -146,6 +147,19 @@ def host_of(raw: str) -> str:
     """Return the node that pdsh or clush put before a line; "" where none is."""
     found = _HOST.match(raw.strip())
     return found["host"] if found else ""
+
+
+def uncommented(text: str) -> str:
+    """Take off the "# " of a text of which all lines have it: a log pasted into a script or ticket.
+
+    Beside other lines it marks what somebody quotes or says.
+    """
+    if not text.lstrip().startswith("#"):
+        return text
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not all(line.lstrip().startswith("#") for line in lines):
+        return text
+    return textwrap.dedent("\n".join(line.lstrip().lstrip("#") for line in lines) + "\n")
 
 
 def _joined(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.facts import gpu_log, hardware_log, host_log, nic_log, switch_log
-from preflight.facts.kernel_text import host_of, parse, stripped
+from preflight.facts.kernel_text import host_of, parse, stripped, uncommented
 from preflight.offline.captured import Captured, bare_facts
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def read(text: str) -> Captured | None:
 
     One that only says why there is none is unknown; so is what a damaged one does not tell.
     """
+    text = uncommented(text)
     refused = _REFUSED.search(text[:4096])
     lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_LOOKED_AT]
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004

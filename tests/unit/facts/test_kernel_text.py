@@ -92,6 +92,14 @@ def test_who_quotes_the_kernel_is_not_the_kernel(before: str) -> None:
     assert (log.seen, len(log.lines), log.dropped) == (2, 1, 0)
 
 
+def test_a_log_of_which_all_lines_are_comments_is_judged() -> None:
+    """It was pasted so; beside a line that is none, a comment quotes."""
+    log = parse(f"  #     {SAID}\n  #     usb 1-1: new device\n  #\n")
+    assert [each.text for each in log.lines] == [SAID, "usb 1-1: new device"]
+    assert troubles(log.lines)
+    assert troubles(parse(f"# {SAID}\nusb 1-1: new device\n").lines) == []
+
+
 @pytest.mark.parametrize(
     "line",
     [

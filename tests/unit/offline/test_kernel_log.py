@@ -133,6 +133,15 @@ def test_what_pdsh_gathered_is_read_and_of_several_nodes_proves_nothing() -> Non
     assert read("n042: [12:30] step 7\nn042: loss [0.25] of 9\n") is None
 
 
+def test_a_log_whose_lines_are_all_comments_is_judged() -> None:
+    """So it stands in a runbook or a script's head: an Xid 154 there still asks for a reset."""
+    line = (
+        "NVRM: Xid (PCI:0000:2c:00): 154, GPU recovery action changed to 0x1 (GPU Reset Required)"
+    )
+    said = verdicts(f"#   NVRM: GPU1 heartbeat timed out\n#   {line}\n")
+    assert said["gpu"].outcome is Outcome.FAIL
+
+
 @pytest.mark.parametrize("of", ["Out of memory", "Memory cgroup out of memory"])
 def test_a_killed_process_alone_is_a_kernel_log(of: str) -> None:
     """Who asks why a worker died has just that line."""
