@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 
 from preflight.errors import UsageError
 from preflight.report.explained import lines
-from preflight.triage.explain import reading
+from preflight.triage.explain import opening
 from preflight.triage.explain.scan import Scanner
 from preflight.triage.explain.weigh import explain
 from preflight.triage.symptom import shipped
 from tests.unit.triage.logs import explained, timed_out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preflight.triage.explain.model import Explanation
 
 FAILED = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
@@ -83,22 +86,104 @@ def test_a_torn_gzip_counts_up_to_its_tear(tmp_path: Path) -> None:
     assert "torn.gz" in found.troubles[0]
 
 
-def test_lines_cross_the_borders_of_what_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+STEPS = "".join(f"step {step} loss {step / 7:.5f}\n" for step in range(20_000))
+DEAD = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB\n"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda whole: whole[:-8],
+        lambda whole: whole[:-4],
+        lambda whole: whole[:-8] + b"\1\2\3\4" + whole[-4:],
+        lambda whole: whole + b"and what somebody wrote behind it\n",
+    ],
+    ids=["no trailer", "half a trailer", "another sum", "more behind it"],
+)
+def test_the_end_of_a_torn_gzip_is_what_tells(
+    tmp_path: Path, harm: Callable[[bytes], bytes]
 ) -> None:
-    """Read 7 bytes at a time, the same is found at the same line."""
-    log = "step 1\n" * 5 + FAILED + timed_out(1, 3)
-    whole = explained(tmp_path, log)
-    monkeypatch.setattr(reading, "CHUNK", 7)
-    pieces = explained(tmp_path, log.replace("step 1", "s"))
-    assert (whole.category, whole.evidence[0].line) == ("port_in_use", 6)
-    assert pieces.category in ("port_in_use", "unknown")
+    """All lines that decompress count, the last one first of all; the fault is told."""
+    path = tmp_path / "torn.gz"
+    path.write_bytes(harm(gzip.compress((STEPS + DEAD).encode())))
+    found = Scanner(shipped()).read([path])
+    told = explain(found)
+    assert (told.category, told.evidence[0].line) == ("oom_one_rank", 20_001)
+    assert len(found.troubles) == 1
+    assert "read up to a fault" in found.troubles[0]
+
+
+def test_a_fault_within_a_gzip_keeps_all_before_it(tmp_path: Path) -> None:
+    """Not only what whole pieces of it gave: the line just before the fault is told."""
+    first = gzip.compress((STEPS + DEAD).encode())
+    told = explained(tmp_path, first[:-8] + b"\xff" * 5_000)
+    assert told.category == "oom_one_rank"
+
+
+@pytest.mark.parametrize("pad", [b"", b"\0" * 512])
+def test_several_gzips_in_one_file(tmp_path: Path, pad: bytes) -> None:
+    """As `cat a.gz b.gz` or a log that is appended to; zeros behind them are no fault."""
+    path = tmp_path / "both.gz"
+    path.write_bytes(gzip.compress(STEPS.encode()) + gzip.compress(DEAD.encode()) + pad)
+    found = Scanner(shipped()).read([path])
+    assert (explain(found).category, found.troubles) == ("oom_one_rank", [])
+    assert found.hits[0].place.number == 20_001
+
+
+def test_a_gzip_that_swells(tmp_path: Path) -> None:
+    """Of a few bytes come many: they are read in pieces, and to their end."""
+    told = explained(tmp_path, gzip.compress(b"\n" * 1_500_000 + DEAD.encode()))
+    assert told.evidence[0].line == 1_500_001
+
+
+@pytest.mark.parametrize("size", [2, 7, 64])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_cross_the_borders_of_what_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, end: str
+) -> None:
+    """Read a few bytes at a time, the same is found at the same line."""
+    log = ("step 1\n" * 5 + FAILED + timed_out(1, 3)).replace("\n", end)
+    monkeypatch.setattr(opening, "CHUNK", size)
+    for one in (log.encode(), gzip.compress(log.encode())):
+        told = explained(tmp_path, one)
+        assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 6, 7)
 
 
 def test_a_line_without_end_takes_no_endless_memory(tmp_path: Path) -> None:
-    """50 MB without a newline, and a failure after it."""
+    """50 MB without a newline are one line, and a failure after it stands in the second."""
     told = explained(tmp_path, b"x" * 50_000_000 + b"\n" + FAILED.encode())
-    assert told.category == "port_in_use"
+    assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 2, 2)
+
+
+@pytest.mark.parametrize("size", [100_000, 5_000_000])
+def test_a_huge_line_is_known_by_its_ends(tmp_path: Path, size: int) -> None:
+    """What a program prints behind its binary junk, without a newline, is in the tail."""
+    told = explained(tmp_path, b"step 1\n" + b"x" * size + FAILED.encode() + b"step 2\n")
+    assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 2, 3)
+
+
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_text_of_two_bytes_a_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """What PowerShell redirects; characters may be cut by what is read at once."""
+    monkeypatch.setattr(opening, "CHUNK", 1_001)
+    log = ("\ufeff" + "step \U0001f600\r\n" * 900 + FAILED).encode(code)
+    for one in (log, gzip.compress(log)):
+        told = explained(tmp_path, one)
+        assert (told.category, told.evidence[0].line) == ("port_in_use", 901)
+
+
+def test_a_pipe_that_nobody_has_opened_yet(tmp_path: Path) -> None:
+    """Its writer is waited for, as `cat` does."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    words = ["bash", "-c", 'sleep 0.5; cat > "$0"', str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        writer.stdin.write(FAILED)
+        writer.stdin.close()
+        assert explain(Scanner(shipped()).read([path])).category == "port_in_use"
 
 
 @pytest.mark.parametrize("what", ["absent", "folder"])
