@@ -28,7 +28,8 @@ def lines(told: Explanation, width: int) -> list[str]:
         shown += row(label, f"{proof.source}:{proof.line}: {proof.text}")
     for place, other in enumerate(told.alternatives):
         label = "or" if place == 0 else ""
-        shown += row(label, f"{other.category} ({other.confidence:.0%}): {other.sentence}")
+        sure = f" ({other.confidence:.0%})" if other.confidence else ""
+        shown += row(label, f"{other.category}{sure}: {other.sentence}")
     return [printable(line) for line in shown]
 
 

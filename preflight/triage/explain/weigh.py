@@ -11,6 +11,7 @@ from preflight.triage.explain.blamed import culprits, proofs
 from preflight.triage.explain.decoded import decoded
 from preflight.triage.explain.model import Alternative, Explanation
 from preflight.triage.explain.refine import lesser, refined
+from preflight.triage.explain.silent import EMPTY, ENDED, NOTHING, UNREAD
 from preflight.triage.explain.thrown import of_exceptions, own_faults, survivors
 from preflight.triage.symptom import RANKING
 
@@ -32,28 +33,11 @@ _ALTERNATIVES = 3
 _LIKELY = 0.5
 """A hint less sure than that is no answer about a job that did not fail."""
 
-NOTHING = Explanation(
-    category="unknown",
-    culprits=(),
-    sentence="nothing in these lines tells of a failure that is known here",
-    advice="give the logs of all ranks from start to end; let the next run leave more: "
-    "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
-    evidence=(),
-    confidence=0.0,
-)
-ENDED = Explanation(
-    category="unknown",
-    culprits=(),
-    sentence="the job came to its end: it says so after all that looks like a failure",
-    advice="if another job is meant, give its log; if it was slow: pytest --preflight "
-    "--preflight-tier standard",
-    evidence=(),
-    confidence=0.0,
-)
-
 
 def explain(found: Found) -> Explanation:
     """Name the first failure in time; `unknown` where the lines do not establish one."""
+    if not found.lines:
+        return UNREAD if found.troubles else EMPTY
     hits = [hit for hit in found.hits if hit.symptom.role != "fact"]
     late = watchdog.judge(hits, found.ranks, found.world)
     thrown = own_faults(found.raised, survivors(hits))
@@ -239,9 +223,9 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
 
 
 def _with(answer: Explanation, others: Sequence[Alternative], found: Found) -> Explanation:
-    """Add what else it might be; all confidences together are at most 1."""
+    """Add what else it might be: it shares what is left, and is never as sure as the answer."""
     rest = [one for one in others if one.category != answer.category][:_ALTERNATIVES]
-    share = (1 - answer.confidence) / (len(rest) + 1)
+    share = min((1 - answer.confidence) / (len(rest) + 1), answer.confidence / 2)
     return replace(
         answer,
         alternatives=tuple(replace(o, confidence=round(share, 2)) for o in rest),

@@ -205,3 +205,26 @@ def test_nccls_process_is_known_by_its_communicator(tmp_path: Path) -> None:
         + "n9:103:7 [3] shm.cc:1 NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9 bytes\n",
     )
     assert told.culprits == ("rank 3", "node n9")
+
+
+def test_no_alternative_is_as_sure_as_the_answer(tmp_path: Path) -> None:
+    """One time-out tells who waited; that a rank was missing is a guess, told as less sure."""
+    told = explained(tmp_path, timed_out(3, 12))
+    (other,) = told.alternatives
+    assert (told.category, other.category) == ("unknown", "timeout_rank_missing")
+    assert 0 < other.confidence < told.confidence
+    assert told.confidence + other.confidence <= 1
+
+
+def test_an_empty_log_is_told_to_be_one(tmp_path: Path) -> None:
+    """Else somebody looks for the symptom that is not known, where nothing was written."""
+    told = explained(tmp_path, "", "")
+    assert (told.category, told.lines) == ("unknown", 0)
+    assert "empty" in told.sentence
+    assert "empty" not in explained(tmp_path, "", "step 1\n").sentence
+
+
+def test_a_log_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+    """It is not called empty."""
+    told = explained(tmp_path, b"\x1f\x8b\x08\x00")
+    assert told.sentence == "no line of what was given could be read"

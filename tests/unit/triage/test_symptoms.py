@@ -11,7 +11,7 @@ import pytest
 from preflight.cli import VERBS
 from preflight.errors import UsageError
 from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import NOTHING
+from preflight.triage.explain.silent import NOTHING
 from preflight.triage.symptom import FOLDER, load_symptoms, shipped
 
 if TYPE_CHECKING:
