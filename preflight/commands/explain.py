@@ -13,6 +13,7 @@ import msgspec
 
 from preflight.report.explained import lines
 from preflight.report.text import printable
+from preflight.triage.explain.folders import logs_of
 from preflight.triage.explain.scan import Scanner
 from preflight.triage.explain.weigh import explain
 from preflight.triage.symptom import load_symptoms, shipped
@@ -30,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
     own = [one for folder in arguments.symptoms for one in load_symptoms(folder.expanduser())]
-    found = Scanner([*shipped(), *own]).read([file.expanduser() for file in arguments.files])
+    files = [*logs_of(file.expanduser() for file in arguments.files)]
+    found = Scanner([*shipped(), *own]).read(files)
     told = explain(found)
     for trouble in found.troubles:
         sys.stderr.write(f"preflight: {printable(trouble)}\n")

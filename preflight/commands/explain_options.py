@@ -13,7 +13,8 @@ def add_explain_options(explain: argparse.ArgumentParser) -> None:
     """Declare its arguments."""
     explain.add_argument(
         "files", metavar="LOG", type=Path, nargs="+",
-        help="logs of any size, also gzipped: one for all ranks or one each; - is standard input",
+        help="logs of any size, also gzipped: one for all ranks or one each; - is standard input; "
+        "or the folder that preflight watch or a run of torchrun --log-dir left",
     )  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print one JSON document instead")
     explain.add_argument(

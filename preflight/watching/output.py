@@ -11,6 +11,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preflight.triage.explain.folders import LEFT
 from preflight.watching import signals
 
 if TYPE_CHECKING:
@@ -124,6 +125,6 @@ def _read(handle: int, start: int, end: int) -> bytes:
 def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
     """Every file of the folder that may say what ended the launch, its output first."""
     found = [*kept]
-    for pattern in ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log"):
+    for pattern in LEFT:
         found += [path for path in sorted(folder.glob(pattern)) if path.stat().st_size]
     return found

@@ -46,6 +46,41 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     )
 
 
+def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
+    """What `preflight watch` says to see is read: its output first, then what its ranks left."""
+    folder = tmp_path / "watch-1-n3"
+    for name in ("nccl", "torchrun/run_x/attempt_0/1"):
+        (folder / name).mkdir(parents=True)
+    (folder / "watch.json").write_text("{}")
+    (folder / "errors.log").write_text("")
+    (folder / "nccl" / "n3.77.log").write_text("NCCL INFO Connected all rings\n")
+    rank = folder / "torchrun" / "run_x" / "attempt_0" / "1"
+    (rank / "stderr.log").write_text("step 1\n" + LOG)
+    told = _explain(tmp_path, "watch-1-n3")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "torchrun/run_x/attempt_0/1/stderr.log:2:" in told.stdout.replace("\n          ", "")
+    for run in ("watch-1-n3/torchrun", "watch-1-n3/torchrun/run_x"):
+        assert _explain(tmp_path, run).stdout.startswith("port_in_use")
+    (folder / "output.log").write_text("OSError: [Errno 98] Address already in use\n")
+    first = json.loads(_explain(tmp_path, "watch-1-n3", "--json").stdout)
+    assert first["evidence"][0]["source"] == "watch-1-n3/output.log"
+
+
+def test_a_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
+    """It may hold many jobs' logs: one line that says what to give."""
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "slurm-1.out").write_text(LOG)
+    told = _explain(tmp_path, "many")
+    assert (told.returncode, told.stdout) == (4, "")
+    assert told.stderr.startswith("preflight: no log of a job in many: give log files, or")
+    assert told.stderr.count("\n") == 1
+    for run in "ab":
+        (tmp_path / "many" / run / "attempt_0" / "0").mkdir(parents=True)
+    told = _explain(tmp_path, "many")
+    assert told.returncode == 4
+    assert told.stderr == "preflight: 2 runs of torchrun in many: give one of them\n"
+
+
 def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
     """What the documentation tells a site to write is found."""
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
