@@ -12,6 +12,7 @@ from preflight.triage.explain.anchors import any_of
 from preflight.triage.explain.model import Hit, Place, Speaker
 from preflight.triage.explain.reading import chunks, text_of
 from preflight.triage.explain.speakers import speaker_of, speaker_of_file
+from preflight.triage.explain.summaries import Summaries
 from preflight.triage.explain.times import time_of
 from preflight.triage.explain.tracebacks import Tracebacks
 
@@ -26,8 +27,6 @@ _KEPT_EACH = 3
 """Hits of one symptom by one speaker that are kept: the first ones."""
 _KEPT = 20_000
 """Hits in all."""
-SUMMARY = 12
-"""Lines of torchrun's summary of one failed rank."""
 _SHOWN = 400
 """Characters of a line that are kept as proof."""
 
@@ -84,7 +83,7 @@ class Scanner:
                 self._by_anchor.setdefault(word.encode(), []).append(each)
         self._kept: Counter[tuple[str, object]] = Counter()
         self._processes: dict[tuple[str, int], int] = {}
-        self._summaries: list[tuple[Place, Speaker]] = []
+        self._summaries = Summaries()
         self._found = Found()
 
     def read(self, paths: Iterable[Path]) -> Found:
@@ -92,8 +91,13 @@ class Scanner:
         for path in paths:
             self._file(path)
         found = self._found
-        found.hits = [self._who(hit) for hit in found.hits]
-        found.raised = [self._whose(one) for one in found.raised]
+        found.raised = self._summaries.named(found.raised)
+        by_place = {
+            (one.place.source, one.place.number): one.speaker
+            for one in found.raised
+            if one.speaker.rank is not None
+        }
+        found.hits = [self._who(hit, by_place) for hit in found.hits]
         return found
 
     def _file(self, path: Path) -> None:
@@ -166,28 +170,18 @@ class Scanner:
         if self._kept[key] > _KEPT_EACH or len(found.hits) >= _KEPT:
             return
         place = Place(source, began.number, began.texts[0][:_SHOWN])
-        if symptom.id == "child_failed":
-            named = Speaker(rank=int(told["rank"]), node=told.get("node", ""))
-            self._summaries.append((place, named))
-            found.roots.add(int(told["rank"]))
-        found.hits.append(
-            Hit(
-                symptom=symptom,
-                place=place,
-                speaker=speaker,
-                fields=told,
-                time=time_of(text),
-                order=began.order,
-            )
+        hit = Hit(
+            symptom=symptom,
+            place=place,
+            speaker=speaker,
+            fields=told,
+            time=time_of(text),
+            order=began.order,
         )
-
-    def _whose(self, one: Raised) -> Raised:
-        """Name the rank of an exception that stands in torchrun's summary of it."""
-        if one.speaker.rank is None:
-            for at, named in self._summaries:
-                if at.source == one.place.source and at.number < one.began < at.number + SUMMARY:
-                    return replace(one, speaker=named)
-        return one
+        found.hits.append(hit)
+        root = self._summaries.take(hit)
+        if root is not None:
+            found.roots.add(root)
 
     def _learn(self, told: dict[str, str], speaker: Speaker) -> None:
         """A communicator's line joins rank and process; the largest one has the global ranks."""
@@ -198,8 +192,11 @@ class Scanner:
         if world == self._found.world and speaker.node and speaker.pid is not None:
             self._processes[speaker.node, speaker.pid] = rank
 
-    def _who(self, hit: Hit) -> Hit:
-        """Name the rank of a process that said its number only, or that torchrun sums up."""
+    def _who(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
+        """Name the rank of a process that said its number only, or that torchrun sums up.
+
+        `raised`: who raised the exception in which the words stand.
+        """
         speaker = hit.speaker
         if speaker.rank is not None:
             return hit
@@ -207,7 +204,6 @@ class Scanner:
         if rank is not None:
             self._found.ranks.add(rank)
             return replace(hit, speaker=replace(speaker, rank=rank))
-        for at, named in self._summaries:
-            if at.source == hit.place.source and 0 < hit.place.number - at.number < SUMMARY:
-                return replace(hit, speaker=named)
-        return hit
+        named = self._summaries.within(hit.place)
+        named = named or raised.get((hit.place.source, hit.place.number))
+        return hit if named is None else replace(hit, speaker=named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from preflight.triage.explain.blamed import names, proofs
@@ -80,10 +81,19 @@ def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanati
         sentence=f"{who} raised {first.kind}{said}{place}{code}",
         cause="an exception in the script or in a library; what other ranks say after it is echo",
         advice="mend the code at that line; the others only waited for this rank",
-        next="preflight lint SCRIPT",
+        next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
         confidence=0.8,
     )
+
+
+def with_script(words: str, raised: Sequence[Raised]) -> str:
+    """A command of ours with the script that these exceptions name, where all name the same."""
+    scripts = {one.script for one in raised if one.kind not in ECHOES and one.script}
+    if len(scripts) != 1 or not words.endswith(" SCRIPT"):
+        return words
+    (script,) = scripts
+    return f"{words.removesuffix('SCRIPT')}{shlex.quote(script)}"
 
 
 def _first(thrown: Sequence[Raised]) -> Raised:

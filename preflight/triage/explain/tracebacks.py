@@ -45,6 +45,8 @@ class Raised(Struct, frozen=True, kw_only=True):
     """Of the innermost frame outside of libraries; "" if there was none."""
     line: int
     code: str
+    script: str
+    """That was started, where the outermost frame tells it; else ""."""
     speaker: Speaker
     place: Place
     began: int
@@ -59,6 +61,7 @@ class _Running:
         self.number = number
         self.time = time_of(text)
         self.own: tuple[str, int, str] = ("", 0, "")
+        self.script = ""
         self.lines = 0
 
 
@@ -92,6 +95,9 @@ class Tracebacks:
         frame = _FRAME.match(bare)
         if frame is not None:
             if not _LIBRARY.search(frame["file"]):
+                outermost = not running.own[0] and frame["code"] == "<module>"
+                if outermost and frame["file"].endswith(".py"):
+                    running.script = frame["file"]
                 running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
         elif ends := _ENDS.match(bare):
             self._end(running, ends["kind"], ends["said"] or "", (number, order, text))
@@ -111,6 +117,7 @@ class Tracebacks:
                 file=file,
                 line=line,
                 code=code,
+                script=running.script,
                 speaker=running.speaker,
                 place=Place(self._source, number, text[:400]),
                 began=running.number,

@@ -12,7 +12,7 @@ from preflight.triage.explain.decoded import decoded
 from preflight.triage.explain.model import Alternative, Explanation
 from preflight.triage.explain.refine import lesser, refined
 from preflight.triage.explain.silent import EMPTY, ENDED, NOTHING, UNREAD
-from preflight.triage.explain.thrown import of_exceptions, own_faults, survivors
+from preflight.triage.explain.thrown import of_exceptions, own_faults, survivors, with_script
 from preflight.triage.symptom import RANKING
 
 if TYPE_CHECKING:
@@ -229,5 +229,6 @@ def _with(answer: Explanation, others: Sequence[Alternative], found: Found) -> E
     return replace(
         answer,
         alternatives=tuple(replace(o, confidence=round(share, 2)) for o in rest),
+        next=with_script(answer.next, found.raised),
         lines=found.lines,
     )

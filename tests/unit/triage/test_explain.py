@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.unit.triage.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
@@ -228,3 +230,64 @@ def test_a_log_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     """It is not called empty."""
     told = explained(tmp_path, b"\x1f\x8b\x08\x00")
     assert told.sentence == "no line of what was given could be read"
+
+
+RAISES = """\
+Traceback (most recent call last):
+  File "/home/u/my runs/fit.py", line 61, in <module>
+    main()
+  File "/home/u/my runs/data.py", line 12, in load
+    raise KeyError(name)
+{what}
+"""
+LAUNCHER = """\
+Traceback (most recent call last):
+  File "/opt/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============
+fit.py FAILED
+------------
+Failures:
+  {others}
+------------
+"""
+ALONE = LAUNCHER.format(others="<NO_OTHER_FAILURES>")
+TOGETHER = LAUNCHER.format(others="[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 9)")
+NO_TRACE = "To enable traceback see: ..."
+
+
+def test_the_exception_of_the_only_rank_that_failed(tmp_path: Path) -> None:
+    """No line of the traceback tells its rank; torchrun's summary leaves but one."""
+    raised = RAISES.format(what="KeyError: 'tokens'")
+    told = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
+    assert (told.category, told.culprits) == ("other", ("rank 5", "node n3"))
+    assert told.sentence.startswith("rank 5 on n3 raised KeyError: 'tokens'")
+    assert told.next == "preflight lint '/home/u/my runs/fit.py'"
+
+
+def test_memory_of_the_only_rank_that_failed(tmp_path: Path) -> None:
+    """A symptom in that exception's words is that rank's as well."""
+    raised = RAISES.format(what="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
+    told = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
+    assert (told.category, told.culprits) == ("oom_one_rank", ("rank 5", "node n3"))
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        (RAISES.format(what="KeyError: 'tokens'") + TOGETHER, 1),
+        (RAISES.format(what="KeyError: 'tokens'") * 2 + ALONE, 1),
+        (
+            RAISES.format(what="ValueError: caught") + RAISES.format(what="KeyError: 'x'") + ALONE,
+            1,
+        ),
+        (RAISES.format(what="KeyError: 'tokens'") + ALONE, -11),
+    ],
+    ids=["others failed too", "raised twice", "caught by another", "died of a signal"],
+)
+def test_an_exception_that_may_be_another_rank_s(tmp_path: Path, log: str, code: int) -> None:
+    """The summary's rank is not accused of it."""
+    told = explained(tmp_path, log + SUMMARY.format(code=code, why=NO_TRACE))
+    assert "raised" in told.sentence
+    assert told.culprits == ()
