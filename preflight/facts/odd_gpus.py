@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from preflight.facts.board_links import may_be_off, must_be_up, settled
 from preflight.facts.pci_distance import DISTANCES
 from preflight.facts.unlisted_gpu import LOOK, unlisted_gpu
 from preflight.facts.wiring import (
@@ -54,7 +55,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
     if vote is None and (missing := unlisted_gpu(gpus)):
         yield Oddity(missing, LOOK)
         return
-    common = _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
+    common = usual_links(gpus)
     for at, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
@@ -65,13 +66,30 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
             origin = f"up on {vote.votes} of {vote.of} nodes of group {group.name}"
         elif promised is None:
             expected, origin = common, "up on its peers"
-        if expected is not None and up < expected:
-            unbridged = promised is None and vote is None and up == 0 and not _has_switch(gpus)
+        if promised is None and not expected:
+            yield from _short_of_board(gpu, up, gpus, grave=vote is None)
+        elif expected is not None and up < expected:
+            alone = promised is None and vote is None and up == 0 and not _has_switch(gpus)
+            unbridged = alone and may_be_off(gpu)
             yield Oddity(
                 f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
                 "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
+
+
+def usual_links(gpus: Sequence[Gpu]) -> int | None:
+    """The live NVLinks of most GPUs, or of those that have all of theirs; None where few tell."""
+    return _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
+
+
+def _short_of_board(gpu: Gpu, up: int, gpus: Sequence[Gpu], *, grave: bool) -> Iterator[Oddity]:
+    """Where no promise and no peer has a number, the board's name may."""
+    board = settled(gpu)
+    if board is None or up >= board.links or (up == 0 and len(gpus) == 1 and gpu.index == 0):
+        return
+    sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {board.links} on its board{_down(gpu)}"
+    yield Oddity(sentence, RESEAT, grave=grave and up == 0 and must_be_up(gpu, gpus))
 
 
 def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
@@ -190,4 +208,4 @@ def _at(gpu: Gpu) -> str:
 
 def _down(gpu: Gpu) -> str:
     down = [str(link.link) for link in gpu.links or () if not link.up]
-    return f" (down: link {', '.join(down)})" if down else ""
+    return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""

@@ -8,8 +8,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.facts.board_links import board
 from preflight.facts.gpu_model import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, GpuPair, NvLink
+from preflight.facts.unsettled_links import unsettled
 
 _GPU: Final = re.compile(r"^\s*GPU ([0-9]{1,3}): (\S.*?)\s*(?:\(UUID: ([^)]*)(?:\).*)?)?$")
 _LINK: Final = re.compile(
@@ -51,6 +53,7 @@ def parse_nvlink(text: str) -> Links | None:
     """Read the listing; None where no GPU with links is in it."""
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
+    dark: set[int] = set()
     seen = False
     strange: list[str] = []
     garbled = ""
@@ -62,7 +65,8 @@ def parse_nvlink(text: str) -> Links | None:
         elif not gpus or _OTHER.search(line):
             continue
         elif _ALL_DOWN.search(line):
-            gpus[-1] = replace(gpus[-1], links=(), health=GpuHealth(link_errors=()))
+            dark.add(gpus[-1].index)
+            gpus[-1] = _dark(gpus[-1])
             seen = True
         elif told := _told(line):
             at, what, value = told
@@ -83,7 +87,7 @@ def parse_nvlink(text: str) -> Links | None:
     damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    return Links(tuple(gpus), damaged)
+    return Links(tuple(gpus), damaged or unsettled(gpus, dark))
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -101,6 +105,13 @@ def _told(line: str) -> tuple[int, str, int | None] | None:
 
 def _begun(line: str) -> bool:
     return line.startswith("Link") or "Link".startswith(line)
+
+
+def _dark(gpu: Gpu) -> Gpu:
+    """A GPU of which no link is up: they are not listed, and its board may tell how many it has."""
+    known = board(gpu.name)
+    links = tuple(NvLink(link=at, up=False) for at in range(known.links if known else 0))
+    return replace(gpu, links=links, health=GpuHealth(link_errors=()))
 
 
 def _mbps(printed: str) -> int | None:

@@ -156,7 +156,20 @@ def test_links_are_missed_where_three_gpus_have_all_of_theirs() -> None:
     verdict = alone(facts(gpus=(*whole[:1], *torn, *whole[1:])))
     assert verdict.outcome is Outcome.FAIL
     assert "GPU1 (00000000:2B:00.0): 17 NVLinks up, 18 up on its peers" in verdict.sentence
-    assert alone(facts(gpus=(*torn, *whole[:2]))).outcome is Outcome.OK
+    few = alone(facts(gpus=(*torn, *whole[:2])))
+    assert few.outcome is Outcome.WARN
+    assert "17 NVLinks up, 18 on its board" in few.sentence
+    cards = tuple(replace(one, name="NVIDIA H100 NVL") for one in (*torn, *whole[:2]))
+    assert alone(facts(gpus=cards)).outcome is Outcome.OK
+
+
+def test_a_board_alone_keeps_no_node_from_its_job() -> None:
+    """A GPU alone in a virtual machine has nobody to be linked with; a whole group is as built."""
+    assert alone(facts(gpus=(gpu(links=links(0, 18)),))).outcome is Outcome.OK
+    dark = facts(gpus=tuple(gpu(index, links=links(0, 18)) for index in range(8)))
+    assert alone(dark).outcome is Outcome.FAIL
+    assert among(dark, dark, dark).outcome is Outcome.WARN
+    assert alone(facts(gpus=tuple(mig_gpu(index, 2) for index in range(8)))).outcome is Outcome.OK
 
 
 def test_peer_access_alone() -> None:
