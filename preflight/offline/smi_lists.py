@@ -23,6 +23,9 @@ _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 _LOST: Final = (
     re.compile(rf"determine the device handle for\s+GPU\s*(\d*):?\s*{_BUS}:\s*(.+)", re.IGNORECASE),
     re.compile(
+        r"determine the device handle for\s+GPU\s*(?:(\d{1,3}):?\s+)?(\S+):\s+(.+)", re.IGNORECASE
+    ),  # an address that is none: an old driver's, or one that somebody typed
+    re.compile(
         rf"^\s*GPU\s*(\d*):?\s*(?:{_BUS})?:?\s*((?:GPU )?is lost.*)", re.MULTILINE | re.IGNORECASE
     ),
 )
@@ -77,9 +80,13 @@ def corrupted_inforoms(text: str) -> tuple[str, ...]:
 def lost_gpus(text: str) -> tuple[str, ...]:
     """GPUs that could not be opened, in words that begin with "GPU N" where N is told."""
     found = []
+    seen = set()
     for match in (match for pattern in _LOST for match in pattern.finditer(text)):
+        if match.start() in seen:
+            continue
+        seen.add(match.start())
         index, where, why = match[1], match[2] or "", match[3]
-        place = f"{bus(where)} " if where else ""
+        place = f"{bus(where) or where} " if where else ""
         found.append(f"GPU {index or '?'}: {place}{why.strip()}"[:200])
     return tuple(dict.fromkeys(found))
 

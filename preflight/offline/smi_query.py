@@ -15,6 +15,8 @@ from preflight.offline.smi_fields import Block, Pairs
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _LINE: Final = re.compile(r"^( *)([A-Za-z][^:]*?) *:(?: (.*))?$")
 _SECTION: Final = re.compile(r"^( *)([A-Za-z][\w ./()-]*?)\s*$")
+_NOTE: Final = re.compile(r"\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*$")
+"""What a person wrote behind a value to point at it."""
 _CUT: Final = re.compile(r"^\s*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)\s*$", re.MULTILINE)
 _KNOWN: Final = re.compile(
     r"(?:^|/)(?:(?:ecc_errors|remapped_rows|retired_pages|fb_memory_usage|temperature|pci|fabric"
@@ -39,7 +41,8 @@ def parse_query(text: str) -> Queried | None:
     head: dict[str, str] = {}
     blocks = [Block("", [])]
     sections = [(-1, "")]
-    for line in text.expandtabs(8).splitlines():
+    for printed in text.expandtabs(8).splitlines():
+        line = _NOTE.sub("", printed)
         if heading := _GPU.match(line.strip()):
             blocks.append(Block(heading[1], []))
             sections = [(-1, "")]

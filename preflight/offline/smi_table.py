@@ -18,7 +18,11 @@ _FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S.*?)\s+(On|Off|N/A|ERR!)\s*$")
 _SECOND: Final = re.compile(
     r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s+(.+?)\s*/\s*(.+?)\s*$"
 )
-_PROCESS: Final = re.compile(r"^\s*(\d{1,3})\s+\S+\s+\S+\s+(\d{1,10})\s+\S+\s+(.*?)\s+(\S+)\s*$")
+_PROCESS: Final = re.compile(
+    r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*\s+"
+    r"(.*?)\s+(\S+)\s*$"
+)
+"""Drivers before 450 know no MIG instances (GI, CI) and print no columns for them."""
 _MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
 
 
@@ -91,10 +95,8 @@ def _gpu(
         _second(readings, part[1])
     if len(part) > 2:  # noqa: PLR2004 - a third row
         readings.put("mig_enabled", part[2][2].strip(), v.switch)
-    used = re.match(r"\s*(\S+)\s*/\s*(\S+)", part[1][1]) if len(part) > 1 else None
-    if used:
-        readings.put("memory_used_mib", used[1], v.mebibytes)
-        readings.put("memory_total_mib", used[2], v.mebibytes)
+    if len(part) > 1:
+        _memory(readings, part[1][1].strip())
     told = Gpu(
         index=number,
         uuid="",
@@ -107,6 +109,16 @@ def _gpu(
         health=readings.health(),
     )
     return told, readings.doubts(f"GPU {number}")
+
+
+def _memory(readings: Readings, printed: str) -> None:
+    """Used and total; one word for both where a GPU in MIG mode hides them from a container."""
+    told = re.match(r"(\S+)\s*/\s*(\S+)", printed)
+    if printed == "N/A":
+        readings.lack("memory_used_mib", "memory_total_mib")
+    elif told:
+        readings.put("memory_used_mib", told[1], v.mebibytes)
+        readings.put("memory_total_mib", told[2], v.mebibytes)
 
 
 def _ecc(readings: Readings, printed: str, of_instances: int | None) -> None:

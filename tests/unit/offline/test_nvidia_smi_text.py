@@ -171,6 +171,42 @@ def test_the_table(ecc: str, watts: str, check: str, outcome: str) -> None:
     assert outcomes(TABLE.format(ecc=ecc, watts=watts))[check] == outcome
 
 
+@pytest.mark.parametrize(
+    "process",
+    [
+        "|    0   N/A  N/A      5120      C   python train.py        8990MiB |",
+        "|    0    3    0       5120      C   ./sim                  8990MiB |",
+        "|    0      5120      C   python                           8990MiB |",
+        "|    0      5120  C+G   Unknown Error                      8990MiB |",
+    ],
+)
+def test_the_processes_of_old_drivers_and_new(process: str) -> None:
+    """Before MIG their table had two columns less; who has the memory is told all the same."""
+    idle = TABLE.format(ecc="0", watts="70W /  700W")
+    busy = idle.replace("|  No running processes found |", process)
+    assert (outcomes(idle)["gpu.memory"], outcomes(busy)["gpu.memory"]) == ("warn", "ok")
+
+
+def test_a_memory_that_is_hidden_is_no_damage() -> None:
+    """In a container a GPU in MIG mode prints N/A in place of used and total."""
+    table = TABLE.format(ecc="0", watts="70W /  700W")
+    hidden = table.replace("    9000MiB /  81559MiB ", "                N/A     ")
+    assert hidden != table
+    said = outcomes(hidden)
+    assert (said["gpu.memory"], said["gpu.readings"]) == ("not_run", "ok")
+    assert "unknown" not in said.values()
+
+
+@pytest.mark.parametrize(
+    "arrow", ["   <===", "  # here", "      <-- look", "  \N{LEFTWARDS ARROW} !"]
+)
+def test_what_somebody_wrote_beside_a_value_is_not_a_part_of_it(arrow: str) -> None:
+    """People point at the line that matters before they send a text on."""
+    section = "    Remapped Rows\n        Pending                           : Yes{}\n"
+    assert outcomes(section.format(""))["gpu.remap"] == "fail"
+    assert outcomes(section.format(arrow)) == outcomes(section.format(""))
+
+
 def test_half_a_table_proves_nothing() -> None:
     """Cut anywhere, nothing in it is ok; an error before the cut still is one."""
     whole = TABLE.format(ecc="0", watts="70W /  700W")
@@ -349,6 +385,17 @@ def test_a_lost_gpu() -> None:
     lost = "Unable to determine the device handle for GPU0000:0A:00.0: GPU is lost.  Reboot\n"
     verdict = verdicts(lost)["gpu.count"]
     assert (verdict.outcome, "0000:0a:00.0 GPU is lost" in verdict.sentence) == ("fail", True)
+    words = "Unable to determine the device handle for GPU {} Unknown Error\n"
+    for address, said in (
+        ("00:1C:80.1:", "00:1C:80.1 Unknown Error"),
+        ("0000:1C:00.0:", "0000:1c:00.0 Unknown Error"),
+        ("3: 0000:1C:00.0:", "GPU 3: 0000:1c:00.0 Unknown Error"),
+        ("3 000:1C:0.0:", "GPU 3: 000:1C:0.0 Unknown Error"),
+    ):
+        verdict = verdicts(words.format(address))["gpu.count"]
+        assert verdict.outcome == "fail"
+        assert said in verdict.sentence
+        assert "0 of 1 GPUs" in verdict.sentence
 
 
 @pytest.mark.parametrize(
