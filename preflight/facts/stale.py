@@ -42,6 +42,7 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu]) -> list[Stale]:
         *_zombies(notable),
         *_stuck(notable),
         *_seen_once(notable),
+        *_of_no_parent(notable),
         *_orphans(notable),
     ]
     told = {one.pid for stale in found for one in stale.culprits}
@@ -103,6 +104,14 @@ def _seen_once(notable: Sequence[Process]) -> Iterator[Stale]:
         advice = "look again a second later; if it is still in D state, look for Xid in dmesg"
         sentence = f"{process(one)} is in D state{where} at the one look there was"
         yield Stale(sentence, f"{advice} and reboot", (one,), grave=False)
+
+
+def _of_no_parent(notable: Sequence[Process]) -> Iterator[Stale]:
+    """Zombies in a captured listing that tells neither their parents nor their age."""
+    for one in notable:
+        if one.state == "Z" and not one.ppid and not one.age_s and not holds_memory(one):
+            advice = f"harmless unless it holds a GPU; see its parent: ps -o ppid= -p {one.pid}"
+            yield Stale(f"zombie {process(one)}", advice, (one,), grave=False)
 
 
 def _is_kernels(one: Process) -> bool:

@@ -1,7 +1,7 @@
 """Rows of the tools that people list processes with: ps, fuser -v, lsof, nvidia-smi pmon.
 
 Each reader returns None for a text of another tool. Columns go by the header; without one, `ps` is
-known by its shape: a pid (and its parent's), then a state.
+known by its shape: one of `ps_shapes`, or a pid (and its parent's), then a state.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.facts.model import Process
+from preflight.offline.ps_shapes import columns as columns_of
+from preflight.offline.ps_shapes import is_search, unbracketed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,13 +100,20 @@ def pmon(text: str) -> tuple[Process, ...] | None:
 
 
 def ps(text: str) -> tuple[Process, ...] | None:
-    """Rows of `ps`, by its header or by its shape."""
+    """Rows of `ps`, by its header or by its shape; less the grep that it went through."""
+    found = _listed(text)
+    return None if found is None else tuple(row for row in found if not is_search(row.command))
+
+
+def _listed(text: str) -> tuple[Process, ...] | None:
     lines = text.splitlines()
     for at, line in enumerate(lines):
         columns = [_COLUMNS.get(word) for word in line.split()]
         if "pid" in columns and columns[-1:] == ["command"]:
             rows = (_by_header(columns, row) for row in lines[at + 1 :])
             return tuple(row for row in rows if row is not None)
+    if known := [told for line in lines if (told := columns_of(line))]:
+        return tuple(map(_by_columns, known))
     found = [match for line in lines if (match := _SHAPE.match(line))]
     return tuple(map(_by_shape, found)) if len(found) >= _FEWEST else None
 
@@ -116,6 +125,16 @@ def tells_parents(text: str) -> bool:
         return True
     shapes = [match for line in text.splitlines() if (match := _SHAPE.match(line))]
     return bool(shapes) and all(match["ppid"] for match in shapes)
+
+
+def _by_columns(told: dict[str, str]) -> Process:
+    return _process(
+        int(told["pid"]),
+        ppid=int(told.get("ppid", "0")),
+        state=told.get("state", "?"),
+        user=told.get("user", ""),
+        command=told["command"],
+    )
 
 
 def _by_header(columns: list[str | None], line: str) -> Process | None:
@@ -173,7 +192,7 @@ def _process(
         ppid=ppid,
         state=state[:1],
         user=user[:512],
-        command=command[:4096],
+        command=unbracketed(command, state)[:4096],
         age_s=age_s,
         wchan=wchan[:512],
         stuck_s=0.0 if state[:1] == "D" else None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.facts.model import Processes
+from preflight.facts.stale import find_stale
 from preflight.offline.captured import Captured, bare_facts
 from preflight.offline.process_rows import fuser, lsof, pmon, ps, tells_parents
 
@@ -36,9 +37,6 @@ def read(text: str) -> Captured | None:
 
 
 def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
-    damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
-    if kind == "ps" and found and not tells_parents(text):
-        damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
     commands = {one.pid: one for one in found}
     notable = tuple(
         replace(
@@ -49,5 +47,14 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
         for one in found
     )
     processes = Processes(seen=len(found), unreadable=0, notable=notable)
+    damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
+    if kind == "ps" and found and not tells_parents(text) and not _stands(processes):
+        damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
     facts = replace(bare_facts(), processes=processes)
     return Captured(kind=kind, facts=facts, checks=_CHECKS, damaged=damaged)
+
+
+def _stands(processes: Processes) -> bool:
+    """Whether something is found that no parent could explain: who is in D state waits."""
+    culprits = (one for stale in find_stale(processes, ()) for one in stale.culprits)
+    return any(one.state == "D" for one in culprits)

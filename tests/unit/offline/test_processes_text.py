@@ -93,6 +93,49 @@ def test_half_a_listing_clears_nobody(text: str) -> None:
     assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.sentence
 
 
+AUX_HEADER = "USER     PID %CPU %MEM    VSZ   RSS TTY STAT START   TIME COMMAND\n"
+AUX = "carol+  4343  0.0  0.1  16488  4056 {}  {}  {}   0:07 {}\n"
+GREP = AUX.format("pts/3", "S+", "10:01", "grep --color=auto smi")
+WEB = AUX.format("?", "Z", "2025", "[Web Content] <defunct>")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        AUX.format("?", "D", "Jun03", "/usr/bin/nvidia-smi -q"),
+        AUX_HEADER + AUX.format("pts/1", "Dl+", "09:15", "nvidia-smi"),
+        AUX.format("pts/11", "Ds", "2025", "[nvidia-smi]"),
+        " 4343 tty1     D      1-00:07 nvidia-smi\n",
+        GREP + AUX.format("?", "D", "Jun03", "nvidia-smi") + WEB,
+    ],
+)
+def test_who_waits_is_told_without_parents_and_header(row: str) -> None:
+    """One row of `ps aux` or `ps x` that grep left: D state needs no parent to be worth a look."""
+    said = verdict(row)
+    assert said.outcome is Outcome.WARN
+    assert "pid 4343 (" in said.sentence
+    assert "nvidia-smi" in said.sentence
+    assert "is in D state at the one look there was" in said.sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (WEB, "(what is left of it: zombie pid 4343 ([Web Content] <defunct>, user carol+))"),
+        (AUX.format("?", "D", "Jun03", "[kworker/u8:2]"), "orphans do not show"),
+        (" 4343 pts/0    Sl     0:46 python3 -c spawn_main(5)\n", "orphans do not show"),
+        ("carol  4343  4001  0 13:41 pts/1    00:00:00 python train.py\n", "no states"),
+        ("1000  4343  4001  4343  0   1 Jun03 ?   1-00:00:00 [python] <defunct>\n", "no states"),
+        (GREP, "it lists no process"),
+    ],
+)
+def test_a_row_alone_clears_nobody(text: str, words: str) -> None:
+    """Who may be an orphan is not known; the zombie of a browser condemns nothing for sure."""
+    said = verdict(text)
+    assert said.outcome is Outcome.UNKNOWN
+    assert words in said.sentence
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize("label", CASES, ids=lambda path: path.stem)
 def test_real_listings(label: Path) -> None:
