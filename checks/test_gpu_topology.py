@@ -15,6 +15,7 @@ from preflight.facts.odd_gpus import (
 )
 from preflight.facts.smi_agrees import disagreements, read_matrix
 from preflight.facts.wiring import gpu_codes, up_links
+from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -63,7 +64,8 @@ def _sound(promised: Promise, facts: Facts, note: str) -> Verdict:
     matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in gpu_codes(facts) or ()]
     kinds = sorted({line.split()[-1] for line in matrix})
     joined = f" joined by {', '.join(kinds)}" if kinds else ""
-    return ok(f"{len(gpus)} GPUs{joined}, {len(facts.nics or ())} NICs", matrix=matrix, note=note)
+    nics = "" if facts.nics is None else f", {count(len(facts.nics), 'NIC')}"
+    return ok(f"{count(len(gpus), 'GPU')}{joined}{nics}", matrix=matrix, note=note)
 
 
 def test_gpu_topology(node: Node, conclude: Conclude) -> None:

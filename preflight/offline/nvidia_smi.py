@@ -49,7 +49,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu.fabric": ("fabric_state",),
     "gpu.inforom": ("inforom_valid",),
     "gpu.memory": ("memory_total_mib",),
-    "gpu.mode": ("persistence", "compute_mode", "ecc_on"),
+    "gpu.mode": ("persistence", "compute_mode", "ecc_on", "mig_enabled"),
     "gpu.model": ("name",),
     "gpu.nvlink": ("link_errors",),
     "gpu.pcie": ("pcie_width",),
@@ -65,6 +65,8 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
 """What a text must tell of a GPU, or refuse to, for a check to be asked about it."""
 
 _ALL: Final = (*_NEEDS, "gpu.count")
+_UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
+"""What would be ok of GPUs that are listed and tell nothing else."""
 
 
 def read(text: str) -> Captured | None:
@@ -154,7 +156,7 @@ def _captured(
 
 
 def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
-    """The checks to whose question the text has an answer; all of them where it has no GPU."""
+    """The checks to whose question the text has an answer; all of them where it has none."""
     gpus = facts.gpus or ()
     if not gpus:
         return _ALL
@@ -164,7 +166,8 @@ def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
         if any(_tells(one, fields) for one in gpus) or not set(fields).isdisjoint(doubted)
     ]
     failing = any(one.health is not None and one.health.errors for one in gpus)
-    return tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing))) or _ALL
+    told = tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing)))
+    return told or tuple(check for check in _ALL if check not in _UNASKED)
 
 
 def _without_gaps(one: Gpu) -> Gpu:

@@ -18,6 +18,16 @@ _OURS: Final = re.compile(
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
     r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
 )
+_ASKED: Final = re.compile(
+    r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi [^|;&]*--query-gpu="
+    r"([a-z0-9_.]+(?:,[a-z0-9_.]+)+)(?: [^|;&]*)?$"
+)
+_LOOP: Final = re.compile(
+    r"^[^\n]*--query-gpu=[^\n]* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE
+)
+_WHICH: Final = frozenset(("index", "uuid", "gpu_uuid", "gpu_bus_id", "pci.bus_id", "serial"))
+_VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|N/A")
+_ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
 _INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 _LOST: Final = (
@@ -44,14 +54,39 @@ class Row(Struct, frozen=True):
 
 
 def parse_csv(text: str) -> tuple[tuple[Row, ...], str] | None:
-    """Read `--query-gpu=... --format=csv`: (rows, what is wrong); None without its header."""
+    """Read `--query-gpu=... --format=csv`: (rows, what is wrong); None where no column is named."""
     lines = text.splitlines()
     for at, line in enumerate(lines[:50]):
-        columns = [column.strip() for column in line.split(",")]
-        named = len(columns) > 1 and all(_COLUMN.match(column) for column in columns)
-        if named and any(_OURS.match(column) for column in columns):
-            return _rows([column.partition(" ")[0] for column in columns], lines[at + 1 :])
+        columns = _header(line) or _asked(line, lines[at + 1 :])
+        if columns:
+            rows, damaged = _rows(columns, lines[at + 1 :])
+            if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
+                damaged = "its rows come in a loop, and which GPU each is of is not told"
+                rows = (max(rows, key=_errors),)
+            return rows, damaged
     return None
+
+
+def _header(line: str) -> list[str]:
+    """Columns of the line that names them; [] for another. One alone must be no plain word."""
+    columns = [column.strip() for column in line.split(",")]
+    named = all(_COLUMN.match(column) for column in columns)
+    plain = len(columns) == 1 and not re.search(r"[._]", columns[0])
+    known = named and not plain and any(_OURS.match(column) for column in columns)
+    return [column.partition(" ")[0] for column in columns] if known else []
+
+
+def _asked(line: str, below: list[str]) -> list[str]:
+    """Columns that a command typed above the rows asks for; [] where what follows is no row."""
+    match = _ASKED.match(line.strip())
+    columns = match[1].split(",") if match else []
+    first = next((row for row in below if row.strip()), "").split(",")
+    fits = len(first) == len(columns) and any(_VALUE.fullmatch(cell.strip()) for cell in first)
+    return columns if fits else []
+
+
+def _errors(row: Row) -> int:
+    return sum(_ERROR.search(value) is not None for _, value in row.block.pairs)
 
 
 def _rows(columns: list[str], lines: list[str]) -> tuple[tuple[Row, ...], str]:

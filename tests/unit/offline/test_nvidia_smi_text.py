@@ -276,6 +276,34 @@ def test_a_listing_of_links_with_a_line_that_cannot_be_read(line: str) -> None:
     assert outcomes(both)["gpu.nvlink"] == "ok"
     assert outcomes(whole + "\nuser@node-7:~$ exit\n")["gpu.nvlink"] == "ok"
     assert outcomes(whole.replace("\n", "\n...\n", 1))["gpu.nvlink"] == "unknown"
+=======
+def test_a_csv_of_few_columns_says_no_more_than_it_tells() -> None:
+    """MIG alone is a mode; widths without a maximum are no expectation; one column is enough."""
+    mode = verdicts("pci.bus_id, mig.mode.current\n00000000:1B:00.0, Enabled\n")
+    assert {check: one.sentence for check, one in mode.items()} == {"gpu.mode": "MIG on"}
+    assert "ok" not in outcomes("pci.bus_id, clocks.sm\n00000000:1B:00.0, 210\n").values()
+    heat = outcomes("temperature.gpu\n41\n43\n")
+    assert heat == {"gpu.readings": "ok"}
+    assert outcomes("temperature.gpu\n41\n[Unknown Error]\n") == {"gpu.readings": "fail"}
+    lanes = verdicts("index, pcie.link.width.current\n0, 16\n1, 4\n")["gpu.pcie"]
+    assert lanes.outcome == "not_run"
+    assert lanes.sentence == "PCIe x16 and x4: how many lanes board and slot have is not told"
+    assert outcomes("index, pcie.link.width.current\n0, 16\n1, 16\n")["gpu.pcie"] == "ok"
+
+
+def test_a_csv_without_header_below_its_command() -> None:
+    """The command names the columns; rows in a loop clear nobody: whose they are is not told."""
+    command = "ops@n7:~$ nvidia-smi --query-gpu={} --format=csv,noheader{}\n"
+    once = command.format("index,temperature.gpu,pstate", "") + "0, 41, P0\n1, 43, P8\n"
+    assert outcomes(once) == {"gpu.readings": "ok"}
+    loop = command.format("temperature.gpu,pstate", " -l 5") + "41, P0\n{}, P8\n"
+    assert outcomes(loop.format("42")) == {"gpu.readings": "unknown"}
+    assert outcomes(loop.format("[Unknown Error]")) == {"gpu.readings": "fail"}
+    script = (
+        "nvidia-smi --query-gpu=index,uuid --format=csv,noheader | while IFS=, read a b\n0, 1\n"
+    )
+    assert read(script) is None
+    assert read(command.format("index,uuid", "") + "for i in 1, 2; do\n") is None
 
 
 def test_a_number_that_nobody_told_is_not_invented() -> None:
