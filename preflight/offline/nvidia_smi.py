@@ -24,7 +24,7 @@ from preflight.offline.smi_lists import (
 )
 from preflight.offline.smi_nvlink import parse_nvlink, parse_p2p
 from preflight.offline.smi_query import parse_query, parse_xml
-from preflight.offline.smi_table import parse_table
+from preflight.offline.smi_table import only_processes, parse_table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,6 +77,8 @@ def read(text: str) -> Captured | None:
         found = _captured("nvidia-smi", (), damaged="it lists no GPU")
     if found is None and failed:
         return _failed(failed)
+    if found is None and only_processes(text):
+        return _captured("nvidia-smi", (), damaged="only its table of processes is there")
     if found is None:
         return None
     found = _with_lost(_with_inforoms(found, corrupted_inforoms(text)), lost)

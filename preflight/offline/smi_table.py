@@ -26,6 +26,10 @@ _PROCESS: Final = re.compile(
 _MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
 
 
+_PROCESSES_HEAD: Final = re.compile(r"^\s*\|\s*Processes:\s+(?:GPU Memory\s+)?\|", re.MULTILINE)
+_PROCESSES_COLUMNS: Final = re.compile(r"^\s*\|\s*GPU\s+.*PID\s+Type\s+Process name", re.MULTILINE)
+
+
 class Table(Struct, frozen=True):
     """The GPUs of one table, the driver, and what is missing of it."""
 
@@ -63,6 +67,11 @@ def parse_table(text: str) -> Table | None:
     gpus = tuple(gpu for gpu, _ in told)
     doubts = tuple(doubt for _, found in told for doubt in found)
     return Table(header[1] if header else "", gpus, _damage(gpus, tail, whole=whole), doubts)
+
+
+def only_processes(text: str) -> bool:
+    """Whether the lower half of the table is there without the GPUs above it."""
+    return bool(_PROCESSES_HEAD.search(text) and _PROCESSES_COLUMNS.search(text))
 
 
 def _damage(gpus: tuple[Gpu, ...], tail: str, *, whole: bool) -> str:

@@ -187,6 +187,16 @@ def test_the_processes_of_old_drivers_and_new(process: str) -> None:
     assert (outcomes(idle)["gpu.memory"], outcomes(busy)["gpu.memory"]) == ("warn", "ok")
 
 
+def test_processes_without_their_gpus_prove_nothing() -> None:
+    """The lower half of the table says who computes, and of no GPU that it is well."""
+    lower = (
+        f"{RULE}| Processes:                                GPU Memory |\n"
+        "|  GPU       PID   Type   Process name      Usage      |\n"
+        "|    0      5120      C   Unknown Error     8990MiB |\n" + RULE
+    )
+    assert set(outcomes(lower).values()) == {"unknown"}
+
+
 def test_a_memory_that_is_hidden_is_no_damage() -> None:
     """In a container a GPU in MIG mode prints N/A in place of used and total."""
     table = TABLE.format(ecc="0", watts="70W /  700W")
@@ -276,7 +286,8 @@ def test_a_listing_of_links_with_a_line_that_cannot_be_read(line: str) -> None:
     assert outcomes(both)["gpu.nvlink"] == "ok"
     assert outcomes(whole + "\nuser@node-7:~$ exit\n")["gpu.nvlink"] == "ok"
     assert outcomes(whole.replace("\n", "\n...\n", 1))["gpu.nvlink"] == "unknown"
-=======
+
+
 def test_a_csv_of_few_columns_says_no_more_than_it_tells() -> None:
     """MIG alone is a mode; widths without a maximum are no expectation; one column is enough."""
     mode = verdicts("pci.bus_id, mig.mode.current\n00000000:1B:00.0, Enabled\n")
