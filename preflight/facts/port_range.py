@@ -41,6 +41,6 @@ def is_reserved(port: int, reserved: str) -> bool:
     """Whether a port is in the kernel's list, such as "29500-29510,30000"."""
     for part in reserved.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and int(first) <= port <= int(last if last.isdigit() else first):
+        if first.isdecimal() and int(first) <= port <= int(last if last.isdecimal() else first):
             return True
     return False

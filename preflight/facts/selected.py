@@ -61,7 +61,7 @@ def parse_filter(text: str) -> Filter:
         name, _, port = word.partition(":")
         if name:
             number = port.partition(":")[0]
-            names.append((name, int(number) if number.isdigit() else None))
+            names.append((name, int(number) if number.isdecimal() else None))
     return Filter(tuple(names), exclude=exclude, exact=exact)
 
 

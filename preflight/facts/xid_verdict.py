@@ -144,7 +144,7 @@ def _told(found: Sequence[Trouble], said: Sequence[Trouble], facts: Facts) -> st
         own = [each for each in found if each.slot == slot]
         words = ", ".join(each.label + (f" {each.times} times" * (each.times > 1)) for each in own)
         then = dict.fromkeys(str(echo.code) for each in own for echo in echoes(each, said))
-        numbers = [code for code in then if code.isdigit()]
+        numbers = [code for code in then if code.isdecimal()]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
         parts.append(f"{_name(slot, facts)}: {words}{ago(own[-1].last_s, facts)}")
     more = f"; and {len(slots) - _SHOWN} more GPUs" if len(slots) > _SHOWN else ""

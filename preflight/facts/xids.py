@@ -84,5 +84,5 @@ def explained(counter: str) -> str:
     word, _, rest = counter.partition(" ")
     code = rest.partition(" ")[0]
     return (
-        f"{counter} ({known(int(code)).meaning})" if word == "Xid" and code.isdigit() else counter
+        f"{counter} ({known(int(code)).meaning})" if word == "Xid" and code.isdecimal() else counter
     )

@@ -135,7 +135,7 @@ class Ranks:
         if isinstance(op, ast.In | ast.NotIn):
             return _among(op, right)
         value = constant(right)
-        number = int(value) if isinstance(value, str) and value.isdigit() else value
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
         if not isinstance(number, int):
             return NOBODY_KNOWS if number is not None else (Who.SOME, Who.SOME)
         return _ordered(op, number)

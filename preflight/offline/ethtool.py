@@ -106,7 +106,7 @@ def _statistics(lines: list[str]) -> Captured:
             inside = True
         elif inside and (pair := _COUNTER.match(line)):
             value = pair.group(2)
-            if value.isdigit():
+            if value.isdecimal():
                 found[-1][1][pair.group(1)] = min(int(value), _LARGEST)
         elif inside and line.strip() and not _PROMPT.match(line):
             damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"

@@ -46,7 +46,7 @@ def parse(text: str) -> Queried | None:
             standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
         elif blocks and (pair := _LINE.match(line)):
             name, value = snake(pair.group(1)), pair.group(2)
-            if value.isdigit():
+            if value.isdecimal():
                 blocks[-1][2][name] = min(int(value), _MOST)
             elif not re.fullmatch(r"0x[0-9a-fA-F]+", value):
                 damaged = damaged or f"{pair.group(1)} of {blocks[-1][0]} has no value"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Kind = str
 
 _LONGEST: Final = 512
-_CA: Final = re.compile(r"^\W*CA(:?) '([^']{1,64})'")
+_CA: Final = re.compile(r"^\W*CA(:?) '([!-&(-~]{1,64})'")
 """With a colon: `ibstat CA PORT` tells of that port alone."""
 _HALF: Final = re.compile(r"C|CA:?|CA:? '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
 _CA_PORT: Final = re.compile(r"^\s*Port ([0-9]{1,3}):\s*$")
@@ -170,7 +170,7 @@ def _damages(kind: Kind, devices: list[_Device]) -> Iterator[str]:
     for device in devices:
         told = device.words.get("number of ports", "")
         if kind == "ibstat" and (
-            not device.ports or (told.isdigit() and int(told) > len(device.ports))
+            not device.ports or (told.isdecimal() and int(told) > len(device.ports))
         ):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):

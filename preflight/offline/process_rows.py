@@ -67,7 +67,7 @@ def fuser(text: str) -> tuple[Process, ...] | None:
         pid = int(found["pid"])
         held.setdefault(pid, _process(pid, user=found["user"], command=found["command"]))
         opens |= {pid} if _GPU_FILE.match(file) else set()
-        ports[pid] |= {int(file.split("/")[0])} if file[:1].isdigit() else set()
+        ports[pid] |= {int(file.split("/")[0])} if file[:1].isdecimal() else set()
     return _joined(held.values(), opens, ports)
 
 
@@ -140,12 +140,12 @@ def _by_columns(told: dict[str, str]) -> Process:
 def _by_header(columns: list[str | None], line: str) -> Process | None:
     words = line.split(maxsplit=len(columns) - 1)
     told = {name: word for name, word in zip(columns, words, strict=False) if name}
-    if len(words) < len(columns) or not told["pid"].isdigit():
+    if len(words) < len(columns) or not told["pid"].isdecimal():
         return None
     ppid = told.get("ppid", "")
     return _process(
         int(told["pid"]),
-        ppid=int(ppid) if ppid.isdigit() else 0,
+        ppid=int(ppid) if ppid.isdecimal() else 0,
         state=told.get("state", "?"),
         user=told.get("user", ""),
         command=told["command"],

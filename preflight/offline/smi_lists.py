@@ -102,7 +102,7 @@ def _rows(columns: list[str], lines: list[str]) -> tuple[tuple[Row, ...], str]:
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         told = dict(pairs)
         index = told.get("index", "")
-        number = int(index) if index.isdigit() and len(index) < 4 else None  # noqa: PLR2004 - an index
+        number = int(index) if index.isdecimal() and len(index) < 4 else None  # noqa: PLR2004 - an index
         rows.append(Row(told.get("driver_version", ""), Block("", pairs, number)))
     return tuple(rows), damaged or ("" if rows else "it has no row")
 

@@ -99,10 +99,10 @@ def _port(number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str,
     counts = {
         what.rpartition("/")[2]: int(content)
         for what, content in words.items()
-        if "counters/" in what and content.isdigit()
+        if "counters/" in what and content.isdecimal()
     }
     downs = nets.get(netdev, {}).get("carrier_down_count", "")
-    if downs.isdigit():
+    if downs.isdecimal():
         counts["carrier_downs"] = int(downs)
     nonzero = tuple(Counter(name, min(n, 2**53)) for name, n in sorted(counts.items()) if n)
     return NicPort(
@@ -127,10 +127,10 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
     mtu, speed, index = (words.get(what, "") for what in ("mtu", "speed", "ifindex"))
     return Interface(
         name=name,
-        index=int(index) if index.isdigit() else 0,
+        index=int(index) if index.isdecimal() else 0,
         up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UNREADABLE, 16) & 1),
         operstate=words.get("operstate", ""),
         physical=True,
-        mtu=int(mtu) if mtu.isdigit() else None,
-        speed_mbits=int(speed) if speed.isdigit() else None,
+        mtu=int(mtu) if mtu.isdecimal() else None,
+        speed_mbits=int(speed) if speed.isdecimal() else None,
     )

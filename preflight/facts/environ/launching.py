@@ -52,7 +52,7 @@ def _masked(environ: Mapping[str, str]) -> Remark | None:
 
 
 def _too_many(environ: Mapping[str, str]) -> Remark | None:
-    ranks = next((environ[name] for name in _RANKS if environ.get(name, "").isdigit()), None)
+    ranks = next((environ[name] for name in _RANKS if environ.get(name, "").isdecimal()), None)
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     given = next((environ[name] for name in _GIVEN if name in environ), "").rpartition(":")[2]
     seen = len(listed.split(",")) if listed else int(given[:6]) if given.isdecimal() else None
