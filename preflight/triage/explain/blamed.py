@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 _MOST = 16
 _PROOFS = 6
-_WORDS = {"rank2": "rank", "missing": "rank", "peer": "node", "bus": "gpu"}
+_WORDS = {"rank2": "rank", "missing": "rank", "peer": "node", "bus": "gpu", "tasks": "task"}
 """What a field is of, where that is not its own name."""
+_TASK = re.compile(r"/task:(\d{1,9})")
 
 
 def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
@@ -35,6 +36,11 @@ def names(speaker: Speaker) -> tuple[str, ...]:
     return (*rank, *node)
 
 
+def tasks_of(value: str) -> list[str]:
+    """The numbers of JAX's tasks in a list such as `/job:jax_worker/replica:0/task:3`."""
+    return sorted(set(_TASK.findall(value)), key=int)
+
+
 def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
     if field == "speaker":
         return names(hit.speaker)
@@ -44,6 +50,8 @@ def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
     if value is None:
         return ()
     word = _WORDS.get(field, field)
+    if word == "task":
+        return tuple(f"task {one}" for one in tasks_of(value))
     several = value.split(",") if word == "rank" else [value]
     return tuple(f"{word} {one.strip()}" for one in several)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from preflight.facts.xids import known
 from preflight.triage.explain import ibcodes
+from preflight.triage.explain.blamed import tasks_of
 
 if TYPE_CHECKING:
     from preflight.triage.explain.model import Hit
@@ -18,6 +19,8 @@ def decoded(hit: Hit) -> dict[str, str]:
         told.setdefault("speaker", hit.speaker.words)
     if rank := told.get("rank"):
         told["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
+    if tasks := tasks_of(told.get("tasks", "")):
+        told["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
     if status := status_of(told):
         vendor = ibcodes.VENDOR.get(int(told.get("vendor", "0")), "")
         words = ibcodes.STATUS.get(status, f"status {status}")

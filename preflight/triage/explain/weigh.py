@@ -118,7 +118,7 @@ def _before(telling: Sequence[Hit], thrown: Sequence[Raised]) -> bool:
 
 def _of_hit(hit: Hit, hits: Sequence[Hit], found: Found) -> Explanation:
     symptom = hit.symptom
-    same = [one for one in hits if one.symptom.id == symptom.id]
+    same = [one for one in hits if one.symptom.id == symptom.id and lesser(one) == lesser(hit)]
     told = _spoken(hit, same)
     here = refined(hit, same, found)
     named = here.category != "unknown" or symptom.role == "echo"

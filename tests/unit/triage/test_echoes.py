@@ -265,3 +265,55 @@ def test_what_was_tried_again_is_not_the_failure_that_followed(tmp_path: Path, e
     assert late.category == "unknown"
     assert "rank 0 waited in ALLREDUCE" in late.sentence
     assert explained(tmp_path, early).confidence <= 0.55
+
+
+def test_a_program_s_xid_names_no_gpu_beside_a_faulty_one(tmp_path: Path) -> None:
+    """What another Xid brought about is judged by that; a program's own fault accuses no GPU."""
+    line = "kernel: NVRM: Xid (PCI:0000:{}:00): 45, pid=77, name=python, Ch 00000001{}\n"
+    told = explained(
+        tmp_path, line.format("1a", "") + line.format("5a", " caused by previous Xid 48")
+    )
+    assert (told.category, told.culprits) == ("gpu_hardware", ("gpu 0000:5a:00",))
+    assert "Xid 45 for the GPU at 0000:5a:00, brought about by Xid 48" in told.sentence
+
+
+def test_a_hint_of_torch_s_after_every_cuda_error_is_no_assert(tmp_path: Path) -> None:
+    """It stands there whatever the error was."""
+    log = "RuntimeError: CUDA error: unknown error\n"
+    log += "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    assert explained(tmp_path, log).category == "unknown"
+
+
+def test_a_segment_that_cuda_refused_had_room(tmp_path: Path) -> None:
+    """Older NCCL warns of the segment in the same words, whatever kept it from having it."""
+    made = (
+        "n1:5:6 [1] misc/shmutils.cc:90 NCCL WARN Error while creating shared memory segment "
+        "/dev/shm/nccl-Qa1 (size 4096){}\n"
+    )
+    cuda = "n1:5:6 [1] misc/shmutils.cc:80 NCCL WARN Cuda failure 'operation not permitted'\n"
+    full = explained(tmp_path, made.format(", error: No space left on device (28)"))
+    assert (full.category, full.confidence) == ("shm", 0.93)
+    bare = explained(tmp_path, made.format(""))
+    assert (bare.category, bare.confidence) == ("shm", 0.5)
+    refused = explained(tmp_path, cuda + made.format(""))
+    assert (refused.category, refused.confidence) == ("unknown", 0.3)
+
+
+def test_the_tasks_that_did_not_come_to_jax_s_barrier(tmp_path: Path) -> None:
+    """Its exception is no fault of the line that waits; the first task there is not missing."""
+    task = "/job:jax_worker/replica:0/task:{}\n"
+    log = (
+        'Traceback (most recent call last):\n  File "a.py", line 5, in f\n'
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: ckpt::4. "
+        "This usually happens because a task was slow. The first task at the barrier: "
+        + task.format(0)
+        + "Some timed out task names:\n"
+        + task.format(11)
+        + task.format(3)
+        + "\nAdditional GRPC error information\n"
+    )
+    told = explained(tmp_path, log)
+    assert (told.category, told.culprits) == ("timeout_rank_missing", ("task 3", "task 11"))
+    assert told.sentence == "tasks 3, 11 did not come to JAX's barrier ckpt::4"
+    full = "CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    assert explained(tmp_path, full + log).category == "oom_one_rank"
