@@ -26,6 +26,7 @@ VENDOR = {
 """`vendor err` as mlx5 fills it in: the low byte of the completion's vendor syndrome."""
 
 ERRNO = {
+    19: "errno 19, the device does not know that port, path or interface (No such device)",
     22: "errno 22, a GID or an attribute does not fit the other end's",
     61: "errno 61, the GID at that index is empty",
     101: "errno 101, no route between these two ports",
@@ -42,4 +43,8 @@ ERRNO_OF = {
     "No route to host": 113,
 }
 
-NAMES = {"RETRY_EXC_ERR": 12, "RNR_RETRY_EXC_ERR": 13}
+NAMES = {
+    "RETRY_EXC_ERR": 12,
+    "Transport retry count exceeded": 12,
+    "RNR_RETRY_EXC_ERR": 13,
+}
