@@ -71,6 +71,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to run next: preflight's check, or a command."""
     culprits: tuple[str, ...] = ()
     """Fields that name the culprit; `speaker` is the rank, else the node, that said it."""
+    instead: dict[Category, str] = {}
+    """What else the same words may mean: told as alternatives."""
     source: str
     examples: tuple[Example, ...]
     counter: tuple[str, ...] = ()

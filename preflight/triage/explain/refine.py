@@ -51,17 +51,28 @@ def refined(hit: Hit, same: Sequence[Hit], found: Found) -> Refined:
     symptom = hit.symptom
     if symptom.id == "oom":
         return _memory(hit, same, found)
-    if symptom.id == "xid":
-        return _xid(hit)
+    return _xid(hit) if symptom.id == "xid" else _other(hit, found)
+
+
+def _other(hit: Hit, found: Found) -> Refined:
+    symptom = hit.symptom
     if _flushed(hit):
         return Refined("unknown", 0.3)
     if symptom.id == "rendezvous" and _more_than_all(hit):
         return Refined(
             "unknown", 0.4, "; more than were asked for: an earlier attempt's are counted"
         )
+    if symptom.id == "address_garbled" and len(versions := _versions(found)) > 1:
+        return Refined("version_mismatch", 0.7, f"; NCCL {' and '.join(versions)} met")
     if symptom.id == "ib_queue_pair" and errno_of(hit.fields) in _GID and found.counts["gid_index"]:
         return Refined("env_misconfig", 0.75, "; NCCL_IB_GID_INDEX is pinned")
     return Refined(symptom.category, symptom.confidence)
+
+
+def _versions(found: Found) -> list[str]:
+    """Of NCCL, as the processes told them."""
+    facts = (one.fields for one in found.hits if one.symptom.id == "nccl_version")
+    return sorted({told["nccl"] for told in facts})
 
 
 def _more_than_all(hit: Hit) -> bool:

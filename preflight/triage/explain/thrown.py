@@ -34,7 +34,7 @@ ECHOES = frozenset(
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w*Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
-    r"|Socket Timeout|worker process.{0,40}(?:died|exited)"
+    r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
 )
 """What an exception says that only passes on what a library met: its cause stands elsewhere."""
 

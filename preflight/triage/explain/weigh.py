@@ -66,7 +66,10 @@ def explain(found: Found) -> Explanation:
 
 def _ended_well(hits: Sequence[Hit], found: Found) -> bool:
     """Whether the job tells its end after all warnings, and nothing in it died: none ended it."""
-    died = found.raised or any(hit.symptom.role in ("sign", "echo") for hit in hits)
+    died = found.raised or any(
+        hit.symptom.role == "echo" or (hit.symptom.role == "sign" and not hit.symptom.retried)
+        for hit in hits
+    )
     return not died and found.ended > max((hit.order for hit in hits), default=0)
 
 
@@ -86,8 +89,9 @@ def _of_hints(hits: Sequence[Hit], found: Found) -> Explanation | None:
 
 
 def _hints(hit: Hit, found: Found) -> bool:
-    """Sockets are no mistake on a node that has no InfiniBand."""
-    sockets_alone = hit.symptom.id == "using_socket" and found.counts["no_ib_device"] > 0
+    """Sockets are no mistake on a node that has no InfiniBand, nor for a rank without peers."""
+    alone = found.counts["no_ib_device"] > 0 or found.world == 1
+    sockets_alone = hit.symptom.id == "using_socket" and alone
     return hit.symptom.role == "hint" and not sockets_alone
 
 
@@ -216,10 +220,12 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
             known is None or rank < (RANKING[known.symptom.role], -known.symptom.confidence)
         ):
             best[one.category] = hit
-    return [
+    told = [
         Alternative(hit.symptom.category, hit.symptom.sentence(decoded(hit)), 0.0)
         for hit in sorted(best.values(), key=lambda hit: -hit.symptom.confidence)
     ]
+    instead = {category: said for hit in hits for category, said in hit.symptom.instead.items()}
+    return told + [Alternative(one, instead[one], 0.0) for one in instead if one not in best]
 
 
 def _with(answer: Explanation, others: Sequence[Alternative], found: Found) -> Explanation:

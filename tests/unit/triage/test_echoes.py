@@ -317,3 +317,47 @@ def test_the_tasks_that_did_not_come_to_jax_s_barrier(tmp_path: Path) -> None:
     assert told.sentence == "tasks 3, 11 did not come to JAX's barrier ckpt::4"
     full = "CUDA out of memory. Tried to allocate 2.00 GiB\n"
     assert explained(tmp_path, full + log).category == "oom_one_rank"
+
+
+def test_an_address_that_is_none_is_a_matter_of_versions_where_two_met(tmp_path: Path) -> None:
+    """Else of an interface, with the versions as what it may be instead."""
+    none = "ncclSocketInit: connecting to address  with family 77 "
+    none += "is neither AF_INET(2) nor AF_INET6(10)\n"
+    alone = explained(tmp_path, "NCCL version 2.18.1+cuda12.1\n" + none)
+    assert (alone.category, alone.confidence) == ("wrong_interface", 0.5)
+    assert [one.category for one in alone.alternatives] == ["version_mismatch"]
+    two = explained(tmp_path, "NCCL version 2.18.1+cuda12.1\nNCCL version 2.22.3\n" + none)
+    assert (two.category, two.confidence) == ("version_mismatch", 0.7)
+    assert two.sentence.endswith("; NCCL 2.18.1 and 2.22.3 met")
+
+
+def test_who_could_not_connect_tells_more_than_who_waited(tmp_path: Path) -> None:
+    """A watchdog's time-out is what the others say; Docker's own bridge is an interface too few."""
+    gave_up = "The client socket has timed out after 600s while trying to connect to ({}, 40404).\n"
+    told = explained(tmp_path, gave_up.format("n7") + timed_out(0, 5))
+    assert (told.category, told.culprits) == ("timeout_rank_missing", ("node n7",))
+    assert "firewall" in [one.category for one in told.alternatives]
+    bridge = explained(tmp_path, timed_out(0, 5) + gave_up.format("172.17.0.8"))
+    assert (bridge.category, bridge.confidence) == ("wrong_interface", 0.65)
+
+
+def test_a_rank_without_peers_needs_no_infiniband(tmp_path: Path) -> None:
+    """A communicator of one sends nothing."""
+    sockets = "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth7:10.0.0.1<0>\n"
+    assert explained(tmp_path, sockets + communicator(0, 1)).category == "unknown"
+    assert explained(tmp_path, sockets + communicator(0, 2)).category == "wrong_interface"
+
+
+def test_what_was_gone_round_did_not_end_a_job_that_ended_well(tmp_path: Path) -> None:
+    """NCCL goes on without libfabric; where the job did not, it is what is known."""
+    plugin = "n1:1:2 [0] NCCL WARN NET/OFI Could not find any optimal provider\n"
+    assert explained(tmp_path, plugin).culprits == ("node n1",)
+    end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
+    assert "came to its end" in explained(tmp_path, plugin + end).sentence
+
+
+def test_a_pair_that_gloo_closed_is_no_fault_of_the_line_that_waits(tmp_path: Path) -> None:
+    """Its exception only passes it on."""
+    what = "RuntimeError: Application timeout caused pair closure"
+    told = explained(tmp_path, RAISED.format(rank=1, line=9, code="main", what=what))
+    assert (told.category, told.confidence) == ("timeout_rank_missing", 0.45)
