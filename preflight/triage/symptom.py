@@ -70,7 +70,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     check: str = ""
     """What to run next: preflight's check, or a command."""
     culprits: tuple[str, ...] = ()
-    """Fields that name the culprit; `speaker` is the rank, else the node, that said it."""
+    """Fields that name the culprit; `speaker` is the rank, else the node, that said it.
+
+    In `a/b`, b counts where a is not known."""
     instead: dict[Category, str] = {}
     """What else the same words may mean: told as alternatives."""
     source: str

@@ -14,18 +14,34 @@ if TYPE_CHECKING:
 
 _MOST = 16
 _PROOFS = 6
-_WORDS = {"rank2": "rank", "missing": "rank", "peer": "node", "bus": "gpu", "tasks": "task"}
+_WORDS = {
+    "rank2": "rank",
+    "missing": "rank",
+    "peer": "node",
+    "bus": "gpu",
+    "tasks": "task",
+    "near": "rank",
+    "local_rank": "local rank",
+}
 """What a field is of, where that is not its own name."""
 _TASK = re.compile(r"/task:(\d{1,9})")
 
 
 def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
-    """Who is to blame by the fields that the symptom names, over all its places."""
+    """Who is to blame by the fields that the symptom names, over all its places.
+
+    Where they name nobody, it is the one node whose lines tell of it. A symptom that names no
+    field accuses nobody: who writes that line only reports it.
+    """
     found: dict[str, None] = {}
     for hit in [first, *same]:
         for field in first.symptom.culprits:
-            for name in _culprit(field, hit):
+            for name in _first_known(field, hit):
                 found.setdefault(name)
+    nodes = {hit.speaker.node for hit in [first, *same]}
+    telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
+    if not found and telling and len(nodes) == 1:
+        return tuple(f"node {node}" for node in nodes if node)
     return tuple(found)[:_MOST]
 
 
@@ -39,6 +55,11 @@ def names(speaker: Speaker) -> tuple[str, ...]:
 def tasks_of(value: str) -> list[str]:
     """The numbers of JAX's tasks in a list such as `/job:jax_worker/replica:0/task:3`."""
     return sorted(set(_TASK.findall(value)), key=int)
+
+
+def _first_known(fields: str, hit: Hit) -> tuple[str, ...]:
+    """`speaker/gpu` is the rank or node that said it; the GPU only where neither is known."""
+    return next(filter(None, (_culprit(field, hit) for field in fields.split("/"))), ())
 
 
 def _culprit(field: str, hit: Hit) -> tuple[str, ...]:

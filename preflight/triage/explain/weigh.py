@@ -16,7 +16,7 @@ from preflight.triage.explain.thrown import of_exceptions, own_faults, survivors
 from preflight.triage.symptom import RANKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from preflight.triage.explain.model import Hit
     from preflight.triage.explain.scan import Found
@@ -38,7 +38,8 @@ def explain(found: Found) -> Explanation:
     """Name the first failure in time; `unknown` where the lines do not establish one."""
     if not found.lines:
         return UNREAD if found.troubles else EMPTY
-    hits = [hit for hit in found.hits if hit.symptom.role != "fact"]
+    survived = _survived(found)
+    hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
     late = watchdog.judge(hits, found.ranks, found.world)
     thrown = own_faults(found.raised, survivors(hits))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit)]
@@ -62,6 +63,15 @@ def explain(found: Found) -> Explanation:
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
     return _with(answer, others, found)
+
+
+def _survived(found: Found) -> Callable[[Hit], bool]:
+    """Which memory that ran out ended nobody: its trainer caught it, and went on training."""
+    last: dict[str, int] = {}
+    for fact in found.hits:
+        if fact.symptom.id == "oom_survived":
+            last[fact.place.source] = max(fact.order, last.get(fact.place.source, 0))
+    return lambda hit: hit.symptom.id == "oom" and hit.order < last.get(hit.place.source, 0)
 
 
 def _ended_well(hits: Sequence[Hit], found: Found) -> bool:

@@ -361,3 +361,44 @@ def test_a_pair_that_gloo_closed_is_no_fault_of_the_line_that_waits(tmp_path: Pa
     what = "RuntimeError: Application timeout caused pair closure"
     told = explained(tmp_path, RAISED.format(rank=1, line=9, code="main", what=what))
     assert (told.category, told.confidence) == ("timeout_rank_missing", 0.45)
+
+
+def test_memory_that_a_trainer_left_a_batch_for_ended_nobody(tmp_path: Path) -> None:
+    """Only where training went on after it; a later one that was not caught counts."""
+    full = "CUDA out of memory. Tried to allocate 6.00 MiB (GPU 1; 9.00 GiB total capacity; "
+    full += "8.00 GiB already allocated; 1.00 MiB free; 8.50 GiB reserved in total)\n"
+    caught = full + "| WARNING | trainer | attempting to recover from OOM in forward pass\n"
+    went_on = "| INFO | train_inner | epoch 002:    40 / 900 loss=2.5\n"
+    assert explained(tmp_path, caught + went_on).category == "unknown"
+    assert explained(tmp_path, caught).category == "oom_one_rank"
+    assert explained(tmp_path, caught + went_on + full).category == "oom_one_rank"
+
+
+def test_a_gpu_is_named_where_no_rank_is(tmp_path: Path) -> None:
+    """Its number may count within the process only, so a rank's says more."""
+    full = "CUDA out of memory. Tried to allocate 6.00 MiB. GPU 3 has a total capacity of 9.00 GiB"
+    full += " of which 1.00 MiB is free.\n"
+    assert explained(tmp_path, full).culprits == ("gpu 3",)
+    assert explained(tmp_path, f"[rank7]: {full}").culprits == ("rank 7",)
+
+
+def test_a_local_rank_is_called_one(tmp_path: Path) -> None:
+    """Which rank of the job it is, its node alone tells."""
+    log = "failed (exitcode: -9) local_rank: 2 (pid: 99) of binary: python\n"
+    told = explained(tmp_path, log)
+    assert told.culprits == ("local rank 2",)
+    assert told.sentence.startswith("local rank 2 of its node was killed")
+
+
+def test_the_one_node_that_tells_of_it_is_named(tmp_path: Path) -> None:
+    """Where two tell the same, neither is odd."""
+    warn = "{}:1:2 [0] NCCL WARN Call to connect failed : Connection timed out\n"
+    assert explained(tmp_path, warn.format("n4")).culprits == ("node n4",)
+    assert explained(tmp_path, warn.format("n4") + warn.format("n5")).culprits == ()
+
+
+def test_who_only_reports_is_not_blamed(tmp_path: Path) -> None:
+    """NCCL's root says which number came twice; who gave it is elsewhere."""
+    warn = "n1:1:2 [0] bootstrap.cc:9 NCCL WARN Bootstrap Root : rank 3 of 4 ranks has already"
+    told = explained(tmp_path, f"{warn} checked in\n")
+    assert (told.category, told.culprits) == ("env_misconfig", ())
