@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from preflight.triage.explain import watchdog
 from preflight.triage.explain.blamed import culprits, proofs
 from preflight.triage.explain.decoded import decoded
+from preflight.triage.explain.members import of_members
 from preflight.triage.explain.model import Alternative, Explanation
 from preflight.triage.explain.refine import lesser, refined
 from preflight.triage.explain.silent import EMPTY, ENDED, NOTHING, UNREAD
@@ -89,7 +90,7 @@ def _of_rest(hits: Sequence[Hit], found: Found) -> Explanation:
     if echoes:
         return _of_hit(_in_time(echoes)[0], hits, found)
     hints = [hit for hit in hits if _hints(hit, found)]
-    return _of_hit(_in_time(hints)[0], hits, found) if hints else NOTHING
+    return of_members(found) or (_of_hit(_in_time(hints)[0], hits, found) if hints else NOTHING)
 
 
 def _of_hints(hits: Sequence[Hit], found: Found) -> Explanation | None:
@@ -240,7 +241,8 @@ def _others(hits: Sequence[Hit]) -> list[Alternative]:
 
 def _with(answer: Explanation, others: Sequence[Alternative], found: Found) -> Explanation:
     """Add what else it might be: it shares what is left, and is never as sure as the answer."""
-    rest = [one for one in others if one.category != answer.category][:_ALTERNATIVES]
+    rest = [one for one in (*others, *answer.alternatives) if one.category != answer.category]
+    rest = rest[:_ALTERNATIVES]
     share = min((1 - answer.confidence) / (len(rest) + 1), answer.confidence / 2)
     return replace(
         answer,

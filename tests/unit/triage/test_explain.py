@@ -291,3 +291,32 @@ def test_an_exception_that_may_be_another_rank_s(tmp_path: Path, log: str, code:
     told = explained(tmp_path, log + SUMMARY.format(code=code, why=NO_TRACE))
     assert "raised" in told.sentence
     assert told.culprits == ()
+
+
+def _came(*ranks: int, world: int = 4) -> str:
+    line = "Initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/{}\n"
+    return "".join(line.format(rank, rank + 1, world) for rank in ranks)
+
+
+def test_a_start_to_which_not_all_came(tmp_path: Path) -> None:
+    """Lightning's processes say who they are; where the lines end with that, some are awaited."""
+    told = explained(tmp_path, _came(1, 0))
+    assert (told.category, told.culprits, told.confidence) == ("timeout_rank_missing", (), 0.5)
+    assert told.sentence == "2 of 4 ranks came, and the lines end there; not so: 2, 3"
+    twice = explained(tmp_path, _came(0, 1, 0, 1))
+    assert (twice.category, twice.confidence) == ("env_misconfig", 0.7)
+    assert [one.category for one in twice.alternatives] == ["timeout_rank_missing"]
+
+
+def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) -> None:
+    """Another node's ranks write elsewhere: nobody is missing where the job went on."""
+    for log in (
+        _came(0, 1, 2, 3),
+        _came(0, 1, 2, 3, 0, 1, 2, 3),
+        _came(2, 3),
+        _came(0, 1) + "All distributed processes registered. Starting with 4 processes\n",
+        _came(0, 1) + "step\n" * 40,
+    ):
+        assert (explained(tmp_path, log).category, log) == ("unknown", log)
+    failed = _came(0, 1) + "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    assert explained(tmp_path, failed).category == "oom_one_rank"
