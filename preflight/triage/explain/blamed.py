@@ -42,7 +42,9 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
     telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
     if not found and telling and len(nodes) == 1:
         return tuple(f"node {node}" for node in nodes if node)
-    return tuple(found)[:_MOST]
+    ranked = any(name.startswith("rank ") for name in found)
+    named = [name for name in found if not (ranked and name.startswith("local rank "))]
+    return tuple(named)[:_MOST]
 
 
 def names(speaker: Speaker) -> tuple[str, ...]:

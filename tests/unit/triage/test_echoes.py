@@ -388,6 +388,11 @@ def test_a_local_rank_is_called_one(tmp_path: Path) -> None:
     told = explained(tmp_path, log)
     assert told.culprits == ("local rank 2",)
     assert told.sentence.startswith("local rank 2 of its node was killed")
+    summary = (
+        "Root Cause (first observed failure):\n[0]:\n  host : n1\n  rank      : 6 (local_rank: 2)\n"
+    )
+    summary += "  exitcode  : -9 (pid: 99)\n  traceback : Signal 9 (SIGKILL) received by PID 99\n"
+    assert explained(tmp_path, log + summary).culprits == ("rank 6", "node n1")
 
 
 def test_the_one_node_that_tells_of_it_is_named(tmp_path: Path) -> None:
