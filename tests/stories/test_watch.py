@@ -186,7 +186,10 @@ def test_no_place_for_evidence(tmp_path: Path, own: tuple[str, ...]) -> None:
 
 def test_the_place_is_taken_away(tmp_path: Path) -> None:
     """A folder that vanishes while the launch runs costs a line, and no exit code."""
-    told = _watch(tmp_path, launch=["sh", "-c", "rm -r watch-*; exit 6"])
+    remove = (
+        "until rm -r watch-* 2>/dev/null; do sleep 0.1; done; exit 6"  # it may be writing there
+    )
+    told = _watch(tmp_path, launch=["sh", "-c", remove])
     assert told.returncode == 6
     assert told.stderr.startswith("preflight: a part of the watching failed (FileNotFoundError")
     assert told.stderr.count("\n") == 1
