@@ -11,9 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Most tests wait for something; of those that load hosts of the lab, or sweep, two files at a time.
+# Most tests wait for something; of those that load hosts of the lab, or sweep, three files at a time.
 WORKERS ?= 4
-LABS ?= 2
+LABS ?= 3
 LIGHT = -m "not (lab or busy)"
 HEAVY = -m "lab or busy"
 # What fails is run once more, alone: most drive real processes on real clocks, and other work on the
