@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from preflight.triage.diagnose import alike, lost
 from preflight.triage.diagnose.model import Diagnosis
 from preflight.triage.diagnose.places import LOCKED, channel_words
@@ -12,7 +14,10 @@ from preflight.triage.diagnose.words import count, doing, named
 
 if TYPE_CHECKING:
     from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.model import JobState
+    from preflight.triage.diagnose.model import JobState, NodeState
+
+_NO_ANSWER = "no answer"
+_GRANT = "ask as the user whose job it is, or as root"
 
 
 def nothing(state: JobState) -> Diagnosis:
@@ -21,79 +26,92 @@ def nothing(state: JobState) -> Diagnosis:
     looks = [node.look for node in state.nodes if node.look is not None]
     hidden = sum(look.hidden for look in looks)
     launchers = sum(len(look.launchers) for look in looks)
-    unseen = tuple(f"node {one.node}: {one.sentence or 'no answer'}" for one in silent)
-    others = f"{count(hidden, 'process')} of other users may not be read" if hidden else ""
-    grant = "ask as the user whose job it is, or as root" if hidden else ""
-    if launchers and hidden and not state.job:
+    if launchers and not state.job:
+        told = _launchers_alone(launchers, hidden)
+    elif silent and not looks:
+        told = _unanswered(silent)
+    else:
+        told = _no_job(state.job, len(looks), hidden, certain=not silent)
+    unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
+    return replace(told, unseen=(*unseen, *told.unseen))
+
+
+def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
+    """Ranks are not there yet, or not any more, or are another user's."""
+    if hidden:
+        others = _others(hidden)
         return Diagnosis(
             category="unknown",
             sentence=f"{count(launchers, 'launcher')}, and {others}: its ranks, as far as one can "
             "tell",
-            advice=grant,
+            advice=_GRANT,
             confidence=0.0,
             next="sudo preflight diagnose",
-            unseen=(*unseen, others),
+            unseen=(others,),
         )
-    if launchers and not state.job:
+    return Diagnosis(
+        category="unknown",
+        sentence=f"{count(launchers, 'launcher')} but no rank: it has not started any yet, "
+        "or they have ended",
+        advice="start the launch on every node; see that all name the same endpoint",
+        confidence=0.3,
+        next="preflight explain LOG",
+    )
+
+
+def _unanswered(silent: list[NodeState]) -> Diagnosis:
+    """No node shows anything; what several have in common is the machine that asks."""
+    first = silent[0]
+    why = first.sentence or _NO_ANSWER
+    if len(silent) > 1:
         return Diagnosis(
             category="unknown",
-            sentence=f"{count(launchers, 'launcher')} but no rank: it has not started any yet, "
-            "or they have ended",
-            advice="start the launch on every node; see that all name the same endpoint",
-            confidence=0.3,
-            next="preflight explain LOG",
-            unseen=unseen,
-        )
-    where = f"on {count(len(looks), 'node')}"
-    wanted = f" of the job {state.job}" if state.job else " of a distributed job"
-    if len(silent) > 1 and not looks:
-        # What all of them have in common is the machine that asks.
-        return Diagnosis(
-            category="unknown",
-            sentence=f"none of {count(len(silent), 'node')} answers, the first: "
-            f"{silent[0].sentence or 'no answer'}",
+            sentence=f"none of {count(len(silent), 'node')} answers, the first: {why}",
             advice="look at this machine first: its load, its way to the nodes, the login; then "
             "ask again",
             confidence=0.0,
             next="pytest --preflight -k reach",
-            unseen=unseen,
         )
-    if silent and not looks and silent[0].late:
+    if first.late:
         return Diagnosis(
             category="unknown",
-            sentence=f"{silent[0].node} is there, and could not look in time: "
-            f"{silent[0].sentence or 'no answer'}",
+            sentence=f"{first.node} is there, and could not look in time: {why}",
             advice="look at its load (uptime, top) and ask again; one process alone is read by: "
             "py-spy dump --nonblocking --pid N",
             confidence=0.0,
             next="preflight diagnose",
-            unseen=unseen,
-        )
-    if silent and not looks:
-        return Diagnosis(
-            category="node_unreachable",
-            culprits=tuple(f"node {one.node}" for one in silent),
-            sentence=f"no node answers: {silent[0].sentence or 'no answer'}",
-            advice=silent[0].advice or "reach the nodes first",
-            confidence=0.5,
-            next="pytest --preflight -k reach",
-            unseen=unseen,
         )
     return Diagnosis(
-        category="no_job",
-        sentence=f"no process{wanted} was found {where}" + (f"; {others}" if others else ""),
-        advice=grant or "name the job's nodes, or its process with --pid",
-        confidence=0.9 if not (hidden or silent) else 0.4,
-        unseen=unseen,
+        category="node_unreachable",
+        culprits=(f"node {first.node}",),
+        sentence=f"no node answers: {why}",
+        advice=first.advice or "reach the nodes first",
+        confidence=0.5,
+        next="pytest --preflight -k reach",
     )
+
+
+def _no_job(job: str, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
+    wanted = f" of the job {job}" if job else " of a distributed job"
+    others = f"; {_others(hidden)}" if hidden else ""
+    return Diagnosis(
+        category="no_job",
+        sentence=f"no process{wanted} was found on {count(nodes, 'node')}{others}",
+        advice=_GRANT if hidden else "name the job's nodes, or its process with --pid",
+        confidence=0.9 if certain and not hidden else 0.4,
+    )
+
+
+def _others(hidden: int) -> str:
+    return f"{count(hidden, 'process')} of other users may not be read"
 
 
 def several(jobs: tuple[str, ...]) -> Diagnosis:
     """Several jobs run on these nodes."""
-    named = ", ".join(job or "(without a name)" for job in jobs[:6])
+    names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return Diagnosis(
         category="unknown",
-        sentence=f"{len(jobs)} jobs run on these nodes: {named}",
+        sentence=f"{len(jobs)} jobs run on these nodes: {names}",
         advice="say which one is meant with --job",
         confidence=0.0,
     )
