@@ -51,8 +51,7 @@ class Stacks(Struct, frozen=True, forbid_unknown_fields=True):
 class Sighting(Struct, frozen=True, forbid_unknown_fields=True):
     """How often the main thread was seen in one place, of many quick looks between the two.
 
-    One run gives them: `py-spy record --nonblocking --idle -f raw -r 20 --full-filenames`. They
-    tell who computes and who waits in a job that progresses.
+    They tell who computes and who waits in a job that progresses.
     """
 
     frames: Annotated[tuple[Frame, ...], Meta(max_length=128)]

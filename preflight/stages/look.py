@@ -56,7 +56,7 @@ class Wanted:
     """What is asked of each node."""
 
     pids: Sequence[int] = ()
-    """Only these processes and what is below them; empty for all ranks of the node."""
+    """Only these, what is below them, and a rank's fellows; empty for all ranks of the node."""
     look_s: float = LOOK_S
     native: bool = True
     """Whether ranks at rest may be paused for some ms to have their native stacks."""
@@ -99,7 +99,7 @@ def look(
 def look_here(
     pids: Sequence[int] = (), *, look_s: float = LOOK_S, deadline_s: float = NODE_S, job: str = ""
 ) -> JobState:
-    """Look at this machine: at all of its ranks, or at these processes and what is below them."""
+    """Look at this machine: at all of its ranks, or at these processes and those beside them."""
     here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
     ways = Ways((here,))
     try:
