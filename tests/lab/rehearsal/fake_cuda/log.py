@@ -1,0 +1,68 @@
+"""What NCCL writes into NCCL_DEBUG_FILE, and the text of its errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import machine, nccl_text
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
+
+_told: set[int] = set()
+
+
+def connected(communicator: Communicator) -> None:
+    """A communicator came up: the process's devices (once), its own part, its channels."""
+    own = communicator.ends[communicator.rank]
+    here: dict[str, Any] = {
+        "host": own["host"],
+        "pid": os.getpid(),
+        "tid": threading.get_native_id(),
+        "cuda_dev": own["gpu"],
+    }
+    plugin = "IB" if own["nic"] else "Socket"
+    nics = [(nic["name"], 1, nic["layer"]) for nic in own["nics"]]
+    lines: list[str] = []
+    if os.getpid() not in _told:
+        _told.add(os.getpid())
+        sockets = [("eth0", own["address"])]
+        lines += nccl_text.init_lines(_version(), **here, nics=nics, sockets=sockets, plugin=plugin)
+    rank, ranks = communicator.rank, communicator.size
+    lines += nccl_text.communicator_lines(_version(), **here, rank=rank, ranks=ranks, plugin=plugin)
+    direct = "/GDRDMA" if machine.known()["fabric"]["gdr"] else ""
+    number = next((at for at, (name, _, _) in enumerate(nics) if name == own["nic"]), 0)
+    carrier = {
+        "IB": f"NET/IB/{number}{direct}",
+        "Socket": "NET/Socket/0",
+        "P2P": "P2P/CUMEM",
+        "SHM": "SHM/direct/direct",
+    }[communicator.carrier]
+    lines += nccl_text.channel_lines(
+        _version(), **here, rank=rank, peer=(rank + 1) % ranks, ranks=ranks, carrier=carrier
+    )
+    _write(lines)
+
+
+def connect_failed(fault: dict[str, Any]) -> str:
+    """A communicator could not come up: a line of warning, and the text of torch's exception."""
+    here = (os.uname().nodename, os.getpid(), threading.get_native_id(), 0)
+    _write([nccl_text.warn_line(_version(), *here, fault["last_error"])])
+    text: str = nccl_text.exception_text(
+        _version(), machine.known()["torch"], kind="system", last_error=fault["last_error"]
+    )
+    return text
+
+
+def _version() -> str:
+    return ".".join(machine.known()["nccl"].split(".")[:2])
+
+
+def _write(lines: list[str]) -> None:
+    path = os.environ.get("NCCL_DEBUG_FILE")
+    if path is not None and os.environ.get("NCCL_DEBUG") is not None:
+        with Path(path).open("a", encoding="ascii") as file:
+            file.writelines(line.rstrip("\n") + "\n" for line in lines)
