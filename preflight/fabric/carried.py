@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host, Promise
 
 _TOGETHER = " + "
-_IB, _SOCKETS = "NET/IB ", "NET/Socket"
+_NET, _IB, _SOCKETS = "NET/", "NET/IB ", "NET/Socket"
+_NO_DEVICE = frozenset(("GDRDMA", "GDRDMA(PCI)"))
 
 
 class Carried(Struct, frozen=True, kw_only=True):
@@ -38,8 +39,9 @@ class Carried(Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Both ends went the promised way."""
-        return not self.bad and all(self.ways)
+        """Both ends went the promised way, over their NICs (not `P2P MNNVL` inside a rack)."""
+        ways = [way for end in self.ways for way in end.split(_TOGETHER)]
+        return not self.bad and all(way.startswith(_NET) for way in ways)
 
     @property
     def suspect(self) -> str:
@@ -105,6 +107,10 @@ def _fell(way: str, promise: Promise, rail: int) -> bool:
     ways = way.split(_TOGETHER)
     if any(each.startswith(_SOCKETS) for each in ways):
         return True
-    mine = (promise.hcas or ())[rail : rail + 1]
-    devices = [each.split()[1] for each in ways if each.startswith(_IB)]
-    return bool(mine) and any(device not in (*mine, "GDRDMA") for device in devices)
+    mine = {*(promise.hcas or ())[rail : rail + 1]}
+    return bool(mine) and any(known and not known & mine for known in map(_devices, ways))
+
+
+def _devices(way: str) -> set[str]:
+    """Its device, or those that NCCL merged into one: "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"."""
+    return {*way.split()[1].split("+")} - _NO_DEVICE if way.startswith(_IB) else set()

@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 import re
 
-_USING = re.compile(r"NCCL INFO NET/(.+?) ?: Using (.*)")
-_DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):")
+_USING = re.compile(r"NCCL INFO NET/(\S+?) ?: Using (.*)")
+# "[0]mlx5_3:1/RoCE", from 2.30 on with rail and plane "[0]mlx5_3:1:3:0/IB"; "[0]eth0:10.0.0.41<0>".
+_DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):(?:[\d:]*/(\w+))?")
+# Ports that NCCL merges follow the devices under a number of their own: "name=mlx5_0+mlx5_1".
+_VIRTUAL = re.compile(r"NCCL INFO NET/\S+ : Made virtual device \[(\d+)\] name=(\S+)")
 _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)?\s*: .* via (.+)")
+_MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
+# NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.
+_DIRECT = re.compile(r"_dma(?=\+|$)")
+# aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
 _NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
+_PLUGIN_IB = "IBext"
 _MOST = 4 << 20
 
 
@@ -40,34 +48,52 @@ def carried(said: str, new: str) -> str:
     """Read "NET/IB mlx5_3 GDRDMA", "NET/Socket eth0", "P2P" out of NCCL's own lines.
 
     `said`: everything so far (devices are named once per process). `new`: the communicator's part.
-    Several ways at once are all named, with " + " between them.
+    Several ways at once are all named, with " + " between them. The lines are those of NCCL 2.27
+    to 2.31: transport/net.cc, p2p.cc, shm.cc, nvls.cc, net_ib.cc (net_ib/init.cc), net_socket.cc.
     """
-    devices: dict[str, dict[str, str]] = {}
-    for found in _USING.finditer(said):
-        devices[_name(found.group(1))] = dict(_DEVICE.findall(found.group(2)))
+    devices = _devices(said)
     ways: dict[str, None] = {}
     for found in _CHANNEL.finditer(new):
         ways[_way(found.group(1).strip(), devices)] = None
+    if _MULTICAST.search(new):
+        ways["NVLS"] = None
     if not ways:
-        for found in _NETWORK.finditer(new) or ():
+        for found in _NETWORK.finditer(new):
             ways[_network(_name(found.group(1).strip()), devices)] = None
     return " + ".join(ways)
 
 
+def _devices(said: str) -> dict[str, dict[str, str]]:
+    """What each number of each network stands for: "mlx5_3", "mlx5_3 RoCE", "eth0"."""
+    devices: dict[str, dict[str, str]] = {}
+    links: dict[str, str] = {}
+    for using in _USING.finditer(said):
+        for number, name, link in _DEVICE.findall(using.group(2)):
+            links[name] = " RoCE" if link == "RoCE" else ""
+            own = devices.setdefault(_name(using.group(1)), {})
+            own[number] = _DIRECT.sub("", name) + links[name]
+    for number, name in _VIRTUAL.findall(said):
+        link = links.get(name.partition("+")[0], "")
+        devices.setdefault("IB", {})[number] = _DIRECT.sub("", name) + link
+    return devices
+
+
 def _name(network: str) -> str:
-    return _NAMES.get(network, network)
+    return "IB" if network.startswith(_PLUGIN_IB) else _NAMES.get(network, network)
 
 
 def _way(via: str, devices: dict[str, dict[str, str]]) -> str:
-    """One channel's: "NET/IB/0/GDRDMA", "NET/Socket/0", "P2P/CUMEM/read", "SHM/direct/direct"."""
+    """One channel's: "NET/IB/0/GDRDMA(PCI)", "NET/Socket/0", "P2P/CUMEM/read", "SHM/direct"."""
     kind, *rest = via.split("/")
+    if kind == "P2P" and rest[:1] == ["MNNVL"]:
+        return "P2P MNNVL"
     if kind != "NET" or not rest:
         return kind
     network = _name(rest[0])
     number = rest[1].partition("(")[0] if len(rest) > 1 else ""
     device = devices.get(network, {}).get(number, "")
-    words = ["NET/" + network, device, "GDRDMA" if "GDRDMA" in rest else ""]
-    return " ".join(word for word in words if word)
+    direct = [word for word in rest[2:] if word.startswith("GDRDMA")]
+    return " ".join(word for word in ("NET/" + network, device, *direct) if word)
 
 
 def _network(network: str, devices: dict[str, dict[str, str]]) -> str:

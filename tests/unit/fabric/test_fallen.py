@@ -159,8 +159,20 @@ def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
         (NICS, "nccl", "NET/OFI GDRDMA"),
         (NICS, "nccl", ""),
         (HCAS, "nccl", "NET/IB GDRDMA"),
+        (HCAS, "nccl", "NET/IB GDRDMA(PCI)"),
+        (HCAS, "nccl", "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"),
+        (HCAS, "nccl", "P2P MNNVL"),
     ],
 )
 def test_what_is_no_broken_promise(promised: Promise, backend: str, net: str) -> None:
     """Gloo, nothing promised, another fabric, or a log that does not say: nobody is blamed."""
     assert decoded(4, lambda *_: net, promised=promised, backend=backend).blames == ()
+
+
+def test_a_rack_over_nvlink_proves_no_nic() -> None:
+    """h3 over sockets with h4; what the others did inside their rack says nothing of their NICs."""
+    pair = {"h3", "h4"}
+    found = decoded(4, lambda a, b, _: SOCKET if {a, b} == pair else "P2P MNNVL")
+    (one,) = found.blames
+    assert (one.kind, one.component) == ("unresolved", "h3 or h4")
+    assert "elsewhere" not in one.sentence

@@ -7,6 +7,8 @@ import os
 import pytest
 from sweep import nccl_log
 
+from tests.lab.rehearsal.fake_cuda import nccl_text
+
 HEAD = "gpu041:4711:4800 [3] NCCL INFO "
 
 
@@ -15,35 +17,98 @@ def said(*lines: str) -> str:
     return "".join(f"{HEAD}{line}\n" for line in lines)
 
 
+IB = (
+    "NET/IB : Made virtual device [0] name=mlx5_3 speed=400000 ndevs=1",
+    "NET/IB : Using [0]mlx5_3:1/IB [RO]; OOB eth0:10.0.0.41<0>",
+)
+SOCKET = (
+    "NET/IB : No device found.",
+    "NET/IB : Using [RO]; OOB eth0:10.0.0.41<0>",
+    "NET/Socket : Using [0]eth0:10.0.0.41<0> [1]eth0.100:fe80::1%eth0.100<0>",
+)
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
+        # transport/net.cc of v2.27.7-1: 218, 264; its GDRDMA(PCI) past a C2C link: 219.
         (
             (
-                "NET/IB : Using [0]mlx5_3:1/IB [RO]; OOB eth0:10.0.0.41<0>",
+                *IB,
                 "Using network IB",
-                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
-                "Channel 01/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
+                "Channel 00/01 : 0 1",
+                "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA/Shared",
             ),
             "NET/IB mlx5_3 GDRDMA",
         ),
+        (
+            (*IB, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0(4)/GDRDMA(PCI)/Shared"),
+            "NET/IB mlx5_3 GDRDMA(PCI)",
+        ),
+        # libnccl.so.2 of 2.31.2.
+        (
+            (*IB, "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA/flush=None"),
+            "NET/IB mlx5_3 GDRDMA",
+        ),
+        # transport/net_ib.cc of v2.28.9-1: 835; net_ib/init.cc of v2.30.7-1 with rail, plane: 494.
         (
             (
                 "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_3:1/RoCE [RO]; OOB eth0:10.0.0.41<0>",
                 "Channel 00/0 : 0[1b000] -> 1[1b000] [send] via NET/IB/1",
                 "Channel 01/0 : 1[1b000] -> 0[1b000] [receive] via NET/IB/0(1)",
             ),
-            "NET/IB mlx5_3 + NET/IB mlx5_0",
+            "NET/IB mlx5_3 RoCE + NET/IB mlx5_0 RoCE",
         ),
         (
             (
-                "NET/IB : No device found.",
-                "NET/Socket : Using [0]eth0:10.0.0.41<0>",
+                "NET/IB : Using [0]mlx5_0:1:3:0/IB [1]mlx5_3:1::1/RoCE [RO]; OOB eth0:10.0.0.41<0>",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
+                "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/1",
+            ),
+            "NET/IB mlx5_0 GDRDMA + NET/IB mlx5_3 RoCE",
+        ),
+        # net_ib.cc of v2.27.7-1: merged ports 573, 595; the Data Direct interface of a NIC 709.
+        (
+            (
+                "NET/IB : Made virtual device [0] name=mlx5_0 speed=200000 ndevs=1",
+                "NET/IB : Made virtual device [1] name=mlx5_1 speed=200000 ndevs=1",
+                "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.41<0>",
+                "NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=400000 ndevs=2",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/2/GDRDMA",
+            ),
+            "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA",
+        ),
+        (
+            (
+                "NET/IB : Using [0]mlx5_0_dma:1/IB [1]mlx5_1_dma:1/IB [RO]; OOB eth0:10.0.0.41<0>",
+                "NET/IB : Made virtual device [2] name=mlx5_0_dma+mlx5_1_dma speed=800000 ndevs=2",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/2/GDRDMA(PCI)",
+                "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA(PCI)",
+            ),
+            "NET/IB mlx5_0+mlx5_1 GDRDMA(PCI) + NET/IB mlx5_0 GDRDMA(PCI)",
+        ),
+        # The copy of NET/IB in HPC-X: nccl-rdma-sharp-plugins, src/ib_plugin.c and p2p_plugin.c.
+        (
+            (
+                *IB,
+                "Using network IBext_v10",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IBext_v10/0/GDRDMA",
+            ),
+            "NET/IB mlx5_3 GDRDMA",
+        ),
+        # net_socket.cc of v2.27.7-1: 67, and where a cloud's sockets are several: 330.
+        (
+            (
+                *SOCKET,
                 "Using network Socket",
+                "NET/Socket: Using 4 threads and 8 sockets per thread",
                 "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
             ),
             "NET/Socket eth0",
         ),
+        ((*SOCKET, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/1"), "NET/Socket eth0.100"),
+        # aws-ofi-nccl before 1.14, and after: nccl_ofi_interface_nvidia.cpp.
         (
             (
                 "NET/OFI Selected Provider is efa (found 4 nics)",
@@ -52,12 +117,33 @@ def said(*lines: str) -> str:
             ),
             "NET/OFI GDRDMA",
         ),
-        (("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",), "P2P"),
-        (("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",), "SHM"),
         (
-            ("NET/IB : Using [0]mlx5_3:1/IB ; OOB ib0:10.1.0.41<0>", "Using network IB"),
-            "NET/IB mlx5_3",
+            (
+                "NET/OFI Selected provider is efa, fabric is efa (found 16 nics)",
+                "Using network Libfabric",
+                "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Libfabric/0/GDRDMA/Shared",
+            ),
+            "NET/OFI GDRDMA",
         ),
+        # transport/p2p.cc of v2.27.7-1: 386 to 406; shm.cc: 128, of v2.30.7-1: 116.
+        (("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",), "P2P"),
+        (("Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read/CE",), "P2P"),
+        (("Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer/read",), "P2P"),
+        (("Channel 00/0 : 0[0] -> 1[1] via P2P/indirect/2[2]",), "P2P"),
+        (("Channel 00/0 : 0[0] -> 1[0] via P2P/MNNVL",), "P2P MNNVL"),
+        (("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",), "SHM"),
+        (("Channel 00 : 0[0] -> 1[1] via SHM/direct",), "SHM"),
+        # transport/nvls.cc of v2.27.7-1: 339.
+        (
+            (
+                "NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)",
+                "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+                "NVLS comm 0x55d0 headRank 0 nHeads 8 nvlsRanks 8 buffSize 8 nvlsPerRankSize 8",
+            ),
+            "P2P + NVLS",
+        ),
+        (("NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)",), ""),
+        ((*IB, "Using network IB"), "NET/IB mlx5_3"),
         (("Using network Socket",), "NET/Socket"),
         (("comm 0x55d0 rank 0 nranks 2 cudaDev 0 - Init COMPLETE",), ""),
         ((), ""),
@@ -83,3 +169,56 @@ def test_each_communicator_is_told_by_its_own_lines(monkeypatch: pytest.MonkeyPa
         nccl.flush()
         assert log.words() == "NET/IB mlx5_4"
         assert log.words() == ""
+
+
+@pytest.mark.parametrize("version", nccl_text.RELEASES)
+@pytest.mark.parametrize(
+    ("carrier", "nics", "plugin", "words"),
+    [
+        ("NET/IB/1/GDRDMA", ["IB", "IB"], "IB", "NET/IB mlx5_1 GDRDMA"),
+        ("NET/IB/1/GDRDMA(PCI)", ["IB", "RoCE"], "IB", "NET/IB mlx5_1 RoCE GDRDMA(PCI)"),
+        ("NET/IB/2/GDRDMA", ["IB", "IB"], "IB", "NET/IB mlx5_0+mlx5_1 GDRDMA"),
+        ("NET/Socket/0", [], "Socket", "NET/Socket eth0"),
+        ("NET/Socket/0", ["IB"], "Socket", "NET/Socket eth0"),
+        ("NET/Libfabric/0/GDRDMA", [], "OFI", "NET/OFI GDRDMA"),
+        ("P2P/MNNVL", ["IB"], "IB", "P2P MNNVL"),
+        ("P2P/CUMEM/read", ["IB"], "IB", "P2P"),
+        ("SHM", ["IB"], "IB", "SHM"),
+    ],
+)
+def test_the_log_of_every_version_says_the_same(
+    version: str, carrier: str, nics: list[str], plugin: str, words: str
+) -> None:
+    """From 2.27 to 2.31, warnings between the lines or not."""
+    merged = [(0, 1)] if len(nics) > 1 else []
+    own = [(f"mlx5_{n}", 1, link) for n, link in enumerate(nics)]
+    lines = nccl_text.init_lines(
+        version,
+        host="gpu041",
+        pid=4711,
+        tid=4800,
+        cuda_dev=3,
+        nics=own,
+        sockets=[("eth0", "10.0.0.41")],
+        plugin=plugin,
+        merged=merged,
+    )
+    lines += nccl_text.communicator_lines(
+        version, host="gpu041", pid=4711, tid=4800, cuda_dev=3, rank=0, ranks=2, plugin=plugin
+    )
+    said = nccl_text.modify_qp_failed("mlx5_1")
+    lines.append(nccl_text.warn_line(version, "gpu041", 4711, 4801, 3, said))
+    before = "\n".join(lines) + "\n"
+    channels = nccl_text.channel_lines(
+        version,
+        host="gpu041",
+        pid=4711,
+        tid=4800,
+        cuda_dev=3,
+        rank=0,
+        peer=1,
+        ranks=2,
+        carrier=carrier,
+    )
+    new = "\n".join(channels) + "\n"
+    assert nccl_log.carried(before + new, new) == words
