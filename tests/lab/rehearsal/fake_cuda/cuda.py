@@ -72,6 +72,9 @@ class _Process:
 
 
 _process = _Process()
+_elements_of: dict[int, int] = {}
+"""How many elements exist of a vector of that length."""
+
 _torch: Any = None
 
 
@@ -345,7 +348,7 @@ def _call(tensor_class: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> An
         return _wrapped(tensor_class, func(*args, **kwargs), target, inputs)
     for one in {each.gpu.index: each.gpu for each in inputs}.values():
         settle(one)
-    args, kwargs, claimed = _kept(name, args, kwargs, inputs)
+    args, kwargs, claimed = _kept(name, args, kwargs)
     result = func(*args, **kwargs)
     _account(name, target, inputs, args)
     if name in _SYNCHRONOUS:
@@ -356,22 +359,18 @@ def _call(tensor_class: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> An
     return _wrapped(tensor_class, result, target, inputs, claimed)
 
 
-def _kept(
-    name: str, args: Any, kwargs: dict[str, Any], inputs: list[Any]
-) -> tuple[Any, dict[str, Any], int | None]:
+def _kept(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], int | None]:
     """Leave the device out of a call, and most elements out of a long vector that it makes."""
     args = tuple(_torch.device("cpu") if _is_device(each) else each for each in args)
     if kwargs.get("device") is not None:
         kwargs = {**kwargs, "device": "cpu"}
     if name not in _FACTORIES:
         return args, kwargs, None
-    if name == "arange" and inputs:  # into a tensor that is there
-        return (min(int(args[-1]), _elements(inputs[0])),), kwargs, None
-    most = int(machine.known()["kept_elements"])
     count = args[-1] if args and isinstance(args[-1], int) else None
-    if name != "tensor" and count is not None and count > most and len(args) == 1:
-        return (most,), kwargs, count
-    return args, kwargs, None
+    if name == "tensor" or count is None or len(args) > 1:
+        return args, kwargs, None
+    kept = _elements_of.setdefault(count, min(count, int(machine.known()["kept_elements"])))
+    return (kept,), kwargs, count
 
 
 def _account(name: str, target: Gpu, inputs: list[Any], args: Any) -> None:
@@ -399,12 +398,20 @@ def _wrapped(
     """A result as a tensor of that GPU; one as long as an input claims that input's length."""
     if isinstance(result, tuple | list):
         return type(result)(_wrapped(tensor_class, each, target, inputs) for each in result)
-    if not isinstance(result, _torch.Tensor) or isinstance(result, tensor_class):
+    if isinstance(result, tensor_class):
+        result.claimed = claimed or result.claimed  # arange(n, out=...) has made it as long
+        return result
+    if not isinstance(result, _torch.Tensor):
         return result
     count = _elements(result)
-    like = next((each.claimed for each in inputs if _elements(each) == count), count)
+    if claimed is None:
+        claimed = next((one.claimed for one in inputs if _elements(one) == count), count)
+        if inputs and result.data_ptr() == inputs[0].data_ptr():  # a view as another type
+            size, other = result.element_size(), inputs[0].element_size()
+            claimed = claimed if size == other else inputs[0].claimed * other // size
+            _elements_of.setdefault(claimed, count)
     made = result.as_subclass(tensor_class)
-    made.gpu, made.claimed = target, like if claimed is None else claimed
+    made.gpu, made.claimed = target, claimed
     _allocate(target, made)
     return made
 
