@@ -9,13 +9,21 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 
+from . import verify
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_BATCH_BYTES = 256 << 20
-_BATCH = 64
+_BATCH, _CHECKED_BATCH = 64, 16
+"""Operations of a batch; fewer with checks, of ten kernels each: a stream takes about 1,000 of
+them, then it blocks the host (https://stackoverflow.com/questions/53970187)."""
+_AHEAD, _AHEAD_US = 1.5, 1000.0
+"""The stream is held up so many times as long as enqueueing takes, and by as much as a spike."""
+_SLOWEST_MHZ = 100.0
+"""Cycles of the slowest clock that a GPU counts by; what it really has is measured at once."""
+_ENQUEUE_US = 50.0
 _STRAYED_S = 0.001
 
 SPIKE_MEDIANS = 20.0
@@ -43,6 +51,13 @@ class Clock(ABC):
             self._began = now
         self._resumed[len(self.times_us)] = now
         self._unchecked.add(len(self.times_us))
+
+    def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+        """Do it that often without counting it."""
+        for _ in range(times):
+            operation()
+            check()
+            self._beat()
 
     @abstractmethod
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
@@ -117,45 +132,98 @@ class HostClock(Clock):
 
 
 class CudaClock(Clock):
-    """For NCCL: events on the stream, so that Python's own jitter stays out of the times.
+    """For NCCL: events on a stream that is kept busy, so that a time is the device's own.
 
-    Operations are enqueued in batches that the host waits for: at most 64, or 256 MiB of data.
+    A kernel that spins holds the stream up while the host enqueues a batch behind it: no operation
+    waits for Python, and a host that stalls for less than is enqueued ahead delays nothing. The
+    first operation of a batch waits for the partner's kernel to end, and is not counted.
     """
 
     def __init__(self, torch: Any, size_bytes: int, beat: Callable[[], None]) -> None:
         super().__init__(beat)
         self._cuda = torch.cuda
-        self._batch = max(1, min(_BATCH, _BATCH_BYTES // size_bytes))
-        self._last: Any = None
+        self._batch = _BATCH if size_bytes < verify.EACH_FROM_BYTES else _CHECKED_BATCH
+        self._events = [
+            tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
+            for _ in range(self._batch + 1)
+        ]
+        self._held = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._cycles_per_us = _SLOWEST_MHZ
+        self._enqueue_us = _ENQUEUE_US
+        self._prompt_us: list[float] = []
+        """Times of operations that were enqueued before the stream came to them."""
 
     def restart(self) -> None:
-        """Do not count what passed since the last operation as this end's gap."""
-        super().restart()
-        self._last = None
+        """Nothing is to be done: each batch begins anew."""
+
+    def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
+        """Do it that often without counting it; learn how long the host takes to enqueue it."""
+        while times > 0:
+            batch = min(times, self._batch)
+            self._enqueue(operation, check, batch)
+            times -= batch
 
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
         """Enqueue the operations in batches, each between two events of its own."""
         while times > 0:
             batch = min(times, self._batch)
-            marks = [self._enqueue(operation, check) for _ in range(batch)]
-            self._cuda.synchronize()
-            for start, end, checked in marks:
-                gap_ms = 0.0 if self._last is None else self._last.elapsed_time(start)
-                self.times_us.append(round(max(0.0, start.elapsed_time(end)) * 1000.0, 2))
-                self._gaps_us.append(max(0.0, gap_ms) * 1000.0)
-                self.checks_us.append(max(0.0, end.elapsed_time(checked)) * 1000.0)
-                self._last = end
-            self._beat()
+            self._count(self._enqueue(operation, check, batch + 1))
             times -= batch
 
-    def _enqueue(self, operation: Callable[[], None], check: Callable[[], None]) -> Any:
-        start, end, checked = (self._cuda.Event(enable_timing=True) for _ in range(3))
-        start.record()
-        operation()
-        end.record()
-        check()
-        checked.record()
-        return start, end, checked
+    def _enqueue(
+        self, operation: Callable[[], None], check: Callable[[], None], times: int
+    ) -> list[float]:
+        """Hold the stream up, enqueue so many behind that, and wait for all of them.
+
+        Return for each how much of its time may be this host's, us: none, unless the stream passed
+        its first event before all of it was there.
+        """
+        now = time.perf_counter_ns
+        cycles = int((_AHEAD * times * self._enqueue_us + _AHEAD_US) * self._cycles_per_us)
+        owed_us: list[float] = []
+        each_us: list[float] = []
+        self._held[0].record()
+        self._cuda._sleep(cycles)  # noqa: SLF001 - torch has no public kernel that spins
+        self._held[1].record()
+        for start, end, checked in self._events[:times]:
+            begun = now()
+            start.record()
+            operation()
+            end.record()
+            host_us = (now() - begun) / 1000.0
+            owed_us.append(host_us if start.query() else 0.0)
+            check()
+            checked.record()
+            each_us.append((now() - begun) / 1000.0)
+        for _, _, checked in self._events[:times]:
+            checked.synchronize()
+            self._beat()
+        held_us = self._held[0].elapsed_time(self._held[1]) * 1000.0
+        self._cycles_per_us = max(self._cycles_per_us, cycles / max(held_us, 1.0))
+        self._enqueue_us = _median(each_us)
+        return owed_us
+
+    def _count(self, owed_us: list[float]) -> None:
+        """Read the events of a batch, but for those of its first operation."""
+        now, events = time.monotonic(), self._events[: len(owed_us)]
+        took_us = [start.elapsed_time(end) * 1000.0 for start, end, _ in events]
+        batch = range(1, len(events))
+        self._prompt_us += [took_us[at] for at in batch if not owed_us[at]]
+        usual_us = _median(self._prompt_us or took_us[1:])
+        own_us = 0.0
+        for at in batch:
+            (_, ended, _), (start, end, checked) = events[at - 1 : at + 1]
+            if at == 1 or own_us:
+                since_s = ended.elapsed_time(events[-1][2]) / 1000.0 + own_us / 1e6
+                self._resumed[len(self.times_us)] = now - since_s
+                self._began = self._began or now - since_s
+            gap_us = ended.elapsed_time(start) * 1000.0 + own_us
+            # What this host may have added is taken off, down to the usual time. It is a gap: the
+            # partner waited in this operation or, if it was launched by then, in the next one.
+            own_us = max(0.0, min(owed_us[at], took_us[at] - usual_us))
+            self.times_us.append(round(took_us[at] - own_us, 2))
+            self._gaps_us.append(gap_us + own_us)
+            self.checks_us.append(end.elapsed_time(checked) * 1000.0)
 
 
 def _median(values: list[float]) -> float:

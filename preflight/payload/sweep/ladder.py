@@ -110,10 +110,7 @@ class Ladder:
         def operation() -> None:
             self._group.reduce(data.buffer)
 
-        for _ in range(rung.warmup):
-            operation()
-            data.check()
-            self._beat()
+        clock.warm_up(operation, data.check, rung.warmup)
         clock.restart()
         clock.run(operation, data.check, min(LEAST, rung.iterations))
         stopped = ""
