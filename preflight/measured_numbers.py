@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preflight.burn.own_past import conditions
 from preflight.burn.units import FAR, FASTER_IS_LESS, units
-from preflight.fabric.measure import WIRE_BOUND
+from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.fabric.words import size
 from preflight.history.night import Numbers
 from preflight.stats.quantiles import median
@@ -69,9 +69,9 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
             continue
         small, large = seen.summary.sizes[0], seen.summary.sizes[-1]
         told = []
-        if large.size_bytes >= WIRE_BOUND:
+        if large.size_bytes >= wire_from(pair.backend):
             told.append(("allreduce_gbs", large.size_bytes, large.busbw_gbs))
-        if small.size_bytes < WIRE_BOUND:
+        if small.size_bytes < LATENCY_BELOW:
             told.append(("allreduce_p50_us", small.size_bytes, small.p50_us))
             told.append(("allreduce_p99_us", small.size_bytes, small.p99_us))
         for measure, size_bytes, value in told:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from preflight.burn.floors import baseline_of
 from preflight.burn.units import units
 from preflight.fabric.inside_measure import measure_inside
-from preflight.fabric.measure import summarise
-from preflight.fabric.yardstick import PLATFORM_FROM
+from preflight.fabric.measure import summarise, wire_from
 from preflight.facts.found import found
 from preflight.facts.found_modes import MODES, found_modes
 from preflight.fleet.model import Host, Promise
@@ -141,7 +140,7 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
         if pair.backend == "nccl" and {pair.a, pair.b} <= names
         for summary in (summarise(pair),)
         if summary.state == "measured" and summary.sizes
-        and summary.sizes[-1].size_bytes >= PLATFORM_FROM
+        and summary.sizes[-1].size_bytes >= wire_from(pair.backend)
     ]  # fmt: skip
     if pairs:
         yield "rail", Baseline(round(median(pairs), 3), _many(len(pairs), "pair"))

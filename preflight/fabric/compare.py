@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.measure import WIRE_BOUND, Summary, lost_accounts, lost_words, summarise
+from preflight.fabric.measure import Summary, lost_accounts, lost_words, summarise, wire_from
 from preflight.fabric.observed import failed_by_itself
 from preflight.fabric.peers import Peers
 from preflight.fabric.samples import PairState
@@ -53,6 +53,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """Whose account of it was lost: it says nothing."""
     top_bytes: int = 0
     """The ladder's largest size."""
+    judged_from: int = 0
+    """The smallest size at which bandwidth can be judged."""
     spent_s: float = 0.0
     """What its timed operations took, at the end that took longer; 0 where it is not known."""
 
@@ -69,7 +71,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     @property
     def short(self) -> bool:
         """Whether its time was up before a size at which bandwidth can be judged."""
-        return self.state == "measured" and self.at_bytes < min(WIRE_BOUND, self.top_bytes)
+        return self.state == "measured" and self.at_bytes < min(self.judged_from, self.top_bytes)
 
     @property
     def how_far(self) -> str:
@@ -140,6 +142,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
         latency_limit_us=most_us,
         slow=slow,
         top_bytes=yardstick.top_bytes,
+        judged_from=wire_from(pair.backend),
         spent_s=max(_spent_s(pair.first), _spent_s(pair.second)),
     )
 
@@ -149,7 +152,7 @@ def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bo
     if at_bytes >= yardstick.top_bytes:
         return False
     beyond, peers = yardstick.peers.beyond(pair, at_bytes)
-    if at_bytes < WIRE_BOUND:
+    if at_bytes < wire_from(pair.backend):
         return beyond > 0
     return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.inside_measure import measure_inside
 from preflight.fabric.inside_peers import Bound, Peers
-from preflight.fabric.measure import WIRE_BOUND
+from preflight.fabric.measure import LATENCY_BELOW
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.words import gbs, size, time_us
 from preflight.facts.inside import Inside
@@ -162,7 +162,7 @@ def _slow(own: Measured, bound: Bound) -> str:
 def _latent(own: Measured, peers: Peers) -> str:
     least = own.sizes[0]
     limit_us = peers.latency_limit_us(own)
-    if least.size_bytes >= WIRE_BOUND or limit_us is None or least.p50_us <= limit_us:
+    if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
         return ""
     usual = time_us(peers.latency_us(own) or 0.0)
     return (

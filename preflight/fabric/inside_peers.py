@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.limits import limit
-from preflight.fabric.measure import WIRE_BOUND
+from preflight.fabric.measure import wire_from
 from preflight.fleet.baselines import gpu_floor
 from preflight.stats.quantiles import median
 
@@ -44,7 +44,7 @@ class Peers(NamedTuple):
         top = own.sizes[-1].size_bytes
         furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
         beyond = int(furthest) if len(self.nodes) >= FEWEST and furthest > top else 0
-        if top < WIRE_BOUND:
+        if top < wire_from(own.backend):
             return Bound(None, "", None, beyond)
         bounds: list[tuple[float, str]] = []
         speeds = [math.log(one.best_gbs) for one in self._sizes(top)]

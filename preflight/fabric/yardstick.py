@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import Struct
 
 from preflight.fabric.limits import limit
-from preflight.fabric.measure import WIRE_BOUND
+from preflight.fabric.measure import wire_from
 from preflight.fleet.baselines import rail_floor
 from preflight.stats.quantiles import median, nearest_rank
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Promise
 
 _ABSOLUTE_FROM = 1 << 20
-PLATFORM_FROM = 16 << 20
-"""Floors of platforms are for sizes from here on: below, latency still shows."""
 _FEW_RUNS = 3
 _MOSTLY, _FAST = 0.75, 0.75
 _BOTH = 2
@@ -56,11 +54,11 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     """The stricter of a share of the peers' median and of an absolute limit.
 
     That is the promise; without one, the floor of the promised platform; without peers as well,
-    what the pair itself reached in earlier runs; and the floor of any network. Small sizes are all
-    latency, so bandwidth is judged on none of them; absolute limits are for the largest size, or
-    for whatever a pair reached that was too slow to be asked for it.
+    what the pair itself reached in earlier runs; and the floor of any network. Bandwidth is judged
+    on none of the sizes below `wire_from`; absolute limits are for the largest size, or for
+    whatever a pair reached that was too slow to be asked for it.
     """
-    if at.size_bytes < WIRE_BOUND:
+    if at.size_bytes < wire_from(pair.backend):
         return Bound()
     bounds: list[tuple[float, str, Yard]] = []
     peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
@@ -68,7 +66,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if peers_gbs is not None and ratio is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        known = _promised(pair, at, yardstick.promised)
+        known = _promised(pair, yardstick.promised)
         if known is None and not bounds:
             known = _history(pair, at, yardstick.earlier)
         floor = yardstick.floors.get(pair.backend)
@@ -99,7 +97,7 @@ def floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]:
     """
     reached: dict[str, list[float]] = {}
     for pair, summary in measured:
-        if summary.sizes and summary.sizes[-1].size_bytes >= WIRE_BOUND:
+        if summary.sizes and summary.sizes[-1].size_bytes >= wire_from(pair.backend):
             reached.setdefault(pair.backend, []).append(summary.sizes[-1].best_gbs)
     found: dict[str, float] = {}
     for backend, speeds in reached.items():
@@ -112,9 +110,7 @@ def floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]:
     return found
 
 
-def _promised(
-    pair: PairSamples, at: SizeSummary, promised: Mapping[str, Promise]
-) -> tuple[float, str, Yard] | None:
+def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float, str, Yard] | None:
     """The lower of both ends' promises, as a pair is as fast as its slower end; else floors."""
     ends = [promised[name] for name in (pair.a, pair.b) if name in promised]
     own = [
@@ -126,7 +122,7 @@ def _promised(
         return (*min(own), "promise")
     floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
     # A floor is known if both ends' NICs are; by TCP on CPUs no NIC's rate is reached.
-    if pair.backend != "nccl" or at.size_bytes < PLATFORM_FROM or len(floors) < _BOTH:
+    if pair.backend != "nccl" or len(floors) < _BOTH:
         return None
     floor = min(floors, key=lambda one: one.value)
     return floor.value, floor.origin, "platform"

@@ -180,7 +180,8 @@ def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
     backend, leaves = observed.backend, observed.leaves
     effect = -math.log(1 - number(backend, "slow_effect"))
     floor = number(backend, "bandwidth_scatter")
-    yield _shifting("slow", log_times(met, leaves, of_the_wire, effect), observed, effect, floor)
+    wire = log_times(met, leaves, of_the_wire(backend), effect)
+    yield _shifting("slow", wire, observed, effect, floor)
     effect = math.log1p(number(backend, "latency_effect"))
     floor = number(backend, "latency_scatter")
     yield _shifting("latency", log_times(met, leaves, of_latency, effect), observed, effect, floor)

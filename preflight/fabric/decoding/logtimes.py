@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.measure import WIRE_BOUND
+from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.stats.quantiles import median
 
 if TYPE_CHECKING:
@@ -151,15 +151,15 @@ def _near(place: Place, leaves: Mapping[str, str]) -> bool:
 
 def _times_us(size_bytes: int, column: Column) -> list[float]:
     """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
-    times_us = column.best_us if of_the_wire(size_bytes) else column.p50_us
+    times_us = column.p50_us if of_latency(size_bytes) else column.best_us
     return [max(time_us, _LEAST_US) for time_us in times_us]
 
 
-def of_the_wire(size_bytes: int) -> bool:
-    """Whether that size tells of bandwidth."""
-    return size_bytes >= WIRE_BOUND
+def of_the_wire(backend: str) -> Callable[[int], bool]:
+    """Whether a size tells of bandwidth, with that backend."""
+    return lambda size_bytes: size_bytes >= wire_from(backend)
 
 
 def of_latency(size_bytes: int) -> bool:
     """Whether that size is all latency."""
-    return size_bytes < WIRE_BOUND
+    return size_bytes < LATENCY_BELOW

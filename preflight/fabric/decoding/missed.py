@@ -95,7 +95,7 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
         scatter=number(backend, "event_scatter"),
     )
     effect = -math.log(1 - number(backend, "slow_effect"))
-    timed = log_times(met, observed.leaves, of_the_wire, effect)
+    timed = log_times(met, observed.leaves, of_the_wire(backend), effect)
     model = Shifts(timed, effect=effect, floor=number(backend, "bandwidth_scatter"))
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)

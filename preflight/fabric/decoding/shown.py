@@ -64,7 +64,9 @@ def shown(observed: Observed) -> Shown:
     return Shown(
         events=_events(met, turns, number(backend, "spike_us")),
         scatter=number(backend, "event_scatter"),
-        wire=_slower(met, turns, observed, of_the_wire, slow, number(backend, "bandwidth_scatter")),
+        wire=_slower(
+            met, turns, observed, of_the_wire(backend), slow, number(backend, "bandwidth_scatter")
+        ),
         latency=_slower(met, turns, observed, of_latency, late, number(backend, "latency_scatter")),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from preflight.fabric.judge import judge_sweep
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import PairState
 
 SMALL, LARGE = 8, 4 << 20
+TOP = defaultdict(lambda: LARGE, nccl=64 << 20)
+"""The ladder's largest size by backend."""
 
 
 def hosts(count: int, promised: Promise | None = None) -> list[Host]:
@@ -32,17 +35,19 @@ def end(
     latency_us: float = 200.0,
     state: PairState = "measured",
     sizes: int = 2,
+    *,
+    backend: str = "gloo",
 ) -> End:
     """One end's account: ten steady iterations of a small and a large size."""
     if state != "measured":
         return End(node, state, error=f"{state} on purpose")
-    large_us = LARGE / busbw_gbs / 1e3
+    large_us = TOP[backend] / busbw_gbs / 1e3
     return End(
         node,
         "measured",
         (
             Timing(SMALL, (latency_us,) * 10, (1.0,) * 10),
-            Timing(LARGE, (large_us,) * 10, (1.0,) * 10),
+            Timing(TOP[backend], (large_us,) * 10, (1.0,) * 10),
         )[:sizes],
     )
 
@@ -62,11 +67,13 @@ def sweep(
         for a, b in around:
             said = speed(a, b)
             ends = [
-                end(name, said) if isinstance(said, float) else end(name, 1.0, state=said)
+                end(name, said, backend=backend)
+                if isinstance(said, float)
+                else end(name, 1.0, state=said)
                 for name in (a, b)
             ]
             pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]
-    return Sweep((Ladder(SMALL, 1, 10), Ladder(LARGE, 1, 10)), rounds, tuple(pairs))
+    return Sweep((Ladder(SMALL, 1, 10), Ladder(TOP[backend], 1, 10)), rounds, tuple(pairs))
 
 
 def blame(measured: Sweep, fleet: Sequence[Host]) -> tuple[Blame, ...]:

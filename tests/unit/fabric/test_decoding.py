@@ -31,6 +31,26 @@ def test_a_slow_node_is_named_and_its_partners_are_not() -> None:
     assert named(Made(nodes=4, slow=lambda a, b, _: "n3" in (a, b))) == [("slow", "n3")]
 
 
+@pytest.mark.parametrize(
+    ("backend", "size_bytes", "symptoms"),
+    [("nccl", 1 << 20, []), ("nccl", 64 << 20, ["slow"]), ("gloo", 1 << 20, ["slow"])],
+)
+def test_bandwidth_is_judged_where_the_wire_decides(
+    backend: str, size_bytes: int, symptoms: list[str]
+) -> None:
+    """With NCCL a host may slow 1 MiB down, so that size alone condemns nobody."""
+    seen = replace(Made(nodes=8).observed(), backend=backend)
+    digests = [one for one in seen.digests if one.size_bytes == size_bytes]
+    slower = [
+        replace(one, best_us=one.best_us * 3, p50_us=one.p50_us * 3)
+        if "n3" in (one.a, one.b)
+        else one
+        for one in digests
+    ]
+    found = find(replace(seen, digests=tuple(slower))).found
+    assert [one.symptom for one in found] == symptoms
+
+
 def test_fifteen_per_cent_on_one_rail_of_one_node() -> None:
     """An endpoint is named as such: seven rails of the node are fine."""
     made = Made(nodes=8, rails=8, factor=1.18, slow=lambda a, b, rail: rail == 5 and "n2" in (a, b))

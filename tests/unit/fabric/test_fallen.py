@@ -97,7 +97,7 @@ def test_both_ends_of_its_pairs_say_sockets_and_still_it_is_the_one_node() -> No
     (one,) = found.blames
     assert (one.kind, one.component, one.rail) == ("node", "h3", None)
     assert "NET/Socket eth0 carried h3 with each of its 3 partners" in one.sentence
-    assert "1.2 GB/s at 4 MiB" in one.sentence
+    assert "1.2 GB/s at 64 MiB" in one.sentence
 
 
 def test_two_nodes_are_told_apart_by_what_each_says() -> None:

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 from preflight.fabric.coverage import KEPT_RUNS, after
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import Planned, plan
-from preflight.fabric.samples import End, Ladder, PairSamples
 from preflight.fabric.yardstick import speed_key
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Promise
 from preflight.history.past import Past
 from preflight.registry import load_folder, shipped_folder
 from preflight.verdict import Outcome, Verdict
-from tests.unit.fabric.synthetic import LARGE, SMALL, hosts, sweep
+from tests.unit.fabric.synthetic import TOP, hosts, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,27 +24,13 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 
-TOP = 64 << 20
 NDR = Promise(nic_gbits=400, nic_link="ib", origin="fleet.toml [group.train]")
 CHECK = next(one for one in load_folder(shipped_folder()) if one.check.id == "fabric.allreduce")
 
 
 def _nccl(fleet: Sequence[Host], gbs: float, rails: int = 1) -> Sweep:
     """Every pair at that speed, at 64 MiB."""
-    small = sweep(fleet, lambda *_: gbs, backend="nccl", rails=rails)
-
-    def longer(end: End | None) -> End | None:
-        if end is None:
-            return None
-        kept, large = end.timings
-        times = tuple(time * TOP / LARGE for time in large.times_us)
-        return replace(end, timings=(kept, replace(large, size_bytes=TOP, times_us=times)))
-
-    def of(pair: PairSamples) -> PairSamples:
-        return replace(pair, first=longer(pair.first), second=longer(pair.second))
-
-    ladder = (Ladder(SMALL, 1, 10), Ladder(TOP, 1, 10))
-    return replace(small, ladder=ladder, pairs=tuple(map(of, small.pairs)))
+    return sweep(fleet, lambda *_: gbs, backend="nccl", rails=rails)
 
 
 def _judge(
@@ -116,7 +101,7 @@ def test_history_decides_third() -> None:
     """What the pair itself reached counts only where there is neither a peer nor a floor."""
     fleet = hosts(2)
     measured = _nccl(fleet, 30.0)
-    key = speed_key(measured.pairs[0], TOP)
+    key = speed_key(measured.pairs[0], TOP["nccl"])
     assert _judge(measured, fleet, {key: [46.0, 46.0]}).outcome is Outcome.UNKNOWN
     slow = _judge(measured, fleet, {key: [45.0, 46.0, 47.0]})
     assert slow.outcome is Outcome.FAIL
@@ -132,7 +117,7 @@ def test_a_small_fleet_remembers_its_speeds() -> None:
     fleet = hosts(2)
     names = [host.name for host in fleet]
     measured = _nccl(fleet, 46.0)
-    key, past = speed_key(measured.pairs[0], TOP), Past()
+    key, past = speed_key(measured.pairs[0], TOP["nccl"]), Past()
     for bad in ([], [("h1", "h2")], *[[] for _ in range(KEPT_RUNS)]):
         planned = Planned(rounds=measured.rounds)
         kept = replace(past, suspects=())

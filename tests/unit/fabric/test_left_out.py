@@ -161,7 +161,8 @@ def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
             speed /= 1.3
         if one.rail == 3 and (one.a, one.b) == ("h1", "h2"):
             speed /= 1.5
-        pairs.append(replace(one, first=end(one.a, speed), second=end(one.b, speed)))
+        ends = [end(name, speed, backend="nccl") for name in (one.a, one.b)]
+        pairs.append(replace(one, first=ends[0], second=ends[1]))
     once = replace(measured, pairs=tuple(pairs))
     assert _told(once, 8)[0].not_ready == ("h1",)
     doubted = judge(judge_sweep(once, fleet).pairs["h1", "h2"])
@@ -193,7 +194,11 @@ def test_what_may_be_either_of_two_is_said_once() -> None:
     """Two nodes, one rail at half of the others: not told apart, and no second finding says so."""
     measured = sweep(hosts(2), lambda *_: FAST_GBS, backend="nccl", rails=8)
     pairs = [
-        replace(one, first=end(one.a, FAST_GBS / 2), second=end(one.b, FAST_GBS / 2))
+        replace(
+            one,
+            first=end(one.a, FAST_GBS / 2, backend="nccl"),
+            second=end(one.b, FAST_GBS / 2, backend="nccl"),
+        )
         if one.rail == 5
         else one
         for one in measured.pairs

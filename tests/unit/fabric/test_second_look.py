@@ -30,14 +30,16 @@ def once_slow(speed: float = 0.02) -> Sweep:
 
 def again(measured: Sweep, *readings: float | PairState, moved: str = "") -> Sweep:
     """The slow pair is measured again, each time so fast, in a round of its own."""
-    first = len(measured.rounds)
+    first, backend = len(measured.rounds), measured.pairs[0].backend
     pairs = []
     for number, said in enumerate(readings, first):
         ends = [
-            end(name, said) if isinstance(said, float) else end(name, 1.0, state=said)
+            end(name, said, backend=backend)
+            if isinstance(said, float)
+            else end(name, 1.0, state=said)
             for name in SLOW
         ]
-        pairs.append(PairSamples(*SLOW, 0, number, measured.pairs[0].backend, *ends))
+        pairs.append(PairSamples(*SLOW, 0, number, backend, *ends))
     if moved:
         ends = [replace(one, moved=(Moved(moved, 3),)) for one in ends]
         pairs[-1] = replace(pairs[-1], first=ends[0], second=ends[1])

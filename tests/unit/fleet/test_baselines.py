@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.fabric.yardstick import PLATFORM_FROM
+from preflight.fabric.measure import wire_from
 from preflight.fleet.baselines import LINKS, TIMES, UNITS, baselines, gpu_floor, rail_floor
 from preflight.fleet.gpu_models import gpu_platform
 from preflight.fleet.model import Promise
@@ -59,7 +59,7 @@ def test_each_floor_of_a_rail_is_within_half_and_all_of_its_line_rate(name: str,
     assert 0.5 <= one.value / one.ceiling < 0.9
     assert len(one.source) > 20
     assert one.unit == "GB/s busbw"
-    assert PLATFORM_FROM < 64 << 20
+    assert wire_from("nccl") < 64 << 20
 
 
 @pytest.mark.parametrize(
