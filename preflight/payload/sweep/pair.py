@@ -147,7 +147,7 @@ def _look_into(
         alive("pair", connect_s(seat.rail.go) + BEAT_S)
         group = _connect(seat, other, name, attempt=1)
         again = Ladder(seat.torch, group, seat.rail.go, _ends(seat, other), alive)
-        repeated = again.repeat(data.size_bytes, _AGAIN)
+        repeated = again.repeat(data.size_bytes, _AGAIN, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
         swapped = f"with the roles swapped {times} of {_AGAIN}"
         mine = mine or (repeated.words() if repeated.wrong else "")

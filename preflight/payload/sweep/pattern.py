@@ -1,6 +1,7 @@
 """Wrong data is worse than slow data: every sum is compared with the one that must come out.
 
-int32 with wrap-around addition is exact and independent of order, so the comparison is equality.
+int32 with wrap-around addition is exact and independent of order, so the comparison is equality. So
+is a sum of whole numbers in float32 and bfloat16, as long as it needs no more bits than those have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _INDEX = -1640531535
 _KEY = 2246822519
 WORD = 2**32
 _HALF = 2**31
+
+_EXACT_BITS = {"float32": 24, "bfloat16": 8}
+"""All whole numbers up to that power of two are exact (IEEE 754 binary32; Intel's bfloat16)."""
 
 
 class Ends(NamedTuple):
@@ -35,18 +39,32 @@ def key(seed: int, round_index: int, rank: int) -> int:
     return (mixed + _HALF) % WORD - _HALF
 
 
-def fill(torch: Any, buffer: Any, of_key: int) -> None:
-    """Write the pattern of one end into `buffer` (int32, on any device), in place."""
-    torch.arange(buffer.numel(), dtype=torch.int32, device=buffer.device, out=buffer)
-    buffer.mul_(_INDEX).add_(of_key)
-    buffer.bitwise_xor_(buffer >> 15)
+def fill(torch: Any, buffer: Any, of_key: int, ends: int = 2) -> None:
+    """Write the pattern of one end into `buffer` (on any device), in place.
+
+    Of float32 and bfloat16: whole numbers, of which the sum over so many ends is exact.
+    """
+    exact_bits = _EXACT_BITS.get(name(buffer))
+    words = torch.empty(0, dtype=torch.int32, device=buffer.device) if exact_bits else buffer
+    torch.arange(buffer.numel(), dtype=torch.int32, device=buffer.device, out=words)
+    words.mul_(_INDEX).add_(of_key)
+    words.bitwise_xor_(words >> 15)
+    if exact_bits:
+        bits = exact_bits + 1 - (ends - 1).bit_length()  # one of them is the sign
+        buffer.copy_(words.bitwise_and_(2**bits - 1).sub_(2 ** (bits - 1)))
+
+
+def name(buffer: Any) -> str:
+    """The type of its elements: int32, float32, bfloat16."""
+    return str(buffer.dtype).rpartition(".")[2]
 
 
 def expected(torch: Any, like: Any, keys: Iterable[int]) -> Any:
-    """The sum over both ends' patterns, in a tensor like `like`."""
+    """The sum over all ends' patterns, in a tensor like `like`."""
     total = torch.zeros_like(like)
     part = torch.empty_like(like)
-    for of_key in keys:
-        fill(torch, part, of_key)
+    every = list(keys)
+    for of_key in every:
+        fill(torch, part, of_key, len(every))
         total.add_(part)
     return total

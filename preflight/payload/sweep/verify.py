@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 EACH_FROM_BYTES = 64 << 10
 """From this size on, each operation is checked on a GPU too."""
 
+FLOATS = {"nccl": ("float32", "bfloat16"), "gloo": ("float32",)}
+"""What jobs sum in, and what has kernels of its own. Gloo adds bfloat16 in newer torch only
+(pytorch/pytorch issue 111131)."""
+
 _PAIR = 2
+_SHORT = 2  # bytes of a bfloat16
 _DOUBLINGS = 16  # after more of them in place too few bits of the data are left
 
 
@@ -29,12 +34,14 @@ class Wrong:
         self.index, self.got, self.wanted = difference
         self.times = 1
 
-    def words(self, size_bytes: int, operations: int, elements: int) -> str:
+    def words(self, data: Data) -> str:
         """Say it in one line."""
+        digits = 2 * data.buffer.element_size()
+        got, wanted = (f"0x{value % 16**digits:0{digits}x}" for value in (self.got, self.wanted))
         return (
-            f"{size_bytes} B: element {self.index} of {elements} int32 came out as "
-            f"0x{self.got:08x}, must be 0x{self.wanted:08x}, in operation {self.operation} of "
-            f"{operations}; {self.times} of them were wrong here"
+            f"{data.size_bytes} B: element {self.index} of {data.buffer.numel()} {data.dtype} came "
+            f"out as {got}, must be {wanted}, in operation {self.operation} of {data.operations}; "
+            f"{self.times} of them were wrong here"
         )
 
 
@@ -50,17 +57,22 @@ class Data:
         rank: int,
         *,
         each: bool | None = None,
+        dtype: str = "int32",
     ) -> None:
         self.size_bytes = size_bytes
-        self.buffer = torch.empty(max(1, size_bytes // 4), dtype=torch.int32, device=device)
+        self.dtype = dtype
+        words = torch.empty(max(1, size_bytes // 4), dtype=torch.int32, device=device)
+        self.buffer = words.view(getattr(torch, dtype))
         self.operations = 0
         self.wrong: Wrong | None = None
         large = size_bytes >= EACH_FROM_BYTES or not self.buffer.is_cuda
         self.each = large if each is None else each
-        pattern.fill(torch, self.buffer, keys[rank])
+        pattern.fill(torch, self.buffer, keys[rank], len(keys))
         self._torch = torch
         self._mine = self.buffer.clone()
         self._wanted = pattern.expected(torch, self.buffer, keys)
+        bits = torch.int16 if self.buffer.element_size() == _SHORT else torch.int32
+        self._bits, self._wanted_bits = self.buffer.view(bits), self._wanted.view(bits)
         self._pair = len(keys) == _PAIR
         self._reports: list[Any] = []
         """Of a device, which is not waited for: (wrong or not, where, what), still to be read."""
@@ -71,9 +83,9 @@ class Data:
         if not self.each:
             return
         if self.buffer.is_cuda:
-            self._reports.append(report(self._torch, self.buffer, self._wanted))
+            self._reports.append(report(self._torch, self._bits, self._wanted_bits))
         elif not same(self.buffer, self._wanted):
-            self._note(self.operations, self._difference(self._wanted))
+            self._note(self.operations, self._difference(self._wanted_bits))
         self.buffer.copy_(self._mine)
 
     def settle(self, group: Any) -> None:
@@ -82,7 +94,7 @@ class Data:
             differs, index, got = (int(value) for value in found.tolist())
             if differs:
                 operation = self.operations - len(self._reports) + place + 1
-                self._note(operation, (index, got, int(self._wanted[index].item())))
+                self._note(operation, (index, got, int(self._wanted_bits[index].item())))
         self._reports = []
         if not self.each:
             self._compare_small(group)
@@ -90,7 +102,7 @@ class Data:
     def words(self) -> str:
         """What was wrong, in one line."""
         assert self.wrong is not None
-        return self.wrong.words(self.size_bytes, self.operations, self.buffer.numel())
+        return self.wrong.words(self)
 
     def right_alone(self, keys: list[int]) -> bool:
         """Whether the same sum comes out on this device again, without any network."""
@@ -112,13 +124,12 @@ class Data:
             self._note(self.operations, self._difference(wanted))
 
     def _difference(self, wanted: Any) -> tuple[int, int, int]:
-        index = int((self.buffer != wanted).nonzero()[0].item())
-        return index, int(self.buffer[index].item()), int(wanted[index].item())
+        index = int((self._bits != wanted).nonzero()[0].item())
+        return index, int(self._bits[index].item()), int(wanted[index].item())
 
     def _note(self, operation: int, difference: tuple[int, int, int]) -> None:
         if self.wrong is None:
-            index, got, wanted = difference
-            self.wrong = Wrong(operation, (index, got % pattern.WORD, wanted % pattern.WORD))
+            self.wrong = Wrong(operation, difference)
         else:
             self.wrong.times += 1
 

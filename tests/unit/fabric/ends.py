@@ -54,7 +54,7 @@ class Partner:
         tensor.add_(self._other)
         self.operations += 1
         if self.operations == self._flip_at:
-            tensor[5] ^= 1 << 30
+            tensor.view(torch.int32)[5] ^= 1 << 30
         self._other = tensor.clone()
 
 
@@ -85,8 +85,8 @@ class Both:
         self._go = {**GO, "meet_s": 10, "op_s": 10, "pair_s": 60, **changes}
         self._patch = monkeypatch
 
-    def spoil(self, node: str, *, when_rank: int | None = None) -> None:
-        """One node's results come out wrong, whatever its role, or in one role only."""
+    def spoil(self, node: str, *, when_rank: int | None = None, only: Any = None) -> None:
+        """One node's results come out wrong: in any role or one only, of any type or one only."""
         connect = groups.connect
 
         def connected(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Any:
@@ -96,8 +96,8 @@ class Both:
             def spoiled(tensor: Any, *, smallest: bool = False) -> None:
                 reduce(tensor, smallest=smallest)
                 ours = rail.go.index == int(node == "h2") and when_rank in (None, rank)
-                if ours and not smallest and tensor.numel() > 2:
-                    tensor[3] ^= 4
+                if ours and not smallest and tensor.numel() > 2 and only in (None, tensor.dtype):
+                    tensor.view(torch.int32)[3] ^= 4
 
             group.reduce = spoiled  # type: ignore[method-assign]
             return group

@@ -35,7 +35,7 @@ def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int,
     assert bool(data.wrong) == (flip_at in (12, 41))
 
 
-@pytest.mark.parametrize("operation", [1, 2, 31, 61, 64])
+@pytest.mark.parametrize("operation", [1, 2, 31, 61, 66])
 def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) -> None:
     """Warm-up, ladder, soak; also high bits in a long run, which doubling would shift out."""
     climbed = climb(
@@ -44,7 +44,7 @@ def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) ->
     assert climbed.spoilt
     assert climbed.data is not None
     first = operation <= 22
-    number, of = (operation, 22) if first else (operation - 22, 42)
+    number, of = (operation, 22) if first else (operation - 24, 42)  # two sums in float32
     said = climbed.data.words()
     assert f"in operation {number} of {of}; 1 of them" in said
     assert f"{(1 << 16) if first else (1 << 17)} B: element 5 of" in said
@@ -85,6 +85,46 @@ def test_wrong_data_names_the_end_that_got_it_and_tries_with_roles_swapped(
     assert sizes == [[8, 1 << 16]] * 2
     assert "with the roles swapped 8 of 8" in second["error"]
     assert second["error"].endswith("its own sum without a network is right")
+
+
+def test_sums_that_go_wrong_in_one_type_only_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What adds int32 rightly may add float32 wrongly: other kernels, other circuits."""
+    both = Both(monkeypatch, ladder=[[8, 1, 5], [1 << 16, 1, 10], [1 << 17, 1, 5]])
+    both.spoil("h1", only=torch.float32)
+    first, second = both.measure()
+    assert (first["state"], second["state"]) == ("corrupt", "measured")
+    assert first["error"].startswith("65536 B: element 3 of 16384 float32 came out as 0x")
+    assert "in operation 1 of 2; 2 of them" in first["error"]
+    assert "with the roles swapped 8 of 8; its own sum" in first["error"]
+
+
+@pytest.mark.parametrize("ends", [2, 3, 8, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float_sums_are_exact_in_any_order_and_use_all_bits(dtype: str, ends: int) -> None:
+    """So they are compared to the bit; a flipped one is found, with its type."""
+    keys = [pattern.key(7, 0, rank) for rank in range(ends)]
+    data = verify.Data(torch, Partner.device, 1 << 16, keys, 0, each=True, dtype=dtype)
+    parts = [torch.empty_like(data.buffer) for _ in keys]
+    for part, key in zip(parts, keys, strict=True):
+        pattern.fill(torch, part, key, ends)
+    exact = sum(part.double() for part in parts)
+    most = 2.0 ** {"float32": 24, "bfloat16": 8}[dtype]
+    assert most / 4 < float(exact.abs().max()) <= most
+    assert len(exact.unique()) > most / 4 or dtype == "float32"
+    for order in (parts, parts[::-1]):
+        total = torch.zeros_like(data.buffer)
+        for part in order:
+            total += part
+        assert torch.equal(total.double(), exact)
+        data.buffer.copy_(total)
+        data.check()
+    assert bool(data.wrong) is False
+    assert data.right_alone(keys)
+    data.buffer.copy_(total)
+    data.buffer.view(torch.int16)[5] ^= 1
+    data.check()
+    data.settle(None)
+    assert f" {dtype} came out as 0x" in data.words()
 
 
 def test_wrong_data_in_one_role_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
