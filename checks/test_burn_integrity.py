@@ -32,10 +32,12 @@ def judge(burn: Burn | None) -> Verdict:
             flaws=[f"{flaw.name}: {flaw.what}" for flaw in burn.wrong],
         )
     nothing = unjudged(burn, "proof of integrity")
-    if nothing is not None or burn is None:
+    if burn is None or (nothing is not None and not burn.stopped):
         return nothing or not_run("no proof of integrity was measured")
     lost = len({flaw.cause for flaw in burn.lost if flaw.cause})
     if burn.proven + lost < burn.devices or not burn.devices:
+        if nothing is not None:
+            return nothing
         said = f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
         return unknown(said, advice="run again, or with a longer --preflight-budget")
     if not burn.proven:

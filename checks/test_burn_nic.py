@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from preflight.check import Check
 from preflight.facts import Node
 from preflight.facts.burn import Burn
@@ -28,9 +30,17 @@ def judge(burn: Burn | None) -> Verdict:
             return not_run(burn.nic_absent)
         verdict = held(burn, ("nic_gbits",), what="loopback", advice=SLOW)
         if failed and verdict.outcome is not Outcome.FAIL:
-            return unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
+            verdict = unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
+        if burn.nics_no_time:
+            return replace(verdict, sentence=verdict.sentence + _no_time(burn, len(failed)))
         return verdict
     return held(burn, ("nic_gbits",), what="loopback", advice=SLOW)
+
+
+def _no_time(burn: Burn, failed: int) -> str:
+    left = burn.nics_no_time
+    nics = len(left) + len(burn.of("nic_gbits")) + failed
+    return f"; no time for {len(left)} of {nics} NICs: {', '.join(left)}"
 
 
 def test_burn_nic(node: Node, conclude: Conclude) -> None:

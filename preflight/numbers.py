@@ -20,6 +20,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import date
+    from importlib.resources.abc import Traversable
 
 ROOMS = ("facts", "fabric", "burn")
 """Packages that may keep a `limits.toml`."""
@@ -68,9 +69,23 @@ def shipped() -> dict[str, Limit]:
     for room in ROOMS:
         file = files("preflight").joinpath(room, "limits.toml")
         if file.is_file():
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
-            found.update(_flattened(tables, ""))
+            found.update(_read(file))
     return found
+
+
+@cache
+def durations() -> dict[str, Limit]:
+    """What parts of a run take, by full name ("torch.import_s"): no judge uses them."""
+    return _read(files("preflight").joinpath("durations.toml"))
+
+
+def duration(name: str) -> float:
+    """One of them, in the unit its name ends with; KeyError for a name that is not in the table."""
+    return durations()[name].value
+
+
+def _read(file: Traversable) -> dict[str, Limit]:
+    return dict(_flattened(tomllib.loads(file.read_text(encoding="utf-8")), ""))
 
 
 def _flattened(tables: dict[str, dict[str, object]], above: str) -> Iterator[tuple[str, Limit]]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.burn.plan import SHARE, burn_plan, fitting
+from preflight.burn.collect import no_time_lines
+from preflight.burn.plan import SHARE, burn_plan, devices, fitting
 from preflight.check import STAGES
 from preflight.cut_short import CutShort
 from preflight.fabric.besides import besides, pairs_of
@@ -27,7 +28,7 @@ from preflight.judgement import Judgement, stages_needed
 from preflight.owed import Selection, owed
 from preflight.partakers import Partakers
 from preflight.settings import PORTS_S, least_s, out_of_time
-from preflight.stages.burn import BurnStage
+from preflight.stages.burn import SLOTS, BurnStage
 from preflight.stages.interface import strangers, told_of
 from preflight.stages.measured import Measured
 from preflight.stages.ports import PortPlan, PortStage
@@ -206,11 +207,16 @@ class Run:
         """Burn in the devices of all nodes; the sweep keeps its part of the time."""
         partakers = self._partakers()
         hosts = [host for host in partakers.able("local") if not partakers.hindered(host.name)]
+        facts = self.judgement.measured.facts
+        has = devices(
+            (facts[host.name] for host in hosts if host.name in facts),
+            slots=self.fleet.job.nproc_per_node or SLOTS,
+        )
         stage = BurnStage(
             hosts,
             self._connections,
-            self.judgement.measured.facts,
-            fitting(burn_plan(self.settings.tier), left_s),
+            facts,
+            fitting(burn_plan(self.settings.tier, self.planned.seed), left_s, has),
             self.nonce,
             slots=self.fleet.job.nproc_per_node,
             deadline_s=max(least_s("local"), left_s * SHARE),
@@ -222,6 +228,8 @@ class Run:
             self._set(burned={**stage.so_far(), **out}, planned=self.planned)
             self._cut_short.loading(self._selection.keys)
             raise
+        for line in no_time_lines(burned):
+            self.progress.line(f"burn-in  {line}")
         self._set(burned={**burned, **out}, planned=self.planned)
 
     def _sweep(self, deadline_s: float) -> None:

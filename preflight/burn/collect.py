@@ -12,6 +12,7 @@ from preflight.facts.burned import (
     Clocks,
     Done,
     Lost,
+    NoTime,
     NoTorch,
     Opened,
     Proof,
@@ -20,13 +21,18 @@ from preflight.facts.burned import (
     Step,
     Trouble,
 )
+from preflight.facts.words import count
+from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from preflight.facts.burned import Event
 
 MOST = 20_000
 """Events of one node: 64 GPUs have 4,032 ways between them, each with a reading and a proof."""
 
+MORE_TIME = "give more: --preflight-budget=SECONDS"
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
@@ -77,6 +83,7 @@ class Collected:
             lost=tuple(one for one in kept if isinstance(one, Lost)),
             absent=tuple(one for one in kept if isinstance(one, Absent)),
             troubles=tuple(one for one in kept if isinstance(one, Trouble)),
+            no_time=tuple(one for one in kept if isinstance(one, NoTime)),
             done=self.done,
             left_out=f"busy: {self.busy}" if self.busy else "",
             trouble=trouble,
@@ -94,7 +101,7 @@ class Collected:
             key: tuple[object, ...] = ("reading", event.measure, *ends, event.side, event.name)
         elif isinstance(event, Proof):
             key = ("proof", event.what, *ends)
-        elif isinstance(event, Opened | Clocks):
+        elif isinstance(event, Opened | Clocks | NoTime):
             key = (type(event).__name__, *ends)
         else:
             return False
@@ -106,3 +113,14 @@ class Collected:
     def _refuse(wrong: bool) -> None:  # noqa: FBT001 - a condition, not a switch
         if wrong:
             raise WireError("its burn-in tells of something twice, or of a device that it has not")
+
+
+def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
+    """Which parts of which nodes had no turn: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for node, burned in fleet.items():
+        for one in burned.no_time:
+            alike.setdefault(one.names, []).append(node)
+    for names, nodes in alike.items():
+        nics = count(len(names), "NIC")
+        yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"

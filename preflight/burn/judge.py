@@ -101,6 +101,7 @@ def _judged(
         throttled=_throttled(burned, names, host),
         clocks=sum(bool(looked.under_load(one)) for one in burned.clocks),
         nic_absent=next((one.error for one in burned.absent if one.what == "nic"), ""),
+        nics_no_time=tuple(name for one in burned.no_time for name in one.names),
         troubles=tuple(f"{one.what} {one.error}" for one in burned.troubles),
         seconds=burned.seconds,
     )

@@ -86,6 +86,8 @@ class Burn(Struct, frozen=True, kw_only=True):
     """Devices whose clocks were told under load."""
     nic_absent: str = ""
     """Why no NIC was measured, where none could be."""
+    nics_no_time: tuple[str, ...] = ()
+    """NICs that had no turn, as the time of the burn-in was up."""
     troubles: tuple[str, ...] = ()
     """What could not be measured though it is there: "nic mlx5_3: ..."."""
     seconds: float = 0.0

@@ -50,10 +50,12 @@ def conclude(burn: Burn | None, measures: Sequence[Measure], *, what: str, advic
 
     `advice` is about a slow one, with "{0}" for its name.
     """
+    units = burn.of(*measures) if burn is not None else ()
+    if burn is not None and burn.stopped and units:
+        return _slow(units, what, advice) or _flaky(units, what, advice) or _cut(burn, units, what)
     nothing = unjudged(burn, what)
     if nothing is not None or burn is None:
         return nothing or not_run(f"no {what} was measured")
-    units = burn.of(*measures)
     if not units:
         return _untold(burn, what)
     odd = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
@@ -66,6 +68,17 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
         said = f"no peers: {_range(units, what)}, and no floor known"
         return unknown(said, advice=_PROMISE, **_evidence(units))
     return ok(_range(units, what) + _limits(units), **_evidence(units))
+
+
+def _cut(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
+    """Our time was up: what all devices had told by then counts, the rest was not measured.
+
+    Of ways, NUMA nodes and NICs nobody knows how many were still to come.
+    """
+    if all(one.cause for one in units) and _missing(burn, units, what) is None:
+        return _starved(units, what) or _fine(units, what)
+    said = f"{burn.reason}; measured until then, nothing slow: {_range(units, what)}"
+    return not_run(said, stopped=True, **_evidence(units))
 
 
 def unjudged(burn: Burn | None, what: str) -> Verdict | None:

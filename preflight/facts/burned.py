@@ -172,6 +172,15 @@ class Trouble(
     error: _Error
 
 
+class NoTime(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="no_time"
+):
+    """Parts that are there and had no turn, as the time of the burn-in was up."""
+
+    what: Literal["nic"]
+    names: Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=256)]
+
+
 class Alive(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="alive"
 ):
@@ -196,6 +205,7 @@ Event = (
     | Lost
     | Absent
     | Trouble
+    | NoTime
     | Alive
     | Done
 )
@@ -212,6 +222,7 @@ class Burned(Struct, frozen=True, kw_only=True):
     lost: tuple[Lost, ...] = ()
     absent: tuple[Absent, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    no_time: tuple[NoTime, ...] = ()
     done: bool = False
     left_out: str = ""
     """Why it was not loaded, through no fault of its own."""

@@ -7,6 +7,7 @@ them end with this one, and this one with its controller, its lease and its dead
 from __future__ import annotations
 
 import os
+import time
 
 from sweep import holder, lifeline, line, lock, torch_facts
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 
 _TOGETHER = ("gemm", "memory", "integrity", "launch", "sustained")
 _IN_TURN = ("pcie",)
+_LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one burn-in; the events are those of preflight.facts.burned, docs/wire.md."""
+    ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
     line.hold(request, read_line, emit)
     lifeline.adopt_orphans()
     held = lock.claim(str(request["name"]))
@@ -41,13 +44,18 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     count = found["gpus"] if found["cuda"] else int(request["slots"])
     emit({"event": "ready", "torch": found["torch"], "kind": kind, "devices": count})
     if kind == "cuda" or not request["gpus"]:  # else its GPUs are out of reach of this torch
-        _load(request["plan"][kind], kind, count, request.get("sysfs", "/sys"), emit)
+        _load(request["plan"][kind], kind, count, request.get("sysfs", "/sys"), emit, ends=ends)
     emit({"event": "done"})
     held.close()
 
 
-def _load(plan: dict[str, Any], kind: str, count: int, sysfs: str, emit: Emit) -> None:
-    """Go through the phases that the plan has; whoever is lost in one takes no part in the rest."""
+def _load(
+    plan: dict[str, Any], kind: str, count: int, sysfs: str, emit: Emit, *, ends: float
+) -> None:
+    """Go through the phases that the plan has; whoever is lost in one takes no part in the rest.
+
+    `ends`: when all should be said, by the monotonic clock.
+    """
     sides = topology.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)
     phases = ["open", *(name for name in (*_TOGETHER, *_IN_TURN) if plan.get(name))]
@@ -67,4 +75,5 @@ def _load(plan: dict[str, Any], kind: str, count: int, sysfs: str, emit: Emit) -
         elif phase == "host":
             host.measure(plan, sides, emit)
         else:
-            nic.measure(plan["nic"], sysfs, emit)
+            limit_s = float(plan["limit_s"]["nic"])
+            nic.measure(plan["nic"], sysfs, emit, sides, min(ends, time.monotonic() + limit_s))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from pathlib import Path
 
-HOW = {"samples": 2, "seconds": 1, "bytes": 65536, "patience_s": 10}
+HOW = {"samples": 2, "seconds": 1, "bytes": 65536, "patience_s": 10, "first": 0}
 
 PRINTED = """\
 ---------------------------------------------------------------------------------------
@@ -55,19 +57,40 @@ def test_figures_that_are_none(line: str) -> None:
     assert nic.average(line) is None
 
 
-def test_every_active_nic_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three NICs one is down and one refuses: one figure, and the words of the other."""
-    for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
-        port = tmp_path / "class" / "infiniband" / name / "ports" / "1"
-        port.mkdir(parents=True)
-        (port / "state").write_text(state + "\n")
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose perftest is a script."""
     page, tool = tmp_path / "page", tmp_path / "ib_write_bw"
     page.write_text(PRINTED)
     tool.write_text(TOOL.format(page=page))
     tool.chmod(0o755)
-    said: list[dict[str, Any]] = []
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    nic.measure(HOW, str(tmp_path), said.append)
+    return tmp_path
+
+
+def _nic(node: Path, name: str, *, state: str = "4: ACTIVE", numa: int | None = None) -> None:
+    device = node / "class" / "infiniband" / name
+    (device / "ports" / "1").mkdir(parents=True)
+    (device / "ports" / "1" / "state").write_text(state + "\n")
+    if numa is not None:
+        (device / "device").mkdir()
+        (device / "device" / "numa_node").write_text(f"{numa}\n")
+
+
+def _measured(
+    node: Path, ends: float = math.inf, sides: nic.Sides | None = None, **how: int
+) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    nic.measure({**HOW, **how}, str(node), said.append, sides or [], ends)
+    return said
+
+
+def test_every_active_nic_is_measured(node: Path) -> None:
+    """Of three NICs one is down and one refuses: one figure, and the words of the other."""
+    _nic(node, "mlx5_0")
+    _nic(node, "mlx5_1")
+    _nic(node, "mlx5_2", state="1: DOWN")
+    said = _measured(node)
     assert [(one["event"], one.get("name", one.get("error"))) for one in said] == [
         ("reading", "mlx5_0"),
         ("trouble", "mlx5_1: Couldn't allocate MR"),
@@ -75,14 +98,68 @@ def test_every_active_nic_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert said[0]["samples"] == [393.25, 393.25]
 
 
+def test_one_nic_at_a_time_on_each_numa_node(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of two NUMA nodes run side by side, next to their memory; two of one never do."""
+    numa = {"mlx5_0": 0, "mlx5_3": 0, "mlx5_4": 1, "mlx5_5": 1}
+    for name, side in numa.items():
+        _nic(node, name, numa=side)
+    busy: list[int] = []
+    both = threading.Barrier(2)
+
+    def loop(_tool: str, name: str, *_: object) -> tuple[float, str]:
+        assert numa[name] not in busy
+        busy.append(numa[name])
+        both.wait(30.0)  # until one of the other NUMA node is at it, too
+        busy.remove(numa[name])
+        return 390.0, ""
+
+    pinned: list[list[int]] = []
+    monkeypatch.setattr(nic, "_loop", loop)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: pinned.append(cpus))
+    said = _measured(node, sides=[(0, [0, 1]), (1, [2, 3])], samples=1)
+    assert sorted(one["name"] for one in said) == [*numa]
+    assert sorted(pinned) == [[0, 1], [2, 3]]
+
+
+def test_nics_of_unknown_places_are_measured_one_by_one(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a virtual machine nobody knows what they share."""
+    _nic(node, "mlx5_0", numa=0)
+    _nic(node, "mlx5_1")
+    threads: set[int] = set()
+
+    def loop(*_: object) -> tuple[float, str]:
+        threads.add(threading.get_ident())
+        return 390.0, ""
+
+    monkeypatch.setattr(nic, "_loop", loop)
+    assert len(_measured(node)) == 2
+    assert len(threads) == 1
+
+
+@pytest.mark.parametrize(("first", "begun"), [(0, "mlx5_0"), (2, "mlx5_2"), (7, "mlx5_1")])
+def test_who_had_no_time_is_named(
+    node: Path, monkeypatch: pytest.MonkeyPatch, first: int, begun: str
+) -> None:
+    """Without time one is measured all the same, by turns, and the others are listed."""
+    names = [f"mlx5_{number}" for number in range(3)]
+    for name in names:
+        _nic(node, name)
+    monkeypatch.setattr(nic, "_loop", lambda *_: (390.0, ""))
+    said = _measured(node, ends=0.0, first=first)
+    assert [one["event"] for one in said] == ["reading", "no_time"]
+    assert said[0]["name"] == begun
+    assert said[1]["names"] == [name for name in names if name != begun]
+
+
 def test_without_nics_or_the_tool_it_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing to measure is no trouble."""
-    said: list[dict[str, Any]] = []
     monkeypatch.setenv("PATH", str(tmp_path))
-    nic.measure(HOW, str(tmp_path), said.append)
-    assert said == [{"event": "absent", "what": "nic", "error": "no RDMA NIC with an active port"}]
+    absent = {"event": "absent", "what": "nic", "error": "no RDMA NIC with an active port"}
+    assert _measured(tmp_path) == [absent]
 
 
 @given(st.text(alphabet="0123456789-, x", max_size=40))

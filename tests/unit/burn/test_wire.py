@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.burn.collect import Collected
-from preflight.burn.plan import SHARE, BurnPlan, burn_plan, fitting
+from preflight.burn.plan import SHARE, BurnPlan, Devices, burn_plan, fitting
 from preflight.errors import WireError
 from preflight.facts.burned import Reading, Ready, decode_burned
 from preflight.stages.measured import Measured
@@ -84,11 +84,11 @@ def test_a_burn_in_is_kept_whole() -> None:
 @pytest.mark.parametrize("left_s", [20, 100, 300, 3600])
 def test_a_burn_in_leaves_time_for_the_sweep(tier: Tier, left_s: float) -> None:
     """The sustained load is cut to what is left; every phase that is planned has its deadline."""
-    plan = fitting(burn_plan(tier), left_s)
+    plan = fitting(burn_plan(tier), left_s, Devices())
     for load in (plan.cuda, plan.cpu):
         assert load.sustained is not None
         assert load.sustained.window_s <= load.sustained.seconds <= max(1.0, left_s * SHARE)
         assert load.sustained.seconds < load.limit_s["sustained"]
         planned = {name for name in load.__struct_fields__ if getattr(load, name) is not None}
-        assert planned - {"limit_s", "nic"} <= load.limit_s.keys()
+        assert planned - {"limit_s"} <= load.limit_s.keys()
     assert msgspec.convert(msgspec.to_builtins(plan), BurnPlan) == plan

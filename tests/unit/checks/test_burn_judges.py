@@ -17,7 +17,7 @@ from checks.test_burn_nic import judge as nic
 from checks.test_burn_p2p import judge as p2p
 from checks.test_burn_pcie import judge as pcie
 from checks.test_burn_sustained import judge as sustained
-from preflight.facts.burned import Absent, Burned, Proof, Ready, Trouble
+from preflight.facts.burned import Absent, Burned, NoTime, Proof, Ready, Trouble
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, clocks, judged, lost
@@ -315,9 +315,48 @@ def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:
 def test_what_was_not_run_is_not_judged() -> None:
     """Busy, out of time, or no burn-in at all: every check says why."""
     busy = judged(Burned(left_out="busy: pid 7 (python train.py) works on its GPUs"))[0]
-    late = judged(replace(burned(), done=False, stopped=True, trouble="its time was up"))[0]
+    late = judged(Burned(ready=burned().ready, stopped=True, trouble="its time was up"))[0]
     for judge in (*JUDGES.values(), device, integrity):
         assert judge(None).outcome is Outcome.NOT_RUN
         assert "pid 7" in judge(busy).sentence
         assert judge(late).outcome is Outcome.NOT_RUN
         assert judge(late).evidence["stopped"] is True
+
+
+LATE = {"done": False, "stopped": True, "trouble": "its time was up (in nic)"}
+
+
+def test_what_was_measured_before_the_time_was_up_is_judged() -> None:
+    """What all devices told counts; of NICs, ways and sides nobody knows how many were to come."""
+    late = judged(replace(burned(), **LATE))[0]
+    for name, judge in {**JUDGES, "integrity": integrity}.items():
+        verdict = judge(late)
+        if name in ("p2p", "host", "nic"):
+            assert verdict.outcome is Outcome.NOT_RUN
+            assert verdict.evidence["stopped"] is True
+            assert "its time was up (in nic); measured until then, nothing slow" in verdict.sentence
+        else:
+            assert verdict.outcome is Outcome.OK, name
+    assert device(late).outcome is Outcome.NOT_RUN
+
+
+def test_what_was_slow_before_the_time_was_up_is_named() -> None:
+    """And what only some devices told is not run, not passed."""
+    slow = replace(burned({("gemm_tflops", 1): 0.5}), **LATE)
+    few = tuple(one for one in slow.readings if one.measure != "memory_gbs" or one.device == 0)
+    one = judged(replace(slow, readings=few), burned())[0]
+    assert gemm(one).outcome is Outcome.FAIL
+    assert memory(one).outcome is Outcome.NOT_RUN
+    assert integrity(judged(replace(slow, proofs=slow.proofs[:3]))[0]).outcome is Outcome.NOT_RUN
+
+
+def test_nics_without_a_turn_are_named() -> None:
+    """A pass of four is no pass of eight: the sentence says which had no time."""
+    node = burned()
+    left = ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7")
+    some = tuple(one for one in node.readings if one.name not in left)
+    verdict = nic(
+        judged(replace(node, readings=some, no_time=(NoTime(what="nic", names=left),)))[0]
+    )
+    assert verdict.outcome is Outcome.OK
+    assert verdict.sentence.endswith("; no time for 4 of 8 NICs: mlx5_4, mlx5_5, mlx5_6, mlx5_7")
