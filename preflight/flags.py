@@ -179,7 +179,8 @@ def _pairs(add: Add) -> None:
         "--preflight-sweep",
         metavar="ROUNDS",
         help="Rounds of pairs: a number, exhaustive (every pair), or auto (default: every pair up "
-        "to 16 nodes, then 8 or 9 rounds; with a history as many as the budget pays for)",
+        "to 16 nodes, then 8 or 9 rounds, of these what fits the budget; with a history as many as "
+        "the budget pays for)",
     )
     add(
         "--preflight-seed",

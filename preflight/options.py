@@ -14,6 +14,7 @@ from preflight.fabric.stored.sane import refuse_absurd_sweep
 from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.fleet.waivers import refuse_unknown
+from preflight.judgement import stages_needed
 from preflight.ranks import leading
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.outputs import Outputs
@@ -54,6 +55,8 @@ class Chosen:
     planned: Planned | None
     """The rounds of pairs; None for a replay of a run that did not keep them."""
     history: Nightly | None
+    estimate: list[str]
+    """What the run should take and what of it has no time, for the header; none for a replay."""
     outputs: Outputs
     items: str | None
     strict: bool
@@ -92,16 +95,21 @@ def read_options(config: pytest.Config) -> Chosen:
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
     replayed = _replayed(config.getoption("preflight_replay"))
-    planned, history = choose_rounds(config, fleet, settings, replayed)
+    wanted = _wanted(config.getoption("preflight_checks"), registry)
+    checks = [one.check for one in registry if one.check.within(settings.tier)]
+    asked = [check.id for check in checks if wanted is None or check.id in wanted]
+    stages = stages_needed(registry, asked)
+    planned, history, estimate = choose_rounds(config, fleet, settings, replayed, stages)
     return Chosen(
         fleet=fleet,
         found=found,
         registry=registry,
-        wanted=_wanted(config.getoption("preflight_checks"), registry),
+        wanted=wanted,
         settings=settings,
         replayed=replayed,
         planned=planned,
         history=history,
+        estimate=estimate,
         outputs=outputs,
         items=config.getoption("preflight_items"),
         strict=config.getoption("preflight_strict"),

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 from preflight import handover
 from preflight.errors import UsageError
+from preflight.estimate import expected
 from preflight.fabric.planner import plan
+from preflight.fabric.schedule import default_rounds
 from preflight.history.place import VARIABLE
 from preflight.nightly import open_history
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pytest
 
+    from preflight.check import Stage
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.nightly import Nightly
@@ -27,27 +32,45 @@ RANDOM_SEEDS = 1_000_000
 
 
 def choose_rounds(
-    config: pytest.Config, fleet: Fleet, settings: Settings, replayed: Measured | None
-) -> tuple[Planned | None, Nightly | None]:
-    """Plan the rounds and open the history; UsageError for a history that is of no use."""
+    config: pytest.Config,
+    fleet: Fleet,
+    settings: Settings,
+    replayed: Measured | None,
+    stages: Collection[Stage],
+) -> tuple[Planned | None, Nightly | None, list[str]]:
+    """Plan the rounds and open the history; UsageError for a history that is of no use.
+
+    `stages`: those that the run will measure. The lines tell what they should take.
+    """
     if hasattr(config, "workerinput"):
-        return handover.planned(config.workerinput), None
+        return handover.planned(config.workerinput), None, []
     if replayed is not None:
-        return replayed.planned, None
+        return replayed.planned, None, []
     nodes = tuple(host.name for host in fleet.hosts)
     history = _history(config, fleet, settings)
+    past, wall_s = history.past if history else None, settings.wall_s
+    ahead = expected(
+        fleet,
+        settings.tier,
+        stages,
+        catch_rate=settings.soak_rate,
+        last=past.costs.get(settings.tier) if past else None,
+    )
+    extent = _extent(config)
     seed = config.getoption("preflight_seed")
     planned = plan(
         nodes,
         fleet.leaves,
-        extent=_extent(config),
+        extent=extent,
         seed=secrets.randbelow(RANDOM_SEEDS) if seed is None else seed,
-        past=history.past if history else None,
-        budget_s=settings.wall_s,
-        tier=settings.tier,
+        past=past,
+        budget_s=wall_s,
+        cost=ahead.cost(wall_s),
         topology=fleet.topology,
     )
-    return planned, history
+    rounds = len(planned.rounds) if "fabric" in stages else 0
+    usual = default_rounds(len(nodes)) if rounds and extent == "auto" else 0
+    return planned, history, ahead.lines(wall_s, rounds, max(rounds, usual))
 
 
 def refuse_odd_rounds(config: pytest.Config) -> None:

@@ -262,6 +262,7 @@ class Session:
             planned=self.run.planned if any(len(names) > 1 for _, names in keys) else None,
             loads=any(self.run.registry[check].check.stage == "local" for check, _ in keys),
             expected=len(keys),
+            estimate=self._chosen.estimate,
             where=self._chosen.outputs.shown,
         )
         lines += workers.warnings(self._config)

@@ -20,16 +20,13 @@ from preflight.fabric.schedule import (
     nobody_sits_out,
     rounds_among,
 )
-from preflight.history.past import Cost, Past
+from preflight.history.past import Past
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fabric.schedule import Frame, Pairing
-
-UNKNOWN_COST = Cost(round_s=2.0, other_s=25.0)
-"""Until a run was timed. Chosen: a round of a quick sweep on GPUs should take 2 s, a cold start of
-torch and NCCL 15 to 25 s; estimates, not measured on a fleet."""
+    from preflight.history.past import Cost
 
 MARGIN = 0.9
 """Of a budget, what is planned for: a sweep that ends too late has pairs without a turn."""
@@ -67,16 +64,17 @@ def plan(
     seed: int,
     past: Past | None,
     budget_s: float,
-    tier: str,
+    cost: Cost,
     topology: str = "",
 ) -> Planned:
     """Choose and lay out the rounds of one run. `nodes` is the fleet in order.
 
-    With a past, `auto` is what fits into the budget; without, the usual number.
+    `auto` is what fits into the budget by what a round and all else `cost`; without a past no more
+    than the usual number.
     """
-    fits = None if past is None else rounds_that_fit(budget_s, past, tier)
     frame, every = frame_of_fleet(nodes, leaves), rounds_among(len(nodes))
-    wanted = rounds_wanted(extent, len(nodes), every, fits=fits)
+    most = every if past is not None else default_rounds(len(nodes))
+    wanted = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
     if wanted >= every:
         # A circle of nodes needs the fewest rounds, whatever the sizes of the leaves.
         circle = Circle(sorted(nodes))
@@ -108,18 +106,15 @@ def frame_of_fleet(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     return frame_of(sorted(nodes), leaves)
 
 
-def rounds_wanted(extent: Extent, nodes: int, every: int, *, fits: int | None) -> int:
-    """How many rounds: what was asked for; else the usual number, or with a past what fits."""
+def rounds_wanted(extent: Extent, every: int, *, fits: int) -> int:
+    """How many rounds: what was asked for, else what fits; one at least where there are any."""
     if extent == "exhaustive":
         return every
-    if extent == "auto":
-        extent = default_rounds(nodes) if fits is None else fits
-    return max(min(extent, every), min(1, every))
+    return max(min(fits if extent == "auto" else extent, every), min(1, every))
 
 
-def rounds_that_fit(budget_s: float, past: Past, tier: str) -> int:
-    """How many rounds a budget pays for, by what the last run of that tier took; at least 1."""
-    cost = past.costs.get(tier, UNKNOWN_COST)
+def rounds_that_fit(budget_s: float, cost: Cost) -> int:
+    """How many rounds a budget pays for, beside all else; at least 1."""
     left_s = budget_s * MARGIN - cost.other_s
     return max(1, int(left_s / max(cost.round_s, _SHORTEST_ROUND_S)))
 

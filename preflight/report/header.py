@@ -10,6 +10,8 @@ from preflight.report.overrides import before
 from preflight.report.slurm import too_many_logins
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
 
@@ -31,9 +33,10 @@ def header(
     planned: Planned | None,
     loads: bool,
     expected: int,
+    estimate: Sequence[str],
     where: str,
 ) -> list[str]:
-    """Lay out the header; nothing in it is secret."""
+    """Lay out the header; nothing in it is secret. `estimate`: its lines on time, as they are."""
     total = len(fleet.hosts)
     nodes = "1 node" if total == 1 else f"{total} nodes"
     gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
@@ -58,6 +61,7 @@ def header(
         *(_LOADS if loads else []),
         *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
+        *estimate,
         *before(fleet, today()),
         f"report   {where}",
     ]

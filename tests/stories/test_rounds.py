@@ -58,7 +58,30 @@ def test_the_seed_decides_which_pairs_there_are(preflight: Callable[..., Told]) 
 def test_exhaustive_is_every_pair_and_auto_is_some(preflight: Callable[..., Told]) -> None:
     """Of twenty nodes there are 190 pairs; nine rounds measure 90 of them."""
     assert len(set(_pairs(preflight(*_TWENTY, _CHECK, "--preflight-sweep=exhaustive")))) == 190
-    assert len(set(_pairs(preflight(*_TWENTY, _CHECK)))) == 90
+    assert len(set(_pairs(preflight(*_TWENTY, _CHECK, "--preflight-budget=120")))) == 90
+
+
+def test_the_header_says_what_has_no_time_and_how_to_have_it(
+    preflight: Callable[..., Told], tmp_path: Path
+) -> None:
+    """64 nodes of 8 GPUs: some of nine rounds in a minute, all of them in the time it proposes."""
+    (tmp_path / "fleet.toml").write_text('[group.train]\nnodes = "g[01-64].invalid"\ngpus = 8\n')
+    gpus = (f"--preflight-inventory={tmp_path}/fleet.toml", "--co", _CHECK)
+    head = preflight(*gpus).out
+    told = [line for line in head.splitlines() if line.startswith(("time ", "left out "))]
+    assert max(map(len, told)) <= 80
+    said = re.search(
+        r"time     about \d+ s facts, \d+ s NCCL sweep \((\d) of 9 rounds\) of 60 s\n"
+        r"left out for lack of time: (\d) of 9 rounds\s+\(--preflight-budget=(\d+) takes all\)\n",
+        head,
+    )
+    assert said is not None, head
+    planned, left_out, budget = map(int, said.groups())
+    assert planned + left_out == 9
+    assert f"\nrounds   {planned} of 63, " in head
+    enough = preflight(*gpus, f"--preflight-budget={budget}").out
+    assert f"s NCCL sweep (9 rounds) of {budget} s\n" in enough
+    assert "left out" not in enough
 
 
 def test_a_topology_file_puts_leaves_into_the_header(

@@ -13,7 +13,7 @@ from preflight.fabric.planner import Planned, plan
 from preflight.fabric.yardstick import speed_key
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Promise
-from preflight.history.past import Past
+from preflight.history.past import Cost, Past
 from preflight.registry import load_folder, shipped_folder
 from preflight.verdict import Outcome, Verdict
 from tests.unit.fabric.synthetic import TOP, hosts, sweep
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 
+COST = Cost(round_s=2.0, other_s=25.0)
 NDR = Promise(nic_gbits=400, nic_link="ib", origin="fleet.toml [group.train]")
 CHECK = next(one for one in load_folder(shipped_folder()) if one.check.id == "fabric.allreduce")
 
@@ -123,7 +124,7 @@ def test_a_small_fleet_remembers_its_speeds() -> None:
         kept = replace(past, suspects=())
         past = after(kept, planned, measured, names, bad=bad, tier="quick", seconds=1.0)
     assert past.speeds == {key: (46.0,) * KEPT_RUNS}
-    again = plan(names, {}, extent="auto", seed=1, past=past, budget_s=60, tier="quick")
+    again = plan(names, {}, extent="auto", seed=1, past=past, budget_s=60, cost=COST)
     assert again.earlier == past.speeds
     many = hosts(4)
     large = after(Past(), Planned(rounds=_nccl(many, 46.0).rounds), _nccl(many, 46.0),

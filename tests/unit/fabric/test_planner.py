@@ -22,6 +22,7 @@ from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.history.past import Cost, Done, Past
 from tests.unit.fabric.test_leaves import fabric
 
+COST = Cost(round_s=2.0, other_s=25.0)
 EIGHT = (Timing(8, (1.0,), (1.0,)),)
 FABRICS: st.SearchStrategy[tuple[list[str], dict[str, str]]] = st.one_of(
     st.lists(st.integers(1, 6), min_size=2, max_size=6).map(fabric),
@@ -30,7 +31,7 @@ FABRICS: st.SearchStrategy[tuple[list[str], dict[str, str]]] = st.one_of(
 
 
 def _plan(names: list[str], leaves: dict[str, str] | None = None, **changes: object) -> Planned:
-    values = {"extent": "auto", "seed": 1, "past": None, "budget_s": 60.0, "tier": "quick"}
+    values = {"extent": "auto", "seed": 1, "past": None, "budget_s": 60.0, "cost": COST}
     return plan(names, leaves or {}, **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -66,9 +67,16 @@ def _night(past: Past, names: list[str], leaves: dict[str, str], seed: int, roun
 )  # fmt: skip
 def test_as_many_rounds_as_were_asked_for(extent: object, count: int, rounds: int) -> None:
     """All pairs of a small fleet, some rounds of a large one, never more than there are."""
-    planned = _plan([f"h{n}" for n in range(count)], extent=extent)
+    planned = _plan([f"h{n}" for n in range(count)], extent=extent, budget_s=600.0)
     assert len(planned.rounds) == rounds
     assert planned.total == count - 1 + count % 2 if count > 1 else not planned.total
+
+
+def test_a_short_budget_gets_what_fits_and_one_round_at_least() -> None:
+    """Also without a history; never more than is usual."""
+    names = [f"h{n}" for n in range(64)]
+    rounds = [len(_plan(names, budget_s=budget_s).rounds) for budget_s in (5, 35, 60, 600)]
+    assert rounds == [1, 3, 9, 9]
 
 
 @pytest.mark.parametrize("sizes", [[17], [9, 8, 8], [8, 8], [5, 5, 5], [40, 2, 2]])
@@ -120,24 +128,23 @@ def test_planned_rounds_never_exceed_the_budget(
     budget_s: float, round_s: float, other_s: float
 ) -> None:
     """By what the last run took, with a margin; one round is measured in any case."""
-    past = Past(runs=1, costs={"quick": Cost(round_s, other_s)})
-    fits = rounds_that_fit(budget_s, past, "quick")
+    fits = rounds_that_fit(budget_s, Cost(round_s, other_s))
     assert fits == 1 or other_s + fits * round_s <= budget_s * MARGIN * (1 + 1e-9)
     assert other_s + (fits + 1) * round_s > budget_s * MARGIN * (1 - 1e-9)
-    assert rounds_that_fit(budget_s, past, "deep") == rounds_that_fit(budget_s, Past(), "deep")
 
 
 def test_a_history_spends_the_budget_and_learns_what_a_round_costs() -> None:
     """A run that was timed at 0.5 s a round lets the next one plan for that."""
     names = [f"h{n}" for n in range(200)]
     first = _plan(names, past=Past())
-    assert len(first.rounds) == rounds_that_fit(60.0, Past(), "quick")
+    assert len(first.rounds) == rounds_that_fit(60.0, COST)
     past = after(
         Past(), first, swept(first, round_s=0.5), names, bad=(), tier="quick", seconds=20.0
     )
     other_s = 20.0 - 0.5 * len(first.rounds)
     assert past.costs == {"quick": Cost(0.5, other_s)}
-    assert len(_plan(names, past=past).rounds) == int((60.0 * MARGIN - other_s) / 0.5)
+    cost = past.costs["quick"]
+    assert len(_plan(names, past=past, cost=cost).rounds) == int((60.0 * MARGIN - other_s) / 0.5)
     jumped = after(past, first, swept(first, round_s=99.0), names, bad=(), tier="quick", seconds=20)
     assert jumped.costs == past.costs
 
@@ -223,7 +230,7 @@ def test_a_run_that_planned_too_much_teaches_the_next_one() -> None:
     assert len(planned.rounds) == 14
     assert past.costs == {"quick": Cost(10.0, 20.0)}
     assert len(past.done) == 4
-    assert len(_plan(names, past=past).rounds) == 3
+    assert len(_plan(names, past=past, cost=past.costs["quick"]).rounds) == 3
 
 
 def test_what_was_not_measured_is_not_covered() -> None:
@@ -277,9 +284,8 @@ def test_a_history_with_absurd_numbers_disturbs_nobody() -> None:
         runs=7,
         done={3: Done(1 << 40, 1 << 40), 999: Done(1, 1)},
         suspects=tuple((name, name) for name in names),
-        costs={"quick": Cost(0.0, 1e7)},
     )
-    planned = _plan(names, past=past)
+    planned = _plan(names, past=past, cost=Cost(0.0, 1e7))
     assert len(planned.rounds) == 1
     assert planned.numbers != (3,)
     assert coverage(planned, planned.rounds[0], names, past).pairs_known == 190

@@ -14,7 +14,7 @@ from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
 from preflight.history.coverage_file import NAME as OLD_NAME
 from preflight.history.coverage_file import Coverage
-from preflight.history.past import Done, Past
+from preflight.history.past import Cost, Done, Past
 from preflight.history.place import NAME, place_of
 from preflight.history.reading import reading
 from preflight.ledger import Entry
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from preflight.history.night import Night
 
+COST = Cost(round_s=2.0, other_s=25.0)
 HOSTS = hosts(6)
 NAMES = tuple(host.name for host in HOSTS)
 FLEET = Fleet(hosts=tuple(HOSTS), origin="a test")
@@ -46,7 +47,7 @@ ENTRIES = (
 
 def _swept_run() -> Run:
     """All pairs of six nodes; between h1 and h4 nothing came through."""
-    planned = plan(NAMES, {}, extent="exhaustive", seed=1, past=Past(), budget_s=60.0, tier="quick")
+    planned = plan(NAMES, {}, extent="exhaustive", seed=1, past=Past(), budget_s=60.0, cost=COST)
     run = Run(FLEET, REGISTRY, Settings(), Silent(), planned)
     told = {name: facts(name) for name in NAMES}
     run.judgement.advance(

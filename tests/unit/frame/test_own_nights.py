@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
+from preflight.history.past import Cost
 from preflight.ledger import Entry
 from preflight.nightly import Nightly, open_history
 from preflight.registry import Registry, load_folder, shipped_folder
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from preflight.check import Tier
     from preflight.facts.burned import Burned
 
+COST = Cost(round_s=2.0, other_s=25.0)
 FLEET = Fleet(hosts=(Host(name="h1", address="h1"),), origin="a test")
 NAMES = ("h1",)
 GPU = gpu(0)
@@ -32,7 +34,7 @@ REGISTRY = Registry(load_folder(shipped_folder()))
 
 def _run(history: Nightly, tonight: Burned, tier: Tier = "deep") -> Run:
     """One night of the only node, which has one GPU of which nothing is promised."""
-    planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, tier=tier)
+    planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, cost=COST)
     run = Run(FLEET, REGISTRY, Settings(tier=tier), Silent(), planned)
     run.judgement.advance(
         Measured(

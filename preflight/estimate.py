@@ -1,0 +1,203 @@
+"""How long the stages of a run will take, before anyone is asked, and what of it has no time.
+
+From the nodes, GPUs and NICs that the inventory expects, the plans of burn-in and sweep, and
+durations.toml. What the last run of this fleet and tier took, where a history has it, wins.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from math import ceil, log2
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.burn.plan import Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
+from preflight.check import Stage, Tier
+from preflight.fabric.plan import SweepPlan
+from preflight.fabric.planner import rounds_that_fit
+from preflight.fabric.retest import TIMES
+from preflight.fabric.soak import loaded_s
+from preflight.history.past import Cost
+from preflight.numbers import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from preflight.burn.plan import Load
+    from preflight.facts.burned import Kind
+    from preflight.fleet.model import Fleet
+
+GPUS_ASSUMED = 8
+"""Of a node of which the inventory says nothing: a plan for too few would not fit."""
+
+_SIDES = 2  # NUMA nodes of a machine with 8 GPUs
+_STEP_S, _MOST_S = 10, 7 * 86400  # of a budget that is proposed
+
+
+class Times(Struct, frozen=True, kw_only=True):
+    """What each stage should take within one budget, seconds."""
+
+    facts_s: float
+    """Logins, facts and ports."""
+    burn_s: float = 0.0
+    sweep_s: float = 0.0
+    """The sweep without its rounds: start, inside of the nodes, retests."""
+    round_s: float = 0.0
+    left_out: tuple[str, ...] = ()
+    """Parts of the burn-in for which there is no time."""
+
+
+class Expected(Struct, frozen=True, kw_only=True):
+    """What a run consists of, as far as it is known before the nodes answer."""
+
+    nodes: int
+    gpus: int
+    """Of the node that has most; 0: the sweep goes over gloo."""
+    nics: int
+    """To be measured by themselves, of the node that has most."""
+    assumed: bool
+    """Nothing says how many GPUs there are."""
+    tier: Tier
+    stages: frozenset[Stage]
+    catch_rate: float | None = None
+    last: Cost | None = None
+    """What the last run of this fleet and tier took."""
+
+    def times(self, wall_s: float) -> Times:
+        """Estimate every stage by itself, with what fits into a budget."""
+        facts_s = duration("facts.node_s") + self.nodes * duration("facts.each_s")
+        facts_s += duration("ports.stage_s") if "net" in self.stages else 0.0
+        burn_s, left_out = 0.0, tuple[str, ...]()
+        if "local" in self.stages:
+            burn_s, left_out = self._burn(wall_s - facts_s)
+        sweep_s = round_s = 0.0
+        if "fabric" in self.stages and (self.nodes > 1 or self.gpus > 1):
+            # Of the few pairs of a retest none is as slow as the slowest of many.
+            round_s, again_s = self._round_s(self.nodes), self._round_s(1, TIMES)
+            sweep_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
+            if self.gpus:
+                sweep_s += open_s(self.gpus)
+            if self.gpus > 1:
+                sweep_s += round_s + duration("nccl.inside_s")
+            if self.nodes > 1:
+                sweep_s += duration("retest.rounds") * again_s
+            if self.catch_rate is not None:
+                sweep_s += loaded_s(self.catch_rate)
+        return Times(
+            facts_s=facts_s, burn_s=burn_s, sweep_s=sweep_s, round_s=round_s, left_out=left_out
+        )
+
+    def cost(self, wall_s: float) -> Cost:
+        """What a round takes, and all else: measured by the last run, or estimated."""
+        if self.last is not None:
+            return self.last
+        times = self.times(wall_s)
+        return Cost(times.round_s, times.facts_s + times.burn_s + times.sweep_s)
+
+    def lines(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
+        """Say it in the header. `rounds` are planned, of so many that were `wanted`."""
+        times, cost = self.times(wall_s), self.cost(wall_s)
+        of_all = f"{rounds} of {wanted}" if rounds < wanted else f"{rounds}"
+        some = f"{of_all} round{'s' if of_all != '1' else ''}"
+        if self.last is not None:
+            stages = f"{cost.other_s:.0f} s and {some} of {cost.round_s:.1f} s, as in the last run,"
+        else:
+            parts = [f"{times.facts_s:.0f} s facts"]
+            parts += [f"{times.burn_s:.0f} s burn-in"] if times.burn_s else []
+            if times.sweep_s:
+                where = f"({some})" if rounds else "inside the node"
+                backend = "NCCL" if self.gpus else "gloo"
+                sweep_s = times.sweep_s + rounds * times.round_s
+                parts.append(f"{sweep_s:.0f} s {backend} sweep {where}")
+            stages = ", ".join(parts)
+        known = not self.assumed or not (times.burn_s or times.sweep_s)
+        assumed = "" if known else f"; assumes {self.gpus} GPUs a node"
+        lines = [f"time     about {stages} of {wall_s:g} s{assumed}"]
+        if what := self._left_out(wall_s, rounds, wanted):
+            budgets = count(ceil(wall_s / _STEP_S) * _STEP_S, _STEP_S)
+            enough = next(each for each in budgets if each >= _MOST_S or self._holds(each, wanted))
+            more = f" (--preflight-budget={enough} takes all)" if enough < _MOST_S else ""
+            lines.append(f"left out for lack of time: {', '.join(what)}{more}")
+        return lines
+
+    def _holds(self, wall_s: float, rounds: int) -> bool:
+        """Whether a budget holds all of it, with the planner's margin."""
+        fits = rounds_that_fit(wall_s, self.cost(wall_s)) >= max(1, rounds)
+        return fits and not self._left_out(wall_s, rounds, rounds)
+
+    def _left_out(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
+        """What does not fit the budget."""
+        cost, parts = self.cost(wall_s), list(self.times(wall_s).left_out)
+        if rounds < wanted:
+            parts.append(f"{wanted - rounds} of {wanted} rounds")
+        all_s = cost.other_s + rounds * cost.round_s
+        if all_s > wall_s and self.stages & {"local", "fabric"}:
+            parts.append(f"what comes after {wall_s:g} of about {all_s:.0f} s")
+        return parts
+
+    def _burn(self, left_s: float) -> tuple[float, tuple[str, ...]]:
+        kind: Kind = "cuda" if self.gpus else "cpu"
+        has = Devices(gpus=self.gpus or _SIDES, sides=_SIDES, nic_turns=ceil(self.nics / _SIDES))
+        whole = burn_plan(self.tier).of(kind)
+        load = fitting(burn_plan(self.tier), left_s, has).of(kind)
+        phases = phases_s(load, kind, has)
+        left_out = []
+        if whole.sustained and load.sustained and load.sustained.seconds < whole.sustained.seconds:
+            less_s = whole.sustained.seconds - load.sustained.seconds
+            left_out.append(f"{less_s:.3g} of {whole.sustained.seconds:g} s of sustained load")
+        turns = _nic_turns(load, has)
+        if turns < has.nic_turns and load.nic is not None:
+            phases["nic"] = turns * nic_turn_s(load.nic)
+            unmeasured = self.nics - turns * _SIDES
+            left_out.append(f"loopback of {unmeasured} of {self.nics} NICs a node")
+        return sum(phases.values()), tuple(left_out)
+
+    def _round_s(self, nodes: int, times: int = 1) -> float:
+        """The slowest pair of so many nodes, with `times` the iterations and the time for each."""
+        plan, backend = SweepPlan(nodes=(), rounds=()), "nccl" if self.gpus else "gloo"
+        ladder, soak, limits = (
+            (plan.nccl, plan.nccl_soak, plan.nccl_budget)
+            if self.gpus
+            else (plan.gloo, plan.gloo_soak, plan.gloo_budget)
+        )
+        wire_gbs = duration(f"{backend}.wire_gbs")
+        spent_s = duration(f"{backend}.setup_s")
+        spent_s += duration(f"{backend}.doubling_s") * max(0.0, log2(nodes) - 1)
+        for rung in (*ladder, *([soak] if soak is not None else [])):
+            box_s = limits.soak_s if rung is soak else limits.box_s
+            one_s = duration(f"{backend}.operation_s") + rung.size_bytes / wire_gbs / 1e9
+            spent_s += rung.warmup * one_s + min(box_s, rung.iterations * one_s) * times
+        return spent_s
+
+
+def expected(
+    fleet: Fleet,
+    tier: Tier,
+    stages: Collection[Stage],
+    *,
+    catch_rate: float | None = None,
+    last: Cost | None = None,
+) -> Expected:
+    """Read it off the fleet: what the inventory expects, else the ranks, else eight GPUs a node."""
+    promised = [host.promised.gpus for host in fleet.hosts if host.promised.gpus is not None]
+    known = max(promised, default=fleet.job.nproc_per_node)
+    gpus = GPUS_ASSUMED if known is None else known
+    nics = [host.promised.nics for host in fleet.hosts if host.promised.nics is not None]
+    return Expected(
+        nodes=len(fleet.hosts),
+        gpus=gpus,
+        nics=max(nics, default=gpus),
+        assumed=known is None,
+        tier=tier,
+        stages=frozenset(stages),
+        catch_rate=catch_rate,
+        last=last,
+    )
+
+
+def _nic_turns(load: Load, has: Devices) -> int:
+    """How many NICs of one NUMA node have a turn, by the estimate."""
+    if load.nic is None:
+        return 0
+    return min(has.nic_turns, int(load.limit_s["nic"] / nic_turn_s(load.nic) + 0.01))
