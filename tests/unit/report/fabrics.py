@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from preflight.fabric.blame import Blame
     from preflight.fabric.samples import PairState, Sweep
 
-SMALL, LARGE = 8, 4 << 20
+SMALL, LARGE = 8, 16 << 20
 Says = "float | PairState"
 
 
@@ -48,7 +48,7 @@ def fabric(
                     many = spikes(a, b, rail)
                     digests += [
                         _digest(a, b, rail, number, SMALL, 20.0, many, late=late),
-                        _digest(a, b, rail, number, LARGE, 4000.0 * said, 0),
+                        _digest(a, b, rail, number, LARGE, 16_000.0 * said, 0),
                     ]
     return Observed(
         nodes=names,
