@@ -8,6 +8,7 @@ from preflight.check import Check
 from preflight.facts import Facts, Group, Node
 from preflight.facts.choices import gloo_choice, hca_choice, socket_choice
 from preflight.facts.down_ports import down_ports
+from preflight.facts.environ.conf import settings as conf_settings
 from preflight.facts.oddities import conclude_oddities
 from preflight.facts.selected import nccl_interfaces, nccl_ports
 from preflight.facts.words import count
@@ -25,13 +26,17 @@ def judge(
     *,
     alone: bool,
 ) -> Verdict:
-    """Resolve NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA as their readers do."""
-    network, env = facts.network, environ or {}
+    """Resolve NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA as their readers do.
+
+    NCCL also reads them from its files (nccl.conf), after the environment.
+    """
+    network, job = facts.network, environ or {}
+    env = {**conf_settings(facts.nccl_conf or ()), **job}
     if network is None or network.interfaces is None:
         if environ is None and not any(said.startswith("network") for said in facts.problems):
             return not_run("no interfaces told, no job environment known")
         return unknown("the interfaces could not be read", advice="look at ip address there")
-    if alone and not env:
+    if alone and not job:
         return not_run("one node alone, and no job environment known")
     odd = list(hca_choice(facts, env, condemned=bool(down_ports(promised, facts, group))))
     if not alone:  # the job has other nodes to reach

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.addresses import is_loopback
+from preflight.facts.addresses import is_loopback, parsed
 from preflight.facts.odd_gpus import Oddity
 from preflight.facts.selected import (
     first_choice,
@@ -13,6 +13,7 @@ from preflight.facts.selected import (
     nccl_ports,
     parse_filter,
     subnet,
+    to_others,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ def socket_choice(
     advice = f"set NCCL_SOCKET_IFNAME to what joins the nodes: {_better(facts, first)}"
     if odd := _dead_end(first, facts, group):
         yield Oddity(f"{given} selects {odd}", advice, grave=sure or first.loopback)
+        return
+    if others := _not_to_others(first, facts, group, environ):
+        yield Oddity(f"{given} selects {others}", advice, grave=False)
         return
     vote = group.majority(first_choice(ifname, family))
     mine = (first.name, subnet(first))
@@ -141,7 +145,42 @@ def _dead_end(interface: Interface, facts: Facts, group: Group) -> str:
     return ""
 
 
+def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mapping[str, str]) -> str:
+    """Why NCCL's choice is another interface than the one to the other nodes; "" where it is fine.
+
+    Another one is fine where NCCL's data go over RDMA (the sockets then only carry its bootstrap)
+    and other nodes have addresses in its subnet.
+    """
+    used = to_others(facts)
+    if used is None or used.name == first.name or not facts.gpus:
+        return ""
+    rdma = environ.get("NCCL_IB_DISABLE", "0").strip() != "1" and any(
+        port.active for port in nccl_ports(facts, environ.get("NCCL_IB_HCA", ""))
+    )
+    if rdma and _shared(first, facts, group):
+        return ""
+    return f"{first.name} ({subnet(first)}); {used.name} ({subnet(used)}) leads to the other nodes"
+
+
+def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
+    """Whether another node has an address of its own in the interface's subnet."""
+    mine = parsed(interface.addresses[0])
+    if mine is None or mine.ip.is_link_local:  # such as the USB link to a node's own BMC
+        return False
+    theirs = [
+        found.ip
+        for other in group.facts.values()
+        if other.host != facts.host
+        for one in (other.network.interfaces if other.network else None) or ()
+        for each in one.addresses
+        if (found := parsed(each)) is not None and found.network == mine.network
+    ]
+    return bool(theirs) and mine.ip not in theirs
+
+
 def _better(facts: Facts, instead_of: Interface | None) -> str:
+    if (used := to_others(facts)) is not None and used is not instead_of:
+        return used.name
     interfaces = (facts.network.interfaces if facts.network else None) or ()
     usable = [
         one.name

@@ -34,6 +34,11 @@ class Interface(Struct, frozen=True, forbid_unknown_fields=True):
     addresses: tuple[Line, ...] = ()
     """"10.77.0.1/24", "fe80::1/64", in the kernel's order."""
 
+    @property
+    def running(self) -> bool:
+        """IFF_RUNNING, as the kernel derives it (net/core/dev.c dev_get_flags)."""
+        return self.up and self.operstate in ("up", "unknown", "")
+
 
 class Resolved(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a name leads on this node; `error` says why nowhere."""
@@ -57,3 +62,5 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """Where its own host name leads; None where nobody asked (a fleet of one)."""
     names: tuple[Resolved, ...] = ()
     """Where the names lead under which the job finds its master."""
+    source_address: Line = ""
+    """This node's own address on its way to another node of the run; "" where none is known."""

@@ -1,8 +1,9 @@
 """Which interfaces and RDMA devices a job's variables really select on one node.
 
 A prefix selects more than it names, a leading "^" or "=" counts for the whole list, and what NCCL
-takes where nothing is set is seldom what anybody wanted. Rules as in NCCL's socket.cc, utils.cc
-and init.cc (v2.18 to 2.27), and in torch's ProcessGroupGloo and GlooDeviceFactory.
+takes where nothing is set is seldom what anybody wanted. Rules as in NCCL's socket.cc
+(ncclFindInterfaces, v2.18.6 to v2.30.7; in v2.30 its loop is in os/linux.cc), utils.cc and init.cc,
+and in torch's ProcessGroupGloo and GlooDeviceFactory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.facts.addresses import family as family_of
 from preflight.facts.addresses import parsed
 from preflight.facts.rdma import ports_of
+from preflight.facts.software import version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 _AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set; the first that hits is taken."""
+
+_AUTOMATIC_BEFORE_2_28: Final = ("ib", "^docker,lo", "docker", "lo")
+_SKIPS_DOWN: Final = (2, 28)
+"""The first NCCL that passes over interfaces which are not running, and over libvirt's bridges."""
 
 _FAMILIES: Final = {"AF_INET": 4, "AF_INET6": 6}
 
@@ -70,7 +76,29 @@ def nccl_interfaces(facts: Facts, ifname: str, family: str = "") -> tuple[Interf
     found = _addressed(facts, _FAMILIES.get(family))
     if len(ifname) > 1:  # NCCL takes no notice of a single character
         return _filtered(found, ifname)
-    return next((hit for text in _AUTOMATIC if (hit := _filtered(found, text))), ())
+    nccl = version(facts.software.nccl or "") if facts.software else ()
+    automatic: tuple[str, ...] = _AUTOMATIC
+    if nccl and nccl < _SKIPS_DOWN:
+        automatic = _AUTOMATIC_BEFORE_2_28
+    else:
+        found = [one for one in found if one.running]
+    return next((hit for text in automatic if (hit := _filtered(found, text))), ())
+
+
+def to_others(facts: Facts) -> Interface | None:
+    """The interface by which this node reaches another node of the run; None where not known."""
+    network = facts.network
+    if network is None or not network.source_address:
+        return None
+    return next(
+        (
+            one
+            for one in network.interfaces or ()
+            if not one.loopback
+            if any(each.partition("/")[0] == network.source_address for each in one.addresses)
+        ),
+        None,
+    )
 
 
 def gloo_interfaces(facts: Facts, ifname: str) -> tuple[list[Interface], list[str]]:

@@ -42,6 +42,8 @@ class _Asked:
     """Folders of the job's LD_LIBRARY_PATH."""
     names: Sequence[str]
     nccl_conf_file: str
+    towards: str
+    """Address of another node; "" where there is none."""
 
 
 FAIR_S = 6.0
@@ -101,7 +103,8 @@ def probe_fleet(
     def work(name: str) -> Reached:
         libraries = job.libraries(name) if job else []
         conf_file = job.nccl_conf_file(name) if job else ""
-        asked = _Asked(sections, kernel_log_since_s, libraries, names, conf_file)
+        other = next((host.address for host in hosts if host.name != name), "")
+        asked = _Asked(sections, kernel_log_since_s, libraries, names, conf_file, other)
         reached = _probe(by_name[name], ways, nonce, deadline_s, asked)
         arrived(name, reached)
         return reached
@@ -180,6 +183,7 @@ def _ask(
         ],
         "kernel_log_since_s": asked.kernel_log_since_s,
         "names": list(asked.names),
+        "towards": asked.towards,
     }
     asked_at_s, began = time.time(), time.monotonic()
     talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)

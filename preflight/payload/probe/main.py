@@ -57,6 +57,7 @@ def run(
     network_asked = guard.spawn(network.read, root)
     direct_asked = guard.spawn(gpudirect.survey, root)
     names_asked = resolve.start(request.get("names") or [])
+    source_asked = resolve.start_source(str(request.get("towards") or ""))
     machine = host.Machine(root, began)
     conf_asked = nccl_conf.start(request)
     facts.update(_driver(asked, began, min(until, began + driver_s), problems))
@@ -70,6 +71,9 @@ def run(
     facts["network"] = _section("network", network_asked, min(until, began + driver_s), problems)
     facts["gpudirect"] = _section("gpudirect", direct_asked, min(until, began + driver_s), problems)
     _add_names(facts, resolve.finish(names_asked, began, until))
+    source = resolve.finish_source(source_asked, began, until)
+    if facts["network"] is not None:
+        facts["network"]["source_address"] = source
     facts["nccl_conf"] = _section("nccl_conf", conf_asked, min(until, began + driver_s), problems)
     facts["topo_text"] = smi.finish(drawing, min(until, time.monotonic() + driver_s), problems)
     facts["machine"] = machine.finish(min(until, began + driver_s), problems)

@@ -20,6 +20,7 @@ PATIENCE_S = 4.0
 """A name server that is down keeps the resolver for 5 s and more; so it would every rank."""
 
 MOST = 4
+_DISCARD = 9  # any port will do: nothing is sent there
 _ADDRESSES = 16
 
 
@@ -35,6 +36,35 @@ def finish(asked: Asked, began: float, until: float) -> list[dict[str, Any]]:
     """Return a `Resolved` document for each name, the host's own first."""
     until = min(until, began + PATIENCE_S)
     return [_resolved(name, child, began, until) for name, child in asked]
+
+
+def source_address(other: str) -> str:
+    """Our own address on the way to another node; OSError where there is no way."""
+    found = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, there = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(there)  # a datagram socket: finds the route, sends nothing
+        return str(probe.getsockname()[0])
+
+
+def start_source(other: str) -> guard.Child | None:
+    """Begin to find our own address on the way to another node; None where there is no other."""
+    return guard.spawn(_source_address, other) if other else None
+
+
+def finish_source(asked: guard.Child | None, began: float, until: float) -> str:
+    """Return that address; "" where none was found in time."""
+    if asked is None:
+        return ""
+    until = min(until, began + PATIENCE_S)
+    return clean(guard.answer_of("source address", asked, until, lambda _: None) or "")
+
+
+def _source_address(other: str) -> str:
+    try:
+        return source_address(other)
+    except OSError:  # a name of the inventory that this node does not know, or no route
+        return ""
 
 
 def _look_up(name: str) -> list[Any]:

@@ -8,9 +8,10 @@ because the kernel kills them then.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from datetime import timedelta
+
+from probe import resolve
 
 from . import holder, lifeline, line, lock, plan, rails, seat, shared, torch_facts
 from .account import short
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
 
 _STORE_S = 30.0
-_DISCARD = 9  # any port will do: nothing is sent there
 
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
@@ -72,16 +72,6 @@ def _host_store(address: str) -> Any:
     )
 
 
-def _local_address(other: str) -> str:
-    """Our own address on the way to another node: what the partners can connect back to."""
-    family, kind, protocol, _, there = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)[
-        0
-    ]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(there)  # a datagram socket: finds the route, sends nothing
-        return str(probe.getsockname()[0])
-
-
 def _sweep(
     go: plan.Go,
     store: tuple[str, int],
@@ -97,7 +87,7 @@ def _sweep(
     count = 1 if seated else go.rails
     told, orders = [os.pipe() for _ in range(count)], [os.pipe() for _ in range(count)]
     try:
-        local = _local_address(go.towards)
+        local = resolve.source_address(go.towards)
         ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
         if seated:
             seat.sit(plan.Rail(go, seated["rail"], local, store, seat.gpu()), ends[0])

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from checks.test_net_ephemeral_ports import judge as judge_range
 from checks.test_net_interface import judge as judge_interface
 from checks.test_net_master_name import judge as judge_name
+from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
 from preflight.facts.network_model import Interface, Network, Resolved
 from preflight.facts.selected import nccl_ports, parse_filter
 from preflight.fleet.master import master_names
 from preflight.fleet.model import Fleet, Host, Job, Promise
 from preflight.verdict import Outcome, Verdict
-from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
+from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port, software
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
@@ -161,6 +162,82 @@ def test_unlike_the_group() -> None:
         network=network(interface("eth0", "10.78.0.1/24"), own_name=Resolved("h1", ("10.78.0.1",))),
     )
     assert choice(routed, {}, *others).outcome is Outcome.OK
+
+
+@pytest.mark.proves(
+    "net.interface", finds="an interface of NCCL's choice that does not lead to the others"
+)
+@pytest.mark.parametrize(
+    ("cni", "environ", "nccl", "chosen"),
+    [
+        (interface("cni0", "10.244.{}.1/24", index=1, physical=False), None, "2.27.3",
+         "NCCL's own choice selects cni0 (10.244.1.0/24); eth0 (10.77.0.0/24) leads to the"),
+        (interface("usb0", "169.254.3.{}/24", index=1), None, "2.30.7",
+         "NCCL's own choice selects usb0 (169.254.3.0/24); eth0"),
+        (interface("docker0", "172.17.{}.1/24", physical=False),
+         {"NCCL_SOCKET_IFNAME": "docker,eth"}, "2.30.7",
+         "NCCL_SOCKET_IFNAME=docker,eth selects docker0 (172.17.1.0/24); eth0"),
+        (interface("virbr0", "192.168.{}.1/24", index=1, physical=False), None, "2.27.3",
+         "NCCL's own choice selects virbr0"),
+        (interface("virbr0", "192.168.{}.1/24", index=1, physical=False), None, "2.28.3", ""),
+        (interface("ib0", "10.9.{}.1/24", operstate="down", index=1), None, "2.28.3", ""),
+        (interface("ib0", "10.9.0.{}/24", index=3), None, "2.30.7", ""),
+    ],
+)  # fmt: skip
+def test_another_way_than_to_the_others(
+    cni: Interface, environ: dict[str, str] | None, nccl: str, chosen: str
+) -> None:
+    """All nodes are built alike, so no vote shows it; eth0 is where their addresses lead.
+
+    libvirt's bridge and what is down count until 2.28; another network that all have is fine.
+    """
+    nodes = [
+        replace(
+            host(number, source_address=f"10.77.0.{number}"),
+            software=software(nccl=nccl),
+        )
+        for number in (1, 2)
+    ]
+    nodes = [
+        replace(one, network=replace(one.network, interfaces=tuple(sorted(
+            (replace(cni, addresses=(cni.addresses[0].format(number),)),
+             *(one.network.interfaces or ())),
+            key=lambda each: (not each.loopback, each.index)
+        ))))
+        for number, one in enumerate(nodes, 1) if one.network
+    ]  # fmt: skip
+    verdict = choice(nodes[0], environ, nodes[1])
+    assert chosen in verdict.sentence
+    assert verdict.outcome is (Outcome.WARN if chosen else Outcome.OK), verdict.sentence
+    if chosen:
+        assert "set NCCL_SOCKET_IFNAME to what joins the nodes: eth0" in verdict.advice
+
+
+def test_sockets_over_another_network_than_the_one_measured() -> None:
+    """Without RDMA the job's data go there: a network that all nodes have is told of, too."""
+    nodes = [
+        replace(
+            facts(f"h{number}", nics=()),
+            network=network(
+                interface("mgmt0", f"10.9.0.{number}/24"),
+                interface("eth0", f"10.77.0.{number}/24", index=3),
+                source_address=f"10.77.0.{number}", own_name=Resolved("h", ("10.77.0.1",)),
+            ),
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    assert "selects mgmt0 (10.9.0.0/24); eth0" in choice(nodes[0], None, nodes[1]).sentence
+    cpus = [replace(one, gpus=None) for one in nodes]
+    assert choice(cpus[0], None, cpus[1]).outcome is Outcome.OK
+
+
+def test_nccl_reads_its_files_too() -> None:
+    """/etc/nccl.conf names the interface, where the job's environment does not."""
+    conf = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "docker0"),))
+    one = replace(host(1, DOCKER), nccl_conf=(conf,))
+    assert "selects docker0" in choice(one, {}, host(2, DOCKER)).sentence
+    own = choice(one, {"NCCL_SOCKET_IFNAME": "eth0"}, host(2, DOCKER))
+    assert own.outcome is Outcome.OK
 
 
 @pytest.mark.proves("net.interface", unknown="the interfaces cannot be read")
