@@ -38,6 +38,12 @@ _STARTER: Final = (
 )
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _VERSION: Final = re.compile(r"""preflight_version = \\?["']([\w.+-]{1,40})""")
+_SETTING: Final = re.compile(
+    r"((?:NCCL|UCX|FI|OFI|RDMAV|IBV|MLX5)_(?!\w*(?:FILE|DUMP|LOG|DEST|DIR|PATH|PLUGIN))\w+"
+    r"|GLOO_SOCKET_IFNAME|CUDA_DEVICE_ORDER)=([^/]*)"
+)
+"""A variable of the job that may be passed on: it names no file and no code."""
+
 _DROPPED: Final = ("PYTHON", "LD_", "SSH_ORIGINAL_COMMAND")
 
 
@@ -47,6 +53,7 @@ class Call(NamedTuple):
     timeout_s: int
     size: int
     entry: str
+    environ: dict[str, str]
 
 
 class RefusedError(Exception):
@@ -69,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def read_call(line: str) -> Call:
     """Take the controller's command line apart; RefusedError if it is anything else.
 
-    `timeout -k 2 SECONDS PYTHON... [-I] -c BOOT SIZE ENTRY`: of all this only the three values are
-    used, and no word of it is ever run.
+    `timeout -k 2 SECONDS [env NAME=VALUE...] PYTHON... [-I] -c BOOT SIZE ENTRY`: of all this only
+    the three values and those variables are used, and no word of it is ever run.
     """
     try:
         words = shlex.split(line) if len(line) <= LONGEST_LINE else []
@@ -90,7 +97,9 @@ def read_call(line: str) -> Call:
         )
     if not 0 < int(seconds) <= LONGEST_S or int(size) > LARGEST:
         raise RefusedError("it asks for too much time, or sends too much")
-    return Call(int(seconds), int(size), entry)
+    settings = (_SETTING.fullmatch(word) for word in words[4:-4])
+    environ = {found[1]: found[2] for found in settings if found and entry in WITH_TORCH}
+    return Call(int(seconds), int(size), entry, environ)
 
 
 def _serve(call: Call, sweep_python: str) -> None:
@@ -103,6 +112,7 @@ def _serve(call: Call, sweep_python: str) -> None:
     python = [sweep_python] if call.entry in WITH_TORCH else [sys.executable, "-I"]
     limit = ["timeout", "-k", "2", str(call.timeout_s)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    kept |= call.environ
     words = [*limit, *python, "-c", _STARTER, str(PAYLOAD), call.entry]
     try:
         os.execvpe(words[0], words, kept)  # noqa: S606  no shell is wanted

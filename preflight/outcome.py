@@ -123,6 +123,7 @@ def conclude(
         missed=missed,
         shapes=shape_rows(shaped),
         overrides=overrides(run.fleet, today(), entries),
+        measured_in=run.fleet.measured_in[0],
     )
     well, unheard = report.exit == 0, ""
     found = findings(entries, decoded.blames, suspected)

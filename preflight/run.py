@@ -23,6 +23,7 @@ from preflight.fabric.schedule import circle_rounds, repair
 from preflight.fabric.suspects import suspects
 from preflight.facts.burned import Burned
 from preflight.facts.cut_links import cut_links
+from preflight.facts.environ.conf import settings
 from preflight.fleet.master import master_names
 from preflight.judgement import Judgement, stages_needed
 from preflight.owed import Selection, owed
@@ -218,7 +219,7 @@ class Run:
             facts,
             fitting(burn_plan(self.settings.tier, self.planned.seed), left_s, has),
             self.nonce,
-            slots=self.fleet.job.nproc_per_node,
+            job=self.fleet.job,
             deadline_s=max(least_s("local"), left_s * SHARE),
         )
         out = {n: Burned(left_out=why) for n, why in partakers.left_out("local", hosts).items()}
@@ -257,6 +258,8 @@ class Run:
             nonce=self.nonce,
             deadline_s=deadline_s,
             interface=self.fleet.interface,
+            job=self.fleet.job,
+            unpinned=self._unpinned(),
             catch_rate=self.settings.soak_rate,
             suspects=suspects,
             inside=self._selection.inside,
@@ -287,6 +290,17 @@ class Run:
     def _may_have_rails(self, host: Host) -> bool:
         facts = self.judgement.measured.facts.get(host.name)
         return may_have_rails(self._connections[host.name], facts)
+
+    def _unpinned(self) -> frozenset[str]:
+        """Nodes on which NCCL chooses its interface as in the job: by variables or nccl.conf."""
+        facts = self.judgement.measured.facts
+        return frozenset(
+            host.name
+            for host in self.fleet.hosts
+            if self.fleet.job.environ_of(host.name) is not None
+            or (one := facts.get(host.name)) is None
+            or "NCCL_SOCKET_IFNAME" in settings(one.nccl_conf or ())
+        )
 
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds

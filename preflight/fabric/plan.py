@@ -73,6 +73,9 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     cut: frozenset[tuple[str, str]] = frozenset()
     """(from, to) of connections that did not come about a moment ago."""
     interface: str | None = None
+    unpinned: frozenset[str] = frozenset()
+    """Nodes on which NCCL chooses its interface as it does in the job. Elsewhere, where `interface`
+    names none, it is held to the one that leads to the other nodes."""
     leaves: dict[str, str] = {}
     seed: int = 1
     sysfs: str = "/sys"

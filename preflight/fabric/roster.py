@@ -116,6 +116,7 @@ def go_order(
         "address": hosts[name].address,
         "towards": hosts[other].address,
         "interface": plan.interface,
+        "pinned": name not in plan.unpinned,
         "store": store,
         "ladder": [rung_order(rung) for rung in who.ladder],
         "soak": None if who.soak is None else rung_order(who.soak),

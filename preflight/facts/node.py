@@ -150,6 +150,4 @@ class Node:
     @property
     def environ(self) -> Mapping[str, str] | None:
         """The job's environment on this node; None when no source for it is known."""
-        if self.job.environ is None:
-            return None
-        return self.job.environ.get(self.name, self.job.environ.get(""))
+        return self.job.environ_of(self.name)

@@ -38,7 +38,12 @@ _PUBLIC = (
     "HIP_",
     "UCX_",
     "FI_",
+    "OFI_",
+    "RDMAV_",
+    "IBV_",
+    "MLX5_",
     "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
     # Spelled wrong, they have no effect: `env.exists` says so.
     "NCLL_",
     "NCC_",
@@ -47,7 +52,57 @@ _PUBLIC = (
     "Nccl_",
     "PYTROCH_",
 )
-"""Only variables that a check reads are kept: a token in any other is gone right here."""
+"""Only variables that a check reads, or that a measuring process gets, are kept: a token in any
+other is gone right here."""
+
+_MEASURED_IN = (
+    "NCCL_",
+    "UCX_",
+    "FI_",
+    "OFI_",
+    "RDMAV_",
+    "IBV_",
+    "MLX5_",
+    "GLOO_SOCKET_IFNAME",
+    "CUDA_DEVICE_ORDER",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+)
+"""What burn-in and sweep run with: NCCL, the libraries under it, gloo's interface and the loader.
+
+Not CUDA_VISIBLE_DEVICES (all GPUs are measured; env.cuda_visible_devices judges it), and nothing of
+torch's: its time-outs and dumps must not end a measurement."""
+
+OWN = frozenset(
+    (
+        "NCCL_ALGO",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_CROSS_NIC",
+        "NCCL_IB_TIMEOUT",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_PXN_DISABLE",
+        "NCCL_RAS_ENABLE",
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_FILE",
+        "NCCL_DEBUG_SUBSYS",
+        # The one meeting point of the job's own communicator.
+        "NCCL_COMM_ID",
+        # torch's old names.
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_BLOCKING_WAIT",
+        "NCCL_DESYNC_DEBUG",
+        "NCCL_ENABLE_TIMING",
+        # They write files.
+        "NCCL_GRAPH_DUMP_FILE",
+        "NCCL_TOPO_DUMP_FILE",
+        "UCX_LOG_FILE",
+        "UCX_STATS_DEST",
+    )
+)
+"""What the sweep sets in its own way, or leaves unset, whatever the job has: see groups.py and
+nccl_log.py of its payload."""
+
+_LONGEST_VALUE = 8192
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|API_KEY|_PSK$", re.IGNORECASE)
 _LARGEST_FILE = 1 << 20
@@ -60,6 +115,31 @@ def public(environ: Mapping[str, str]) -> dict[str, str]:
         for key, value in environ.items()
         if key.startswith(_PUBLIC) and not _SECRET.search(key)
     }
+
+
+def measured_in(
+    environ: Mapping[str, str], unsafe: str = ""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what measuring processes get of a job's environment, and why they do not get the rest.
+
+    The second has a reason by name; those that concern no measurement are in neither. `unsafe`: who
+    else could have written the source; what names files or code does not count from there.
+    """
+    given, left_out = {}, {}
+    for name, value in sorted(environ.items()):
+        if not name.startswith(_MEASURED_IN):
+            continue
+        if name in OWN:
+            left_out[name] = "the sweep has its own"
+        elif unsafe and (name.startswith("LD_") or "/" in value):
+            left_out[name] = unsafe
+        elif "$" in value or "`" in value:
+            left_out[name] = "a shell has yet to expand it"
+        elif "***" in value or len(value) > _LONGEST_VALUE or not value.isprintable():
+            left_out[name] = "its value cannot be passed on"
+        else:
+            given[name] = value
+    return given, left_out
 
 
 def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str]]:

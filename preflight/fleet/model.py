@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from preflight.fleet.jobenv import measured_in
 from preflight.fleet.launch_shape import Shape
 from preflight.fleet.waivers import Waiver
 from preflight.lint.lint import Linted
@@ -92,19 +93,29 @@ class Job(Struct, frozen=True, kw_only=True):
     """Where `environ` comes from: "--preflight-env-file job.env", "Slurm job 4711"."""
     launch: Shape | None = None
     """What the launch line starts; None where there is none, or its launcher is not known."""
+    environ_unsafe: str = ""
+    """Where root runs: who else could have written it, "job.env belongs to alice"; "" if nobody."""
     script: Linted | None = None
     """What the training script says of itself; None where none was named."""
 
+    def environ_of(self, name: str) -> dict[str, str] | None:
+        """The job's environment on a node; None where no source for it is known."""
+        if self.environ is None:
+            return None
+        return self.environ.get(name, self.environ.get(""))
+
+    def measured_in(self, name: str) -> dict[str, str]:
+        """What of it the processes get that measure on a node."""
+        return measured_in(self.environ_of(name) or {}, self.environ_unsafe)[0]
+
     def libraries(self, name: str) -> list[str]:
         """Where the loader of the job looks on a node, as far as its LD_LIBRARY_PATH says."""
-        environ = self.environ or {}
-        said = environ.get(name, environ.get("", {})).get("LD_LIBRARY_PATH", "")
+        said = (self.environ_of(name) or {}).get("LD_LIBRARY_PATH", "")
         return [folder for folder in said.split(":") if folder.startswith("/")][:MOST_LIBRARIES]
 
     def nccl_conf_file(self, name: str) -> str:
         """The file that the job's NCCL_CONF_FILE names on a node; "" where it is not set."""
-        environ = self.environ or {}
-        return environ.get(name, environ.get("", {})).get("NCCL_CONF_FILE", "")
+        return (self.environ_of(name) or {}).get("NCCL_CONF_FILE", "")
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
@@ -130,6 +141,23 @@ class Fleet(Struct, frozen=True, kw_only=True):
     """How many ranks torchrun has started on these nodes; 0 where it is not the way in."""
     restarts: int = 0
     """torchrun's --max-restarts, where it is the way in."""
+
+    @property
+    def measured_in(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Names of the job's variables that measuring processes get, and why not the others.
+
+        Nothing where they are children of the job's own ranks, and have all of it.
+        """
+        given: set[str] = set()
+        left_out: dict[str, str] = {}
+        for environ in (self.job.environ or {}).values() if not self.ranks else ():
+            its, rest = measured_in(environ, self.job.environ_unsafe)
+            given |= its.keys()
+            left_out |= rest
+        if self.interface and "NCCL_SOCKET_IFNAME" in given:
+            given.remove("NCCL_SOCKET_IFNAME")
+            left_out["NCCL_SOCKET_IFNAME"] = f"{self.interface_origin} names another"
+        return tuple(sorted(given)), left_out
 
     @property
     def leaves(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from preflight.fleet.ranked import ENVIRONMENT, ORIGIN, Ranked
 from preflight.fleet.script import lint_file
 from preflight.fleet.twins import refuse_twins
 from preflight.fleet.words import did_you_mean
+from preflight.trust import who_may_change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -282,6 +284,9 @@ def _job(
     if env_file is None and table.env_file and inventory:
         env_file = inventory.beside(table.env_file)
     environ, origin = _environ(wish, env_file, launch, [host.name for host in hosts], here=here)
+    unsafe = ""
+    if env_file is not None and os.geteuid() == 0:
+        unsafe = _others(env_file, [host.name for host in hosts])
     common = (environ or {}).get("", {})
     port, port_origin = _master_port(launch, common, table)
     if inventory and table.master and table.master not in inventory.names:
@@ -304,9 +309,17 @@ def _job(
         nproc_per_node=(launch.nproc_per_node if launch else None) or table.nproc_per_node,
         environ=environ,
         environ_origin=origin,
+        environ_unsafe=unsafe,
         launch=_shape(launch, common),
         script=_script(wish),
     )
+
+
+def _others(env_file: str, names: Sequence[str]) -> str:
+    """Who but root could have written the environment of a job; "" if nobody."""
+    paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
+    found = (who_may_change(Path(path).expanduser()) for path in paths)
+    return next(filter(None, found), "")
 
 
 def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:

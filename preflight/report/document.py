@@ -196,6 +196,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Two modes and drifts that peers do not show, the strongest first, at most 256."""
     overrides: Overrides = Overrides()
     """What the inventory laid over the checks: waivers, switches, numbers."""
+    measured_in: tuple[str, ...] = ()
+    """Names of the job's variables that burn-in and sweep ran with."""
 
 
 def encode(report: Report) -> bytes:

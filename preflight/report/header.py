@@ -59,12 +59,24 @@ def header(
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         *(_LOADS if loads else []),
+        *(_environ(fleet) if loads or rounds else []),
         *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         *estimate,
         *before(fleet, today()),
         f"report   {where}",
     ]
+
+
+def _environ(fleet: Fleet) -> list[str]:
+    """Say which of the job's variables burn-in and sweep run with, and which not, by reason."""
+    given, left_out = fleet.measured_in
+    reasons: dict[str, list[str]] = {}
+    for name, why in sorted(left_out.items()):
+        reasons.setdefault(why, []).append(name)
+    told = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
+    told += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
+    return [f"environ  {'; '.join(told)}"] if told else []
 
 
 def _rounds(fleet: Fleet, planned: Planned) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from preflight.burn.plan import BurnPlan
     from preflight.facts.model import Facts
-    from preflight.fleet.model import Host
+    from preflight.fleet.model import Host, Job
 
     Progress = Callable[[int, int, list[str]], None]
 
@@ -49,7 +49,7 @@ class BurnStage:
         plan: BurnPlan,
         nonce: str,
         *,
-        slots: int | None,
+        job: Job,
         deadline_s: float,
     ) -> None:
         self._hosts = {host.name: host for host in hosts}
@@ -57,7 +57,8 @@ class BurnStage:
         self._facts = facts
         self._plan = msgspec.to_builtins(plan)
         self._nonce = nonce
-        self._slots = min(MOST_SLOTS, slots or SLOTS)
+        self._job = job
+        self._slots = min(MOST_SLOTS, job.nproc_per_node or SLOTS)
         self._began = time.monotonic()
         self._ends = self._began + deadline_s
         self._moved = threading.Condition()
@@ -148,7 +149,9 @@ class BurnStage:
             "slots": self._slots,
             "gpus": self._has_gpus(host),
         }
-        talk = Leased(start_payload(self._connections[name], host, "burn", request, left_s))
+        environ = self._job.measured_in(name)
+        connection = self._connections[name]
+        talk = Leased(start_payload(connection, host, "burn", request, left_s, environ=environ))
         with self._moved:
             self._talks[name] = talk
             over = self._over

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts
-    from preflight.fleet.model import Host
+    from preflight.fleet.model import Host, Job
     from preflight.transport.leased import Talk
     from preflight.transport.protocol import Connection
 
@@ -42,6 +42,7 @@ def sweep_fleet(
     nonce: str,
     deadline_s: float,
     interface: str | None,
+    job: Job,
     catch_rate: float | None = None,
     leaves: Mapping[str, str] | None = None,
     seed: int = 1,
@@ -52,15 +53,17 @@ def sweep_fleet(
     inside: bool = True,
     stop_early: bool = False,
     cut: frozenset[tuple[str, str]] = frozenset(),
+    unpinned: frozenset[str] = frozenset(),
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
     one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
+    `job`: it is measured in the job's environment, where one is known.
     `inside`: nodes with two rails or more also all-reduce among their own. `stop_early`: a pair
     that its samples condemn is not measured to the end. `cut`: (from, to) of connections known not
-    to come about. `gathering` hears of nodes whose Python has imported torch, `progress` of pairs.
-    On Ctrl-C `interrupted` gets what was measured until then.
+    to come about. `unpinned`: see `SweepPlan`. `gathering` hears of nodes whose Python has imported
+    torch, `progress` of pairs. On Ctrl-C `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -73,6 +76,7 @@ def sweep_fleet(
         inside=inside,
         stop_early=stop_early,
         cut=cut,
+        unpinned=unpinned,
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
     if catch_rate is not None:
@@ -83,7 +87,10 @@ def sweep_fleet(
         connection = connections[host.name]
         if isinstance(connection, Manned):
             return start_seats(connection, host, request, deadline_s, limit=limit)
-        return start_payload(connection, host, "sweep", request, deadline_s, limit=limit)
+        environ = job.measured_in(host.name)
+        return start_payload(
+            connection, host, "sweep", request, deadline_s, limit=limit, environ=environ
+        )
 
     return sweep(
         plan,

@@ -93,6 +93,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         missed=most_missed(reports),
         shapes=joined_shapes(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
+        measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )
     return united, findings(entries, tuple(map(blame_of, blames)), suspected)
 

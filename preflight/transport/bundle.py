@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import marshal
+import re
 import threading
 import zipfile
 from functools import lru_cache
@@ -79,6 +80,7 @@ preinstalled payload (`preflight.answer`) reads the version in it, and runs none
 Beside = tuple[tuple[str, bytes], ...]
 """(module, source) of what travels along without being ours; compiled on the node."""
 
+_PYTHON = re.compile(r"python[0-9.]*")
 _packing = threading.Lock()
 
 
@@ -98,6 +100,7 @@ def start_payload(
     limit: int = OUTPUT_LIMIT,
     payload: Path = PAYLOAD,
     beside: Beside = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Talk:
     """Send the payload and its request to a node; `Talk.read` then gives its answers.
 
@@ -105,6 +108,8 @@ def start_payload(
     "nonce". Under `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may
     answer.
     `beside`: modules by name that travel along: a site's own.
+    `environ`: variables that the node's Python starts with, besides those of the login. A rank of
+    the job has the job's own already.
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
     nonce = msgspec.json.decode(line, type=_Bound).nonce
@@ -113,19 +118,30 @@ def start_payload(
         remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
     else:
         packed = bundle(entry, payload, beside)
-        argv = boot(host.python, entry, len(packed))
+        argv = boot(host.python, entry, len(packed), environ)
         remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
     talk = Talk(remote, host.python, nonce, timeout_s)
     talk.push(packed + line.replace(b"\n", b" ") + b"\n")
     return talk
 
 
-def boot(python: Sequence[str], entry: str, size: int) -> list[str]:
-    """The command that reads a payload of `size` bytes from its standard input and runs `entry`."""
+def boot(
+    python: Sequence[str], entry: str, size: int, environ: Mapping[str, str] | None = None
+) -> list[str]:
+    """The command that reads a payload of `size` bytes from its standard input and runs `entry`.
+
+    The loader reads LD_LIBRARY_PATH before a program's first line, so env(1) sets `environ`: right
+    before the interpreter, which is inside of the container where there is one.
+    """
     # What loads torch runs in the job's Python as the job does: its environment may name what it
     # needs.
     isolated = () if entry in WITH_TORCH else ("-I",)
-    return [*python, *isolated, "-c", BOOT, str(size), entry]
+    words = [*python, *isolated, "-c", BOOT, str(size), entry]
+    if environ:
+        names = [word.rpartition("/")[2] for word in python]
+        at = max((n for n, name in enumerate(names) if _PYTHON.fullmatch(name)), default=0)
+        words[at:at] = ["env", *(f"{name}={value}" for name, value in environ.items())]
+    return words
 
 
 def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:

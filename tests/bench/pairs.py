@@ -13,6 +13,7 @@ from msgspec import Struct
 from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.share import measured_share
+from preflight.fleet.model import Job
 from preflight.stages.sweep import sweep_fleet
 from tests.bench.probing import DEADLINE_S, connected, some
 from tests.bench.ratio import Bound, Row, extremes, faster, in_turns, interval, seconds
@@ -132,6 +133,7 @@ def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> floa
         nonce=secrets.token_hex(16),
         deadline_s=DEADLINE_S,
         interface=None,
+        job=Job(),
         progress=lambda *_: None,
     )
     share = measured_share(whole(measured))

@@ -48,6 +48,27 @@ def _rename(host: Host, old: str, new: str) -> None:
 
 
 @contextmanager
+def more_networks(host: Host) -> Iterator[None]:
+    """Two interfaces more: job0, a network of all hosts, and ib0, which leads to no other host."""
+    lan, number = host.address.split(".")[2:]
+    added = [
+        "link add link eth0 name job0 type macvlan mode bridge",
+        f"address add 10.97.{lan}.{number}/24 dev job0",
+        "link set job0 up",
+        "link add link eth0 name ib0 type macvlan mode private",
+        f"address add 10.98.{number}.1/24 dev ib0",
+        "link set ib0 up",
+    ]
+    try:
+        for line in added:
+            host.run(["ip", *line.split()])
+        yield
+    finally:
+        for name in ("job0", "ib0"):
+            host.run(["ip", "link", "delete", name], check=False)
+
+
+@contextmanager
 def lossy_link(host: Host, per_mille: int = 20, source: Host | None = None) -> Iterator[None]:
     """The host loses some TCP packets, from one peer or all: the tail grows, not the median."""
     lost = f"ip protocol tcp numgen random mod 1000 < {per_mille} drop"

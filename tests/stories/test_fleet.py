@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -423,6 +424,55 @@ def test_an_interface_that_some_nodes_lack(judge: Callable[..., Told], lab: Lab)
         "an interface that all nodes have"
     ) in said
     assert [p["state"] for p in told.report["pairs"]] == ["measured"]
+
+
+_SHOW = """\
+#!/bin/sh
+case "$*" in *" sweep"|*" burn") env > "{folder}/$(uname -n).seen" ;; esac
+exec "{python}" "$@"
+"""
+
+
+@pytest.mark.proves("net.interface", finds="NCCL's choice on four real hosts, which leads nowhere")
+def test_the_job_is_measured_in_its_environment(
+    judge: Callable[..., Told], lab: Lab, tmp_path: Path
+) -> None:
+    """Its interface carries the data; without it, the warning names the one NCCL would choose.
+
+    Each host has a second network, job0, and an ib0 that leads to no other host.
+    """
+    wrapper, environ = tmp_path / "python3", tmp_path / "job.env"
+    wrapper.write_text(_SHOW.format(folder=tmp_path, python=sys.executable))
+    wrapper.chmod(0o755)
+    environ.write_text(
+        "GLOO_SOCKET_IFNAME=job0\nNCCL_SOCKET_IFNAME=job0\nNCCL_IB_TC=106\nNCCL_ALGO=Tree\n"
+        "LD_LIBRARY_PATH=/opt/nccl/lib\nCUDA_VISIBLE_DEVICES=0\nSITE_API_TOKEN=x\n"
+    )
+    changes: dict[str, object] = {"defaults": {"python": str(wrapper)}}
+    chosen = ("--preflight-checks=net.interface,fabric.allreduce", ALL)
+    with ExitStack() as stack:
+        for host in lab.hosts.values():
+            stack.enter_context(wire.more_networks(host))
+        told = judge(*chosen, f"--preflight-env-file={environ}", changes=changes)
+        assert told.exit == 0, told.out
+        assert told.found() == set()
+        said = " ".join(told.out.split())
+        assert (
+            "environ burn-in and sweep run with the job's GLOO_SOCKET_IFNAME, LD_LIBRARY_PATH, "
+            "NCCL_IB_TC, NCCL_SOCKET_IFNAME; without NCCL_ALGO (the sweep has its own)"
+        ) in said
+        assert "NCCL_IB_TC" in told.report["measured_in"]
+        assert (told.folder / "measured.json").read_text().count('"tcp job0"') == 12
+        for name in lab.hosts:
+            seen = (tmp_path / f"{name}.seen").read_text().splitlines()
+            assert {"NCCL_IB_TC=106", "LD_LIBRARY_PATH=/opt/nccl/lib"} <= set(seen)
+            assert not any(line.startswith(("CUDA_VIS", "NCCL_ALGO", "SITE_")) for line in seen)
+        told = judge(*chosen)
+    assert told.exit == 0, told.out
+    assert told.found() == {("net.interface", name) for name in lab.hosts}
+    assert "NCCL's own choice selects ib0 (10.98." in told.out
+    assert "leads to the other nodes" in " ".join(told.out.split())
+    assert (told.folder / "measured.json").read_text().count('"tcp eth0"') == 12
 
 
 def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:

@@ -125,9 +125,28 @@ def test_a_call_of_another_shape_is_refused(line: str) -> None:
 
 def test_our_own_call_is_read() -> None:
     """The call as the transports make it, with any Python in it, gives entry, size, deadline."""
-    assert read_call(shlex.join(GOOD)) == (20, 9, "probe")
+    assert read_call(shlex.join(GOOD)) == (20, 9, "probe", {})
+
     container = [*GOOD[:4], "apptainer", "exec", "x y.sif", *GOOD[4:]]
-    assert read_call(shlex.join(container)) == (20, 9, "probe")
+    assert read_call(shlex.join(container)) == (20, 9, "probe", {})
+
+
+def test_settings_of_the_job_that_name_no_file_are_taken() -> None:
+    """NCCL's numbers and words pass; paths, plugins, files, Python's and the loader's do not."""
+    taken = {"NCCL_IB_TC": "106", "NCCL_SOCKET_IFNAME": "=eth0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    refused = [
+        "LD_PRELOAD=x.so",
+        "LD_LIBRARY_PATH=/tmp",
+        "PYTHONPATH=x",
+        "NCCL_NET_PLUGIN=mine",
+        "NCCL_TOPO_DUMP_FILE=x",
+        "NCCL_TOPO_FILE=/tmp/x",
+        "UCX_LOG_FILE=x",
+    ]
+    words = ["env", *(f"{name}={value}" for name, value in taken.items()), *refused]
+    call = [*GOOD[:4], *words, "python3", "-c", bundle.BOOT, "9"]
+    assert read_call(shlex.join([*call, "sweep"])) == (20, 9, "sweep", taken)
+    assert read_call(shlex.join([*call, "probe"])).environ == {}
 
 
 def test_another_version_is_a_clear_finding(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
+from . import means
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -34,6 +36,22 @@ NCCL_ENVIRONMENT = {
     "NCCL_COLLNET_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
 }
+
+UNSET = (
+    # The one meeting point of the job's own communicator.
+    "NCCL_COMM_ID",
+    # Old names of what is set above, which torch still reads.
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING",
+    # They write files.
+    "NCCL_GRAPH_DUMP_FILE",
+    "NCCL_TOPO_DUMP_FILE",
+    "UCX_LOG_FILE",
+    "UCX_STATS_DEST",
+)
+"""What of the job's environment is not for us."""
 
 
 class Group:
@@ -68,8 +86,9 @@ def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     gloo = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
     # Left alone, gloo resolves the host name: 127.0.1.1 on Debian, which no other node can reach.
-    if rail.go.interface:
-        options._devices = [gloo.create_device(interface=rail.go.interface)]
+    names = means.gloo_interfaces(rail)
+    if names:
+        options._devices = [gloo.create_device(interface=name) for name in names]
     else:
         options._devices = [gloo.create_device(hostname=rail.local)]
     options._timeout = timedelta(seconds=rail.go.meet_s)
@@ -78,9 +97,12 @@ def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
 
 def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Group:
     """Connect one GPU with that of the same rail on the partner, or with its node's others."""
+    for name in UNSET:
+        os.environ.pop(name, None)
     os.environ.update(NCCL_ENVIRONMENT)
-    if rail.go.interface:
-        os.environ["NCCL_SOCKET_IFNAME"] = "=" + rail.go.interface
+    interface = rail.go.interface or (means.interface_of(rail.local) if rail.go.pinned else "")
+    if interface:
+        os.environ["NCCL_SOCKET_IFNAME"] = "=" + interface
     nccl = torch.distributed.ProcessGroupNCCL
     device = torch.device("cuda", rail.rail if rail.gpu is None else rail.gpu)
     torch.cuda.set_device(device)

@@ -38,7 +38,8 @@ class Means:
             if self._rail.go.backend == "nccl":
                 self._prepare_nccl()
             else:
-                self.interface = self._rail.go.interface or interface_of(self._rail.local)
+                named = gloo_interfaces(self._rail)
+                self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
 
     def question(self) -> dict[str, Any]:
@@ -71,6 +72,17 @@ class Means:
                 found.update(dict.fromkeys(_local(descriptor)))
         named = dict.fromkeys(interface_of(address) or address for address in found)
         return "tcp " + " ".join(named) if named else ""
+
+
+def gloo_interfaces(rail: plan.Rail) -> list[str]:
+    """The interfaces that gloo is held to: ours, or the job's; none where the route decides.
+
+    GLOO_SOCKET_IFNAME as torch reads it: whole names (torch/csrc/distributed/c10d/init.cpp).
+    """
+    if rail.go.interface:
+        return [rail.go.interface]
+    text = "" if rail.go.pinned else os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return [name for name in text.split(",") if name]
 
 
 def interface_of(address: str) -> str:

@@ -52,6 +52,8 @@ class Go:
     towards: str
     """Address of another node: our own address on the way there is the one to listen on."""
     interface: str | None
+    """The network interface to use; None: NCCL's own choice, or where `pinned` the one by which
+    this node reaches the others."""
     store: tuple[str, int] | None
     """Host and port of the one store; None: this node hosts it."""
     ladder: tuple[Rung, ...]
@@ -73,6 +75,7 @@ class Go:
     """For all its counted iterations; on top of the pair's time."""
     sysfs: str = "/sys"
     """Where NICs' counters are read; elsewhere in tests."""
+    pinned: bool = False
     more: bool = False
     """After the last round, wait for more: suspects may be measured again."""
     condemn: Condemn | None = None

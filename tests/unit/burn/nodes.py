@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.burn.plan import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
-from preflight.fleet.model import Host
+from preflight.fleet.model import Host, Job
 from preflight.stages.burn import BurnStage
 from preflight.transport import transport_for
 from tests.unit.fabric.nodes import below, wait_for
@@ -65,7 +65,7 @@ class Node:
         plan = BurnPlan(cuda=load, cpu=load)
         self.stage = BurnStage(
             [host], {name: connection}, {}, plan, "burn-test",
-            slots=slots, deadline_s=deadline_s,
+            job=Job(nproc_per_node=slots), deadline_s=deadline_s,
         )  # fmt: skip
         self.steps: list[tuple[int, int]] = []
         self._name = name

@@ -254,6 +254,9 @@ def test_an_order_holds_the_agents_own_pairs_only(who: Roster) -> None:
         {"round": 2, "a": "h3", "b": "h4", "rank": 0, "partner": 3},
     ]
     assert (order["index"], order["towards"]) == (2, "10.0.0.1")
+    assert order["pinned"]
+    free = msgspec.structs.replace(PLAN, unpinned=frozenset({"h3"}))
+    assert not go_order(free, who, by_name, "h3", nonce="n", store=None)["pinned"]
 
 
 def test_the_controller_needs_no_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -161,3 +162,50 @@ def test_one_machine_under_two_names_is_refused(tmp_path: Path, transport: str) 
     path.write_text(defaults + table.format("a", 1, "") + table.format("b", 1, "port = 23\n"))
     assert _names(resolve(Wish(inventory=str(path)))) == ["a", "b"]
     assert len(resolve(Wish(inventory=str(path), transport="local")).hosts) == 2
+
+
+def test_what_of_the_job_measuring_processes_get(tmp_path: Path) -> None:
+    """NCCL's settings and the loader's; not the sweep's own, nor what is none of its business."""
+    path = tmp_path / "job.env"
+    path.write_text(
+        "NCCL_IB_TC=106\nNCCL_ALGO=Tree\nNCCL_COMM_ID=h1:1\nLD_LIBRARY_PATH=/opt/nccl/lib\n"
+        "CUDA_VISIBLE_DEVICES=0\nTORCH_NCCL_BLOCKING_WAIT=1\nSLURM_JOB_ID=7\nAWS_TOKEN=x\n"
+    )
+    fleet = resolve(Wish(nodes="a,b", env_file=str(path)))
+    given = {"LD_LIBRARY_PATH": "/opt/nccl/lib", "NCCL_IB_TC": "106"}
+    assert (fleet.job.measured_in("a"), fleet.job.measured_in("b")) == (given, given)
+    own = "the sweep has its own"
+    assert fleet.measured_in == (tuple(given), {"NCCL_ALGO": own, "NCCL_COMM_ID": own})
+
+
+def test_a_launch_line_is_not_expanded() -> None:
+    """What a shell would still have to put in cannot be passed on, and that is said."""
+    line = "NCCL_IB_TC=106 LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH torchrun train.py"
+    fleet = resolve(Wish(nodes="a,b", launch=line))
+    assert fleet.measured_in == (
+        ("NCCL_IB_TC",), {"LD_LIBRARY_PATH": "a shell has yet to expand it"},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is guarded")
+def test_root_loads_no_code_that_somebody_else_names(tmp_path: Path) -> None:
+    """Of a file that another user could have written only values count that name no file."""
+    path = tmp_path / "job.env"
+    path.write_text(
+        "NCCL_IB_TC=106\nLD_PRELOAD=evil.so\nNCCL_NET_PLUGIN=/tmp/evil.so\nFI_PROVIDER=efa\n"
+    )
+    os.chown(path, 65534, 65534)
+    given, left_out = resolve(Wish(nodes="a", env_file=str(path))).measured_in
+    assert given == ("FI_PROVIDER", "NCCL_IB_TC")
+    assert set(left_out) == {"LD_PRELOAD", "NCCL_NET_PLUGIN"}
+    assert str(path) in left_out["LD_PRELOAD"]
+
+
+def test_an_interface_that_was_named_wins_over_the_jobs(tmp_path: Path) -> None:
+    """And the header does not claim that NCCL_SOCKET_IFNAME counts."""
+    path = tmp_path / "job.env"
+    path.write_text("NCCL_SOCKET_IFNAME=eth1\n")
+    fleet = resolve(Wish(nodes="a,b", env_file=str(path), interface="eth0"))
+    assert fleet.measured_in == (
+        (), {"NCCL_SOCKET_IFNAME": "--preflight-interface names another"},
+    )  # fmt: skip

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.burn.plan import burn_plan
+from preflight.fabric.samples import Sweep
 from preflight.facts.burned import Burned, Proof
+from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
 from preflight.facts.node import Reach
-from preflight.fleet.model import Fleet, Host, Promise
-from preflight.judgement import stages_needed
+from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.judgement import Judgement, stages_needed
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.run import Run
 from preflight.settings import Settings
@@ -18,13 +21,18 @@ from preflight.stages import burn as stage
 from preflight.stages.measured import Measured
 from preflight.stages.progress import Silent
 from preflight.transport import transport_for
+from preflight.transport.protocol import ReachError
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, lost
 from tests.unit.facts.builders import facts, holder, seen
 
 if TYPE_CHECKING:
-    from preflight.judgement import Key
+    from collections.abc import Sequence
 
+    from preflight.judgement import Key
+    from preflight.transport.protocol import Remote
+
+CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "bond0"),))
 NAMES = ("h1", "h2", "h3")
 REACHED = Measured(
     nonce="n",
@@ -146,3 +154,66 @@ def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -
         ("burn.device", ("h2",)): Outcome.NOT_RUN,
         ("burn.integrity", ("h2",)): Outcome.FAIL,
     }
+
+
+class Refusing:
+    """A way to a node which notes what it was to start, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.argv: list[str] = []
+
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = 0) -> Remote:
+        """ReachError, always."""
+        del timeout_s, limit
+        self.argv = list(argv)
+        raise ReachError("python", "not here", "look there")
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def test_each_node_is_loaded_in_the_jobs_environment_there() -> None:
+    """A node's own environment is that of its ranks; one for all is under no name."""
+    job = Job(environ={"": {"NCCL_IB_TC": "1"}, "h2": {"NCCL_IB_TC": "2", "NCCL_ALGO": "Tree"}})
+    ways = {name: Refusing() for name in ("h1", "h2")}
+    hosts = [Host(name=name, address=name, python=("/opt/bin/python3",)) for name in ways]
+    told = stage.BurnStage(
+        hosts, ways, {}, burn_plan("standard"), "n", job=job, deadline_s=5.0
+    ).run(lambda *_: None)  # fmt: skip
+    assert {one.trouble for one in told.values()} == {"not here"}
+    assert [way.argv[:3] for way in ways.values()] == [
+        ["env", "NCCL_IB_TC=1", "/opt/bin/python3"],
+        ["env", "NCCL_IB_TC=2", "/opt/bin/python3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "pinned"),
+    [
+        ({}, None, ["h1", "h2", "h3"]),
+        ({}, {}, []),
+        ({}, {"h2": {}}, ["h1", "h3"]),
+        ({"nccl_conf": (CONF,)}, None, []),
+    ],
+)
+def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    environ: dict[str, dict[str, str]] | None,
+    pinned: list[str],
+) -> None:
+    """Where nothing of the job says which interface it will take."""
+    run = _run()
+    environ = {"": {}} if environ == {} else environ
+    run.fleet = replace(run.fleet, job=Job(environ=environ))
+    found = {name: facts(name, **changes) for name in NAMES}
+    run.judgement = Judgement(run.fleet, run.registry, replace(REACHED, facts=found))
+    asked: list[frozenset[str]] = []
+
+    def sweep_fleet(*_: object, unpinned: frozenset[str], **__: object) -> Sweep:
+        asked.append(unpinned)
+        return Sweep(ladder=(), rounds=(), pairs=())
+
+    monkeypatch.setattr("preflight.run.sweep_fleet", sweep_fleet)
+    run._sweep(60.0)
+    assert sorted(set(NAMES) - asked[0]) == pinned

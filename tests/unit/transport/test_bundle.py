@@ -17,7 +17,7 @@ import pytest
 
 from preflight.errors import PreflightError
 from preflight.fleet.model import Host
-from preflight.transport.bundle import BOOT, bundle, start_payload
+from preflight.transport.bundle import BOOT, boot, bundle, start_payload
 from preflight.transport.local import LocalConnection
 from preflight.transport.protocol import Connection, ReachError
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
@@ -309,3 +309,30 @@ def test_a_request_without_a_nonce_is_our_own_mistake(payload: Path) -> None:
     """An answer could not be told from another run's."""
     with pytest.raises((PreflightError, ValueError)):
         start_payload(LocalConnection(), here(), "probe", {"name": "h"}, 5, payload=payload)
+
+
+def test_a_payload_starts_in_the_environment_of_the_job(
+    connection: Connection, node: Host, payload: Path
+) -> None:
+    """A value with blanks and quotes arrives whole, and is there before Python's first line."""
+    environ = {"NCCL_IB_HCA": "=mlx5_0:1", "LD_LIBRARY_PATH": "/opt/it's here/lib:/x"}
+    do = "emit({n: os.environ.get(n) for n in ('NCCL_IB_HCA', 'LD_LIBRARY_PATH')}); emit("
+    do += "open('/proc/self/environ').read().count('NCCL_IB_HCA==mlx5_0:1'))"
+    request = {"nonce": "n1", "do": do}
+    talk = start_payload(
+        connection, node, "sweep", request, PATIENCE_S, payload=payload, environ=environ
+    )
+    try:
+        assert msgspec.json.decode(talk.read(PATIENCE_S)) == environ
+        assert msgspec.json.decode(talk.read(PATIENCE_S)) == 1
+    finally:
+        talk.close()
+
+
+def test_the_environment_is_set_inside_of_a_container() -> None:
+    """Right before the interpreter; in front of all where no word looks like one."""
+    inside = boot(
+        ("apptainer", "exec", "x.sif", "/opt/bin/python3.11", "-X", "dev"), "sweep", 9, {"A": "1"}
+    )
+    assert inside[:6] == ["apptainer", "exec", "x.sif", "env", "A=1", "/opt/bin/python3.11"]
+    assert boot(("/opt/train/run",), "burn", 9, {"A": "1"})[:3] == ["env", "A=1", "/opt/train/run"]
