@@ -69,6 +69,24 @@ def redirect(root: Path, bus_id: str) -> None:
     (root / "bus/pci/devices" / bus_id / "config").write_bytes(config_space(acs=0x1D))
 
 
+def flatten(root: Path) -> None:
+    """Put every GPU and NIC directly below one root complex, as a virtual machine shows them."""
+    flat = root / "devices/pci0000:00"
+    flat.mkdir()
+    for link in list((root / "bus/pci/devices").iterdir()):
+        here = link.resolve()
+        link.unlink()
+        if (here / "class").read_text().strip() != _BRIDGE:
+            _link(link, here.rename(flat / here.name))
+    for rdma in flat.glob("*/infiniband/*"):
+        for link, target in (
+            (rdma / "device", rdma.parents[1]),
+            (root / "class/infiniband" / rdma.name, rdma),
+        ):
+            link.unlink()
+            _link(link, target)
+
+
 def _write_gids(port: Path, nic: Nic) -> None:
     for index, (kind, gid) in enumerate(nic.gids):
         for folder, text in (("gids", gid), ("gid_attrs/types", kind)):

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 SONAME = "libnvidia-ml.so.1"
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("nvml.c", "scenario.c"))
+CUDA = "libcuda.so.1"
+_HERE = Path(__file__).parent
 
 
 def build(into: Path) -> Path:
@@ -14,8 +15,18 @@ def build(into: Path) -> Path:
 
     Its scenarios are looked up in the folder `scenarios` beside it, by the name of the host.
     """
+    return _compiled(into, SONAME, "nvml.c")
+
+
+def build_cuda(into: Path) -> Path:
+    """Compile a `libcuda.so.1` that tells where the GPUs of the same scenarios sit, and no more."""
+    return _compiled(into, CUDA, "cuda.c")
+
+
+def _compiled(into: Path, soname: str, source: str) -> Path:
     (into / "scenarios").mkdir(parents=True, exist_ok=True)
-    library = into / SONAME
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{SONAME}"]
-    subprocess.run(["gcc", *flags, "-o", library, *_SOURCES], check=True)
+    library = into / soname
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{soname}"]
+    sources = [_HERE / source, _HERE / "scenario.c"]
+    subprocess.run(["gcc", *flags, "-o", library, *sources], check=True)
     return library

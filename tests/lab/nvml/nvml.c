@@ -36,7 +36,10 @@ struct field { unsigned id, scope; long long timestamp, latency_us; unsigned typ
                union { double d; unsigned u; u64 ull; } value; };
 
 static struct scenario here;
-static unsigned users;
+static unsigned users, calls;
+
+/* How many functions this process has asked: no part of NVML, for tests. */
+unsigned emulator_calls(void) { return calls; }
 
 /* ---- library ---- */
 
@@ -107,7 +110,7 @@ static int text(const char *value, char *into, unsigned size)
     return OK;
 }
 
-#define NEED_INIT() if (!users) return UNINITIALIZED
+#define NEED_INIT() if (calls++, !users) return UNINITIALIZED
 
 int nvmlSystemGetDriverVersion(char *into, unsigned size) { NEED_INIT(); return text(here.driver, into, size); }
 int nvmlSystemGetNVMLVersion(char *into, unsigned size) { return text(here.nvml, into, size); }
@@ -127,7 +130,8 @@ static struct mig *as_mig(device handle)
 
 static int usable(device handle)
 {
-    NEED_INIT();
+    if (!users)
+        return UNINITIALIZED;
     for (unsigned i = 0; i < here.gpus; i++)
         if (handle == &here.gpu[i])
             return handle->error;
@@ -163,8 +167,8 @@ static u64 number(device d, const char *name, u64 healthy)
     return healthy;
 }
 
-#define ASK(handle, name) do { int no = refused(handle, name); if (no) return no; } while (0)
-#define NEED(handle) do { int trouble = usable(handle); if (trouble) return trouble; } while (0)
+#define ASK(handle, name) do { int no = refused(handle, name); calls++; if (no) return no; } while (0)
+#define NEED(handle) do { int trouble = usable(handle); calls++; if (trouble) return trouble; } while (0)
 
 int nvmlDeviceGetCount_v2(unsigned *count) { NEED_INIT(); *count = here.gpus; return OK; }
 int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
@@ -437,19 +441,33 @@ int nvmlDeviceGetMemoryAffinity(device d, unsigned words, unsigned long *set, un
     return OK;
 }
 
-/* Numbered fields: of the GPU, or (by `scope`) of one of its links. */
+/* Numbered fields: of the GPU, of all its links together, or (by `scope`) of one of them. What an
+   NVLink counts has other numbers from NVLink 5 on, and the old ones are not supported there. */
 static const struct { unsigned id; const char *name; u64 healthy; } fields[] = {
+    { 3, "ecc_corrected", 0 }, { 4, "ecc_uncorrected", 0 },
     { 29, "retired_single", 0 }, { 30, "retired_double", 0 }, { 82, "memory_temperature_c", 45 },
+    { 94, "pcie_replay", 0 },
     { 194, "slowdown_at", (u64)-2 }, { 230, "recovery_action", 0 },
     { 270, "hw_thermal_ns", 0 }, { 271, "hw_brake_ns", 0 } };
-static const struct { unsigned id; const char *kind; u64 healthy; } link_fields[] = {
-    { 161, "dl_replay", 0 }, { 162, "dl_recovery", 0 }, { 163, "crc_flit", 0 },
-    { 164, "mbps", 26562 } };
+static const struct { unsigned id; const char *kind; } total_fields[] = {
+    { 38, "crc_flit" }, { 45, "crc_data" }, { 52, "dl_replay" }, { 59, "dl_recovery" } };
+static const struct { unsigned id; const char *kind; unsigned since, until; u64 healthy; } link_fields[] = {
+    { 161, "dl_replay", 1, 4, 0 }, { 162, "dl_recovery", 1, 4, 0 }, { 163, "crc_flit", 1, 4, 0 },
+    { 164, "mbps", 1, 5, 26562 },
+    { 208, "rcv_errors", 5, 5, 0 }, { 214, "recovery_failed", 5, 5, 0 }, { 215, "recovery", 5, 5, 0 } };
 enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5, LINK_COUNT = 91 };
+
+static u64 link_number(device d, unsigned link, const char *kind, u64 healthy)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "nvlink%u_%s", link, kind);
+    return number(d, name, healthy);
+}
 
 static int field_value(device d, struct field *into)
 {
-    char name[32];
+    unsigned generation = number(d, "nvlink_generation", 4);
 
     into->type = UNSIGNED_LONG_LONG;
     if (into->id == LINK_COUNT)
@@ -460,10 +478,18 @@ static int field_value(device d, struct field *into)
             into->value.ull = number(d, fields[i].name, fields[i].healthy);
             return refused(d, fields[i].name);
         }
+    for (unsigned i = 0; i < sizeof total_fields / sizeof *total_fields; i++)
+        if (total_fields[i].id == into->id) {
+            into->value.ull = 0;
+            for (unsigned link = 0; link < d->links; link++)
+                into->value.ull += link_number(d, link, total_fields[i].kind, 0);
+            return d->links && generation < 5 ? refused(d, "link_totals") : NOT_SUPPORTED;
+        }
     for (unsigned i = 0; i < sizeof link_fields / sizeof *link_fields; i++)
         if (link_fields[i].id == into->id) {
-            snprintf(name, sizeof name, "nvlink%u_%s", into->scope, link_fields[i].kind);
-            into->value.ull = number(d, name, link_fields[i].healthy);
+            if (!d->links || generation < link_fields[i].since || generation > link_fields[i].until)
+                return NOT_SUPPORTED;
+            into->value.ull = link_number(d, into->scope, link_fields[i].kind, link_fields[i].healthy);
             return into->scope < d->links ? refused(d, "link_errors") : INVALID_ARGUMENT;
         }
     return NOT_SUPPORTED;

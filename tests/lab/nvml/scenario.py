@@ -86,7 +86,10 @@ class Scenario:
         )
 
     def counted(self, index: int, name: str, value: int) -> Scenario:
-        """A counter of a GPU stands at this value: "pcie_replay", "nvlink3_crc_flit", ..."""
+        """A counter of a GPU stands at this value: "pcie_replay", "nvlink3_crc_flit", ...
+
+        "nvlink_generation" 5 makes its links count by the numbers of NVLink 5.
+        """
         others = tuple(each for each in self.gpus[index].counters if each[0] != name)
         return self._gpu(index, counters=(*others, (name, value)))
 
