@@ -44,7 +44,10 @@ def _through(burn: Burn) -> Verdict:
         said = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
         return warn(said, advice=VISIBLE)
     word = "GPU" if burn.kind == "cuda" else "CPU slot"
-    return ok(f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in")
+    said = f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in"
+    if burn.unplaced:
+        said += f"; of {burn.unplaced} the PCI address is unknown: clocks and NUMA not checked"
+    return ok(said)
 
 
 def _lost(burn: Burn) -> Verdict:

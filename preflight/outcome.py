@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.fabric.besides import counted, pairs_of
-from preflight.fabric.coverage import coverage, pairs_tested
+from preflight.fabric.coverage import coverage, pairs_tested, unread_words
 from preflight.fabric.observed import observe
 from preflight.fabric.shapes import shapes
 from preflight.fabric.share import measured_share
@@ -89,7 +89,7 @@ def conclude(
     by_outcome = counts(entries)
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
-    again = filter(None, [unsettled_words(measured)]) if measured else ()
+    again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     observed = decoded.observed
     with run.judgement.by_its_numbers():

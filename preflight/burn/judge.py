@@ -90,6 +90,7 @@ def _judged(
         kind=burned.ready.kind,
         devices=burned.ready.devices,
         unseen=max(0, gpus - burned.ready.devices) if burned.ready.kind == "cuda" else 0,
+        unplaced=sum(not one.bus_id for one in burned.opened if burned.ready.kind == "cuda"),
         reason="" if burned.done else burned.trouble,
         advice=burned.advice,
         stopped=burned.stopped,

@@ -99,7 +99,7 @@ class Names:
     def model(self, device: int) -> str:
         """Its model; a CPU that stands for a device is named by its number, and like any other."""
         opened = self.opened.get(device)
-        return opened.name if opened is not None and opened.bus_id else ""
+        return opened.name if opened is not None and self._word == "GPU" else ""
 
     def of(self, device: int) -> str:
         """Its name: "GPU 5", or "slot 1" for a CPU that stands for a device."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from preflight.check import subject
 from preflight.commands.judged import Judged
 from preflight.commands.untold import untold_words
+from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.shapes import shapes
 from preflight.fabric.stored.rebuilt import UNTIMED, rebuilt
@@ -89,6 +90,7 @@ def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
 def _missing(sweep: Sweep) -> Iterator[str]:
     if again := unsettled_words(sweep):
         yield again
+    yield from unread_words(sweep)
     if sweep.unfinished:
         yield f"the sweep ended early: {sweep.unfinished}"
     yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())

@@ -27,6 +27,7 @@ WITHOUT_PEERS, KEPT_RUNS = 3, 8
 """Nodes up to which no pair has another that touches neither of its nodes; runs remembered."""
 _FASTEST_GBS = 1e6
 _UNTESTED = ("not_run", "absent")
+_MOST_NAMED = 8
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
@@ -52,6 +53,26 @@ class Coverage(Struct, frozen=True, kw_only=True):
 def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
     """The pairs of which a sweep says anything, be it good or bad."""
     return frozenset((pair.a, pair.b) for pair in sweep.pairs if joint_state(pair) not in _UNTESTED)
+
+
+def unread_words(sweep: Sweep) -> tuple[str, ...]:
+    """What was not checked beside the pairs, by reason: on which nodes and rails, since when."""
+    turns: dict[str, list[tuple[str, int, int]]] = {}
+    for pair in sweep.pairs:
+        for end in (pair.first, pair.second):
+            if end is not None and end.unread:
+                for why in end.unread.split("; "):
+                    turns.setdefault(why, []).append((end.node, pair.rail, pair.round))
+    return tuple(_unread(why, seen) for why, seen in turns.items())
+
+
+def _unread(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
+    names = list(dict.fromkeys(node for node, _, _ in turns))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    rails = ", ".join(map(str, sorted({rail for _, rail, _ in turns})))
+    since = min(number for _, _, number in turns) + 1
+    where = f"{', '.join(names[:_MOST_NAMED])}{more} (rail {rails}, from round {since} on)"
+    return f"not checked on {where}: {why}"
 
 
 def coverage(

@@ -61,6 +61,7 @@ class Account(Struct, frozen=True, kw_only=True):
     setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
     timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
     moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
+    unread: _Error = ""
     net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
     stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()

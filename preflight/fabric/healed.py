@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.blame import Blame
 from preflight.fabric.decoding.numbers import number
-from preflight.fabric.second_look import ALSO_HEALTHY
 from preflight.fabric.words import gbs
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _confessing(
     for one in observed.tried:
         for each in (*one.moved_a, *one.moved_b):
             where = (one.a, one.b, one.rail)
-            if where in again and not each.name.startswith(ALSO_HEALTHY):
+            if where in again and each.proves:
                 moved.setdefault(where, {})[each.name] = None
     effect = number(observed.backend, "slow_effect") if moved else 0.0
     for (a, b, rail), counters in moved.items():

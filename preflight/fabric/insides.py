@@ -68,6 +68,7 @@ def end(name: str, seen: Account) -> End:
         started_s=seen.started_s,
         setup_ms=seen.setup_ms,
         moved=seen.moved,
+        unread=seen.unread,
         net=seen.net,
         stepped_s=seen.stepped_s,
         stalls=seen.stalls,

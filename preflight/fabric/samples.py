@@ -59,6 +59,14 @@ class Moved(Struct, frozen=True):
     name: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")]
     """"mlx5_3/1 symbol_error", "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal"."""
     by: Annotated[float, Meta(ge=0, le=1e18)]
+    assigned: bool = True
+    """Whether it is surely this rail's. False where it may be another rail's: no PCI path tells
+    which NIC is this rail's, and the library did not name the one that carried the data."""
+
+    @property
+    def proves(self) -> bool:
+        """Whether it speaks against this rail; TCP's counters move on healthy machines, too."""
+        return self.assigned and not self.name.startswith("tcp ")
 
 
 StallKind = Literal["stopped", "host", "starved"]
@@ -86,6 +94,8 @@ class End(Struct, frozen=True):
     """Wall clock of that node when it met its partner (or gave up)."""
     setup_ms: float = 0.0
     moved: tuple[Moved, ...] = ()
+    unread: str = ""
+    """Which counters were not read, or are tied to no rail, and why; nothing where all were."""
     net: str = ""
     """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0

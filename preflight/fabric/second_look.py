@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     Where = tuple[str, str, int]
 
-ALSO_HEALTHY = "tcp "
-"""Counters that move on healthy machines too."""
-
 
 def slow_parts(sweep: Sweep) -> list[Component]:
     """Paths that are slower than their peers while both ends are fine with others.
@@ -69,4 +66,4 @@ def _where(one: Seen | PairSamples) -> Where:
 
 def _confesses(pair: PairSamples) -> bool:
     ends = (end for end in (pair.first, pair.second) if end is not None)
-    return any(not each.name.startswith(ALSO_HEALTHY) for end in ends for each in end.moved)
+    return any(each.proves for end in ends for each in end.moved)

@@ -197,14 +197,22 @@ def _moved(one: Found, observed: Observed) -> str:
         return ""
     (name,) = part.nodes
     total: dict[str, float] = {}
+    others: dict[str, None] = {}
     for each in observed.tried:
         if part.rail in (None, each.rail) and name in (each.a, each.b):
             for moved in each.moved_a if each.a == name else each.moved_b:
-                total[moved.name] = total.get(moved.name, 0.0) + moved.by
+                if moved.assigned:
+                    total[moved.name] = total.get(moved.name, 0.0) + moved.by
+                else:
+                    others[moved.name] = None
     # An Xid says more than a thousand retransmissions: it leads, with what it means.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
     told = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
-    return f"; counters moved there meanwhile: {told}" if told else ""
+    words = f"; counters moved there meanwhile: {told}" if told else ""
+    if others:  # every rail reads them, so that what they add up to means nothing
+        known = ", ".join(map(explained, list(others)[:_MOST_NAMES]))
+        words += f"; counters moved on {name} that are tied to no rail: {known}"
+    return words
 
 
 def _advice(one: Found, observed: Observed, where: str) -> str:

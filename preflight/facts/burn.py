@@ -70,6 +70,8 @@ class Burn(Struct, frozen=True, kw_only=True):
     devices: int = 0
     unseen: int = 0
     """GPUs that the node has beyond those: they were not loaded, and nothing is said of them."""
+    unplaced: int = 0
+    """GPUs of which nobody told the PCI address: their clocks and NUMA nodes were not checked."""
     reason: str = ""
     advice: str = ""
     stopped: bool = False

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 POWER = 0.99
 """With what probability the retest must have shown a fault of the rate first seen."""
 
-_ALSO_HEALTHY = "tcp "
-"""Counters that move on healthy machines too."""
-
 
 class _Look(NamedTuple):
     """What went through one part."""
@@ -94,7 +91,7 @@ class SecondLook:
             if name in part.nodes
             for each in theirs
         )
-        return any(not each.name.startswith(_ALSO_HEALTHY) for each in moved)
+        return any(each.proves for each in moved)
 
 
 def _look(watched: Watched, part: Component, *, late: bool) -> _Look:

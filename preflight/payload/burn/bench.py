@@ -6,7 +6,7 @@ import math
 import os
 import time
 
-from sweep import starvation
+from sweep import gpu_counters, rail_nic, starvation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ class Bench:
         """Wait until the device has done all that it was given."""
         if self.kind == "cuda":
             self.torch.cuda.synchronize(self.device)
+
+    def bus_id(self) -> str:
+        """The PCI address of a GPU as sysfs spells it; "" where nobody tells."""
+        return rail_nic.bus_id(self.torch, self.device.index, _by_nvml) or ""
 
     def empty(self, count: int, dtype: Any) -> Any:
         """A buffer on the device."""
@@ -64,6 +68,10 @@ class Bench:
         """
         once = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
         return max(1, min(_MOST_TIMES, math.ceil(within_s / once)))
+
+
+def _by_nvml(uuid: str) -> str | None:
+    return gpu_counters.Gpus().bus_id(uuid)  # it may hang, as all that this process does
 
 
 def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from . import device
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -28,7 +26,9 @@ class Gauge:
         self._handle: Any = None
         if bench.kind != "cuda":
             return
-        address = device.bus_id(bench.torch.cuda.get_device_properties(bench.device))
+        address = bench.bus_id()
+        if not address:
+            return
         try:
             import pynvml
 

@@ -75,8 +75,9 @@ class Work:
         known = torch.cuda.get_device_properties(bench.device)
         found["name"] = clean(known.name)
         found["memory_mib"] = known.total_memory >> 20
-        found["bus_id"] = bus_id(known)
-        found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
+        found["bus_id"] = bench.bus_id()
+        if found["bus_id"]:
+            found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
         self._go_near(found["numa"])
         return found
 
@@ -84,12 +85,3 @@ class Work:
         near = dict(self._sides).get(numa) if numa is not None else None
         if near:
             os.sched_setaffinity(0, near)
-
-
-def bus_id(known: Any) -> str:
-    """The PCI address of a GPU as sysfs spells it; "" where torch is too old to know."""
-    try:
-        domain, bus, device = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
-    except AttributeError:
-        return ""
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"

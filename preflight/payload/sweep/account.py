@@ -40,6 +40,7 @@ def _account(rail: plan.Rail, state: str, error: str) -> dict[str, Any]:
         "setup_ms": 0.0,
         "timings": [],
         "moved": [],
+        "unread": "",
         "net": "",
         "stepped_s": 0.0,
         "stalls": [],

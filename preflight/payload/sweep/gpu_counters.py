@@ -1,6 +1,7 @@
 """What a GPU counts while its links lose bits or its clocks are held down; asked in a child only.
 
-What a driver or a GPU does not know is absent; nothing is made of that.
+What a driver or a GPU does not know is absent; nothing is made of that. A reading of a GPU is two
+calls: all counters as numbered fields in one, what holds its clocks down in the other.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from probe.nvml import Nvml
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -18,69 +21,155 @@ _THROTTLE = {
     0x40: "hw_thermal",
     0x80: "hw_power_brake",
 }
-_NVLINK = ("dl_replay", "dl_recovery", "crc_flit", "crc_data")  # nvmlNvLinkErrorCounter_t 0 to 3
-_ECC = ("ecc_corrected", "ecc_uncorrected")  # nvmlMemoryErrorType_t
-_VOLATILE = 0
+_LINK_COUNT = 91  # nvml.h: NVML_FI_DEV_*, as all numbers below
+_FIELDS = {"pcie_replay": 94, "ecc_corrected": 3, "ecc_uncorrected": 4}
+_LINK_FIELDS = {
+    # up to NVLink 4
+    "dl_replay": 161,
+    "dl_recovery": 162,
+    "crc": 163,
+    # from NVLink 5 on, where those are not supported
+    "rcv_errors": 208,
+    "recovery_failed": 214,
+    "recovery": 215,
+}
+_LINK_TOTALS = {"crc_flit": 38, "crc_data": 45, "dl_replay": 52, "dl_recovery": 59}
+"""Of all links: for drivers that do not know the fields of one link."""
+
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "pcie_replay": ("PcieReplayCounter",),
+    "ecc_corrected": ("TotalEccErrors", 0, 0),  # nvmlMemoryErrorType_t; volatile
+    "ecc_uncorrected": ("TotalEccErrors", 1, 0),
+}
+"""For drivers that do not know the field."""
+
+_MOST_LINKS = 36
+_MOST = 2**53
+"""Beyond it is no count: a driver that fails may answer all ones."""
 
 
 class Gpus:
     """The GPUs of this node, or one of them; none where the driver is not there or refuses."""
 
     def __init__(self) -> None:
-        self._lib: Any = None
+        self._nvml: Nvml | None = None
+        self._known: dict[str | int, _Gpu] = {}
         try:
             import ctypes
 
             ctypes.CDLL(LIBRARY)
             import pynvml
+            from probe.nvml import Nvml
 
             pynvml.nvmlInit()
-            self._lib = pynvml
+            self._nvml = Nvml(pynvml)
         except Exception:  # noqa: BLE001 - no library, no module, NVML's own errors: no counters
             return
 
     def read(self, bus_id: str | None) -> tuple[dict[str, float], list[str]]:
-        """Return the counters, and the throttle reasons that hold now."""
+        """Return the counters, and the throttle reasons that hold now, of one GPU or of all."""
         counters: dict[str, float] = {}
         throttled: list[str] = []
-        if self._lib is None:
-            return counters, throttled
-        for index, handle in self._handles(bus_id):
-            for name, value in self._counters(handle):
-                counters[f"GPU {index} {name}"] = float(value)
-            reasons = self._ask("CurrentClocksEventReasons", handle)
-            if reasons is None:  # the older name
-                reasons = self._ask("CurrentClocksThrottleReasons", handle)
-            held = [name for bit, name in _THROTTLE.items() if int(reasons or 0) & bit]
-            throttled += [f"GPU {index} throttle {name}" for name in held]
+        for gpu in self._gpus(bus_id):
+            name = f"GPU {gpu.index} "
+            counters.update({name + each: float(value) for each, value in gpu.counters().items()})
+            throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
         return counters, throttled
 
-    def _handles(self, bus_id: str | None) -> list[tuple[int, Any]]:
-        if bus_id is not None:
-            handle = self._ask("HandleByPciBusId", bus_id.encode("ascii"))
-            index = None if handle is None else self._ask("Index", handle)
-            return [] if index is None else [(index, handle)]
-        count = self._ask("Count") or 0
-        found = [(index, self._ask("HandleByIndex", index)) for index in range(count)]
-        return [(index, handle) for index, handle in found if handle is not None]
+    def bus_id(self, uuid: str) -> str | None:
+        """The PCI address of the GPU with this UUID ("GPU-..."), as sysfs spells it."""
+        from probe import sysfs
 
-    def _counters(self, handle: Any) -> list[tuple[str, int]]:
-        found = [("pcie_replay", self._ask("PcieReplayCounter", handle))]
-        for kind, name in enumerate(_ECC):
-            found.append((name, self._ask("TotalEccErrors", handle, kind, _VOLATILE)))
-        for link in range(self._lib.NVML_NVLINK_MAX_LINKS):
-            first = self._ask("NvLinkErrorCounter", handle, link, 0)
-            if first is None:
-                break  # no such link, or none at all
-            found.append((f"nvlink{link}_{_NVLINK[0]}", first))
-            for kind, name in enumerate(_NVLINK[1:], 1):
-                value = self._ask("NvLinkErrorCounter", handle, link, kind)
-                found.append((f"nvlink{link}_{name}", value))
-        return [(name, value) for name, value in found if value is not None]
+        if self._nvml is None:
+            return None
+        handle = self._nvml.ask_by_name("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"))
+        if handle is None:
+            return None
+        info = self._nvml.ask_by_name("nvmlDeviceGetPciInfo", handle)
+        raw = "" if info is None else info.busId
+        return sysfs.bus_id(raw.decode("ascii") if isinstance(raw, bytes) else raw) or None
+
+    def _gpus(self, bus_id: str | None) -> list[_Gpu]:
+        """Find handles once: they hold for as long as the library does."""
+        if self._nvml is None:
+            return []
+        count = 0 if bus_id is not None else self._nvml.ask_by_name("nvmlDeviceGetCount")
+        keys: list[str | int] = list(range(count or 0)) if bus_id is None else [bus_id]
+        for key in keys:
+            if key not in self._known:
+                gpu = _found(self._nvml, key)
+                if gpu is not None:
+                    self._known[key] = gpu
+        return [self._known[key] for key in keys if key in self._known]
+
+
+def _found(nvml: Nvml, key: str | int) -> _Gpu | None:
+    if isinstance(key, int):
+        handle = nvml.ask_by_name("nvmlDeviceGetHandleByIndex", key)
+        return None if handle is None else _Gpu(nvml, key, handle)
+    handle = nvml.ask_by_name("nvmlDeviceGetHandleByPciBusId", key.encode("ascii"))
+    index = None if handle is None else nvml.ask_by_name("nvmlDeviceGetIndex", handle)
+    return None if index is None else _Gpu(nvml, index, handle)
+
+
+class _Gpu:
+    """One GPU; its first reading learns which counters it has, and no other is asked for later."""
+
+    def __init__(self, nvml: Nvml, index: int, handle: Any) -> None:
+        self.index = index
+        self._nvml = nvml
+        self._handle = handle
+        self._fields: dict[str, tuple[int, int]] = {}
+        self._calls: dict[str, tuple[Any, ...]] = {}
+        self._reasons = "CurrentClocksEventReasons"
+        if not nvml.has("nvmlDeviceGet" + self._reasons):
+            self._reasons = "CurrentClocksThrottleReasons"  # before R535
+
+    def counters(self) -> dict[str, int]:
+        """Return what it counts now, by name: "pcie_replay", "nvlink3_crc"."""
+        if not self._fields and not self._calls:
+            self._learn()
+        found = self._read(self._fields)
+        for name, call in self._calls.items():
+            value = self._ask(*call)
+            if value is not None:
+                found[name] = value
+        return found
+
+    def throttled(self) -> list[str]:
+        """Name what holds its clocks down now."""
+        bits = int(self._ask(self._reasons) or 0)
+        return [name for bit, name in _THROTTLE.items() if bits & bit]
+
+    def _learn(self) -> None:
+        links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)
+        each = {
+            f"nvlink{link}_{kind}": (number, link)
+            for link in range(min(links, _MOST_LINKS))
+            for kind, number in _LINK_FIELDS.items()
+        }
+        totals = {f"nvlink_{kind}": (number, 0) for kind, number in _LINK_TOTALS.items()}
+        asked = {name: (number, 0) for name, number in _FIELDS.items()}
+        found = self._read({**asked, **each, **totals})
+        if not each.keys().isdisjoint(found):
+            asked.update(each)
+        else:
+            asked.update(totals)
+        self._fields = {name: field for name, field in asked.items() if name in found}
+        self._calls = {
+            name: call
+            for name, call in _CALLS.items()
+            if name not in found and self._ask(*call) is not None
+        }
+
+    def _read(self, fields: dict[str, tuple[int, int]]) -> dict[str, int]:
+        """Ask for numbered fields (number, link) in one call; each has an answer of its own."""
+        answers = self._nvml.fields(self._handle, list(fields.values())) if fields else []
+        return {
+            name: value
+            for name, (value, refusal) in zip(fields, answers)  # noqa: B905 - Python 3.8
+            if refusal is None and 0 <= value <= _MOST
+        }
 
     def _ask(self, what: str, *given: Any) -> Any:
-        """Return what NVML answers; None for any refusal, and for a function it does not have."""
-        try:
-            return getattr(self._lib, "nvmlDeviceGet" + what)(*given)
-        except (self._lib.NVMLError, AttributeError):
-            return None
+        return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)

@@ -12,7 +12,7 @@ from . import groups, pattern, starvation, wall
 from .account import inside_account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .pair import Unfit, connect_s, state_of
-from .watch import MOST, PATIENCE_S, moved
+from .watch import MOST, PATIENCE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def measure(seat: Seat, alive: Alive) -> dict[str, Any]:
     waited = round(_waited_s() - waited, 3)
     alive("pair", PATIENCE_S + MARGIN_S)
     if before is not None:
-        seen["moved"] = moved(before, seat.watch.read(seat.means.question()))
+        seen.update(seat.watch.since(before, seat.means))
     if seen["timings"] and waited > 0:
         seen["moved"] = [{"name": CPU_WAIT, "by": waited}, *seen["moved"][: MOST - 1]]
     return seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
 
@@ -11,9 +12,15 @@ from . import nccl_log, rail_nic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from . import plan
+
+UNPLACED = (
+    "the PCI address of its GPU is unknown: NCCL was not held to the NIC next to it, and no error "
+    "counter or clock of the GPU is tied to this rail"
+)
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -21,15 +28,21 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 class Means:
     """One per measuring process; `prepare` before the first group is made."""
 
-    def __init__(self, torch: Any, rail: plan.Rail) -> None:
+    def __init__(self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None]) -> None:
+        """`by_uuid` asks NVML for a GPU's PCI address, where torch and CUDA do not tell it."""
         self._torch = torch
         self._rail = rail
+        self._by_uuid = by_uuid
+        self._carried: set[str] = set()
+        """Of the words on what carried the data: devices are among them."""
         self._ready = False
         self._log: nccl_log.Log | None = None
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
         self.devices: tuple[str, ...] = ()
         self.interface = ""
+        self.unplaced = ""
+        """What is not checked for want of the GPU's PCI address."""
 
     def prepare(self) -> None:
         """Find the rail's own NIC and hold the library to it; note which sockets there are."""
@@ -41,9 +54,10 @@ class Means:
                 named = gloo_interfaces(self._rail)
                 self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
+        self._carried = set()
 
     def question(self) -> dict[str, Any]:
-        """Which counters are this rail's: those of all devices, where its own are not known."""
+        """Which counters to read: those of all devices, where this rail's own are not known."""
         return {
             "bus_id": self.bus_id,
             "devices": self.devices or None,
@@ -52,13 +66,32 @@ class Means:
 
     def words(self) -> str:
         """What carried the data, by the library's log or by the sockets that it opened."""
-        return self._log.words() if self._log is not None else self._tcp()
+        said = self._log.words() if self._log is not None else self._tcp()
+        self._carried.update(re.split(r"[ +]+", said))
+        return said
+
+    def owns(self, counter: str) -> bool:
+        """Whether a counter is surely this rail's: its GPU's, its NIC's, its interface's.
+
+        Its NIC is the only one that it was held to, or one that is said to have carried its data:
+        several are as near where rails share a PCI switch, or in a VM that shows no PCI tree.
+        """
+        part = counter.partition(" ")[0]
+        if part in ("GPU", "Xid"):
+            return self.bus_id is not None
+        if part in ("tcp", self.interface):
+            return True
+        device = part.partition("/")[0]
+        return device in self._carried or self.devices == (device,)
 
     def _prepare_nccl(self) -> None:
         rail = self._rail
-        self.bus_id = rail_nic.bus_id(self._torch, rail.rail if rail.gpu is None else rail.gpu)
+        gpu = rail.rail if rail.gpu is None else rail.gpu
+        self.bus_id = rail_nic.bus_id(self._torch, gpu, self._by_uuid)
         wanted = os.environ.get("NCCL_IB_HCA", "")
-        if self.bus_id is not None:
+        if self.bus_id is None:
+            self.unplaced = UNPLACED
+        else:
             self.devices = rail_nic.nearest(rail.go.sysfs, self.bus_id, wanted)
         if self.devices:
             os.environ["NCCL_IB_HCA"] = "=" + ",".join(self.devices)

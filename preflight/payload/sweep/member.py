@@ -34,7 +34,8 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
     raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
     store = dist.PrefixStore("preflight/" + rail.go.run, raw)
     meeting = Meeting(store, rail.member, rail.members)
-    seat = pair.Seat(torch, store, meeting, rail, means.Means(torch, rail), counting, wall.Steps())
+    carriers = means.Means(torch, rail, counting.bus_id)
+    seat = pair.Seat(torch, store, meeting, rail, carriers, counting, wall.Steps())
     for number in range(first_round, len(rail.go.turns)):
         patience_s = rail.go.barrier_s + (0 if number else _LATE_START_S)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from . import agreed, groups, pattern, plan, wall
 from .account import account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
-from .watch import PATIENCE_S, moved
+from .watch import PATIENCE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     if not seen["net"]:  # it broke off before it was asked: what the library meant to use
         seen["net"] = printable(seat.means.words())
     if before is not None:
-        seen["moved"] = moved(before, seat.watch.read(seat.means.question()))
+        seen.update(seat.watch.since(before, seat.means))
     return seen
 
 

@@ -8,22 +8,48 @@ from __future__ import annotations
 import itertools
 import os
 
+from probe import sysfs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _ROOT_ONLY = 1
 _ACTIVE = "ACTIVE"
 
 
-def bus_id(torch: Any, gpu: int) -> str | None:
-    """The PCI address of a GPU as sysfs spells it; None where torch is too old to know."""
+def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | None:
+    """The PCI address of one of torch's GPUs as sysfs spells it; None where nobody tells.
+
+    torch tells it from 2.8 on (torch/csrc/cuda/Module.cpp), CUDA's driver library always, and both
+    count as CUDA_VISIBLE_DEVICES has it. Where that library is not found, `by_uuid` asks NVML,
+    which counts otherwise, for the UUID that torch tells (from 2.5 on).
+    """
     known = torch.cuda.get_device_properties(gpu)
     try:
-        domain, bus, device = known.pci_domain_id, known.pci_bus_id, known.pci_device_id
+        return f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
     except AttributeError:
+        told = _by_driver(gpu)
+    uuid = getattr(known, "uuid", None)
+    return by_uuid(f"GPU-{uuid}") if told is None and uuid is not None else told
+
+
+def _by_driver(gpu: int) -> str | None:
+    """Ask the library that torch uses: the function has been the same since CUDA 4.1."""
+    import ctypes
+
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        failed = (
+            cuda.cuInit(0)
+            or cuda.cuDeviceGet(ctypes.byref(device), gpu)
+            or cuda.cuDeviceGetPCIBusId(text, len(text), device)
+        )
+    except (OSError, AttributeError):
         return None
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    return None if failed else sysfs.bus_id(text.value.decode("ascii")) or None
 
 
 def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:

@@ -224,6 +224,19 @@ def test_a_process_that_had_no_cpu_condemns_no_device() -> None:
     assert "what else runs" in verdict.advice
 
 
+def test_gpus_whose_place_nobody_tells_are_told() -> None:
+    """They were loaded, and are like their peers; their clocks and NUMA nodes went unchecked."""
+    whole = burned()
+    lost = (replace(whole.opened[0], bus_id="", numa=None), *whole.opened[1:])
+    node = judged(replace(whole, opened=lost))[0]
+    verdict = device(node)
+    assert (verdict.outcome, node.unplaced) == (Outcome.OK, 1)
+    assert verdict.sentence.endswith(
+        "; of 1 the PCI address is unknown: clocks and NUMA not checked"
+    )
+    assert gemm(node).outcome is Outcome.OK
+
+
 def test_gpus_that_were_not_loaded_are_told() -> None:
     """CUDA_VISIBLE_DEVICES or a cgroup hides some of them: nothing is said of those."""
     verdict = device(judged(burned(gpus=4))[0])

@@ -68,14 +68,11 @@ def climb(partner: Any, **changes: Any) -> ladder.Ladder:
 
 
 class Still(watch.Watch):
-    """Reads no counters."""
+    """Reads no counters: it has no process for that, and no reason to tell."""
 
     def __init__(self) -> None:
-        pass
-
-    def read(self, what: dict[str, Any]) -> None:
-        """Nothing came in time."""
-        del what
+        self._readers = []
+        self._why = ""
 
 
 class Both:
@@ -112,7 +109,9 @@ class Both:
         def rail(number: int) -> dict[str, Any]:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
             met = meeting.Meeting(store, number, of)
-            seat = pair.Seat(torch, store, met, own, means.Means(torch, own), Still(), wall.Steps())
+            still = Still()
+            carriers = means.Means(torch, own, still.bus_id)
+            seat = pair.Seat(torch, store, met, own, carriers, still, wall.Steps())
             return inside.measure(seat, lambda *_: None)
 
         with ThreadPoolExecutor(of) as all_of_them:
@@ -131,5 +130,7 @@ class Both:
         )
         assert rail.go.turns[0] is not None
         met = meeting.Meeting(store, rank, 2)
-        seat = pair.Seat(torch, store, met, rail, means.Means(torch, rail), Still(), wall.Steps())
+        still = Still()
+        carriers = means.Means(torch, rail, still.bus_id)
+        seat = pair.Seat(torch, store, met, rail, carriers, still, wall.Steps())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)

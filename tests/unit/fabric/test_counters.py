@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from sweep import counters, rail_nic, watch, xids
+from sweep import counters, means, rail_nic, watch, xids
 
 from preflight.fabric.launch import sweep
 from tests.lab import sysfs
@@ -32,7 +34,6 @@ from tests.unit.fabric.nodes import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -77,15 +78,15 @@ def test_what_moved_is_told_once_and_bounded() -> None:
         "counters": {"a": 4.0, "b": 5.0, "c": 1.0, "new": 8.0, "Xid 79 0000:1b:00": 1.0},
         "throttled": ["GPU 3 throttle hw_thermal"],
     }
-    assert watch.moved(before, after) == [
-        {"name": "a", "by": 1.0},
+    own: Any = SimpleNamespace(owns=lambda name: name != "a")
+    assert watch.moved(before, after, own) == [
         {"name": "Xid 79 0000:1b:00", "by": 1.0},
         {"name": "GPU 3 throttle hw_thermal", "by": 1},
+        {"name": "a", "by": 1.0, "assigned": False},
     ]
-    assert watch.moved(None, after) == watch.moved(before, None) == []
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(watch.moved(many, more)) == watch.MOST
+    assert len(watch.moved(many, more, own)) == watch.MOST
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
@@ -102,26 +103,60 @@ def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
     assert xids.KernelLog(str(tmp_path / "none")).xids(None) == {}
 
 
-def test_a_nic_that_never_answers_costs_two_waits_and_no_pair(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its firmware holds the reader for ever: readings are given up, the asker goes on."""
+def stuck(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A NIC's firmware holds for ever whoever reads this counter."""
     monkeypatch.setattr(watch, "PATIENCE_S", 0.3)
     counter = tree / "class/infiniband/mlx5_0/ports/1/counters/link_downed"
     counter.unlink()
     os.mkfifo(counter)
+    return counter
+
+
+def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process has no more luck: readings are given up, and each account says so."""
+    stuck(tree, monkeypatch)
     with closing(watch.Watch(str(tree))) as watching:
-        assert [watching.read(ALL) for _ in range(5)] == [None] * 5
-        assert watching._number == 2
+        said = [watching.read(ALL)["unread"] for _ in range(6)]
+        assert watching._number == 4
+        late = "error counters were not read: no answer within 0.3 s"
+        given_up = late + ", nor from a second process: none is asked any more"
+        assert said == [late] * 3 + [given_up] * 3
+        told = watching.since(watching.read(ALL), means.Means(None, gloo_rail(), str))
+        assert told == {"moved": [], "unread": given_up}
+
+
+def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NIC that answers again later is read again."""
+    counter = stuck(tree, monkeypatch)
+    with closing(watch.Watch(str(tree))) as watching:
+        assert all("unread" in watching.read(ALL) for _ in range(2))
+        counter.unlink()
+        counter.write_text("3\n")
+        monkeypatch.setattr(watch, "PATIENCE_S", DEADLINE_S)
+        assert watching.read(ALL)["counters"]["mlx5_0/1 link_downed"] == 3
+
+
+def test_a_reader_that_died_is_replaced(tree: Path) -> None:
+    """Somebody killed it: the next reading comes from the one that stood by."""
+    with closing(watch.Watch(str(tree))) as watching:
+        os.kill(watching._readers[0]._pid, signal.SIGKILL)
+        assert watching.read(ALL) == {
+            "unread": "error counters were not read: the reading process ended"
+        }
+        assert "counters" in watching.read(ALL)
 
 
 def test_the_reader_tells_what_moved_between_two_readings(tree: Path) -> None:
     """A real reading process over a tree that changes."""
+    whose: Any = SimpleNamespace(owns=bool, question=lambda: ALL, unplaced="")
     with closing(watch.Watch(str(tree))) as watching:
         before = watching.read(ALL)
         sysfs.count(tree, "mlx5_5", "link_downed", 1)
-        after = watching.read(ALL)
-    assert {"name": "mlx5_5/1 link_downed", "by": 1.0} in watch.moved(before, after)
+        told = watching.since(before, whose)
+    assert {"name": "mlx5_5/1 link_downed", "by": 1.0} in told["moved"]
+    assert told["unread"] == ""
 
 
 @pytest.mark.parametrize("gpu", [0, 3, 7])
@@ -133,6 +168,90 @@ def test_a_rails_nic_is_the_one_next_to_its_gpu(tree: Path, gpu: int) -> None:
     (tree / f"class/infiniband/mlx5_{gpu}/ports/1/state").write_text("1: DOWN\n")
     assert rail_nic.nearest(str(tree), bus_id) == ()
     assert rail_nic.nearest("/nonexistent", bus_id) == ()
+
+
+def gloo_rail() -> Any:
+    """A rail over TCP."""
+    return SimpleNamespace(go=SimpleNamespace(backend="gloo", interface="eth0"), local="127.0.0.1")
+
+
+def nccl_means(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, rail: int, log: str, *, known: bool = True
+) -> means.Means:
+    """A rail of a machine under NCCL, after a pair of which its log says this."""
+    for name in ("NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+        monkeypatch.setenv(name, "")
+    domain, bus, _ = h100("h1").gpus[rail].path[-1].split(":")
+    tells = {"pci_domain_id": int(domain, 16), "pci_bus_id": int(bus, 16), "pci_device_id": 0}
+    props = SimpleNamespace(**tells if known else {})
+    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: props))
+    monkeypatch.setattr(rail_nic, "_by_driver", lambda _: None)
+    go = SimpleNamespace(backend="nccl", sysfs=str(tree))
+    own: Any = SimpleNamespace(go=go, rail=rail, gpu=None)
+    found = means.Means(torch, own, lambda _: None)
+    found.prepare()
+    Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
+    found.words()
+    return found
+
+
+def nccl_log(device: str) -> str:
+    """What NCCL writes of a pair over one of two devices."""
+    head = "h1:1:1 [0] NCCL INFO "
+    lines = (
+        "NET/IB : Using [0]mlx5_2:1/IB [1]mlx5_3:1/IB [RO]; OOB eth0:10.0.0.41<0>",
+        f"Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/{device}/GDRDMA",
+    )
+    return "".join(f"{head}{line}\n" for line in lines)
+
+
+def test_counters_of_the_nic_next_to_the_gpu_are_its_rails(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the log says nothing; those of the host's TCP are everybody's."""
+    own = nccl_means(tree, monkeypatch, 3, "")
+    assert own.question() == {"bus_id": "0000:61:00.0", "devices": ("mlx5_3",), "interface": ""}
+    assert own.owns("mlx5_3/1 symbol_error")
+    assert own.owns("GPU 3 pcie_replay")
+    assert own.owns("Xid 79 0000:61:00")
+    assert not own.owns("mlx5_2/1 symbol_error")
+    assert own.unplaced == ""
+
+
+def test_without_a_pci_tree_the_log_tells_whose_nic_it_is(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VM shows all devices below one root: another rail's NIC is not held against this one."""
+    sysfs.flatten(tree)
+    own = nccl_means(tree, monkeypatch, 3, nccl_log("1"))
+    assert own.question()["devices"] is None
+    assert own.owns("mlx5_3/1 symbol_error")
+    assert not own.owns("mlx5_2/1 symbol_error")
+    own.prepare()  # for the next pair, which broke off before NCCL said anything
+    assert not own.owns("mlx5_3/1 symbol_error")
+
+
+def test_of_several_nics_as_near_the_log_tells_which(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four GPUs and four NICs below one switch: all are as near."""
+    monkeypatch.setattr(rail_nic, "nearest", lambda *_: ("mlx5_2", "mlx5_3"))
+    own = nccl_means(tree, monkeypatch, 3, nccl_log("0"))
+    assert (own.owns("mlx5_2/1 link_downed"), own.owns("mlx5_3/1 link_downed")) == (True, False)
+
+
+def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counters of all GPUs are read, and none is this rail's."""
+    own = nccl_means(tree, monkeypatch, 3, nccl_log("1"), known=False)
+    assert own.question() == {"bus_id": None, "devices": None, "interface": ""}
+    assert not own.owns("GPU 3 pcie_replay")
+    assert not own.owns("Xid 79 0000:61:00")
+    assert own.owns("mlx5_3/1 symbol_error")
+    with closing(watch.Watch(str(tree))) as watching:
+        told = watching.since(watching.read(own.question()), own)
+    assert told == {"moved": [], "unread": means.UNPLACED}
 
 
 @pytest.mark.parametrize(
@@ -189,8 +308,10 @@ def test_counters_that_move_in_mid_sweep_are_tied_to_their_end(
     ends = {end.node: end for pair in found.pairs for end in (pair.first, pair.second) if end}
     moved = {name: {each.name: each.by for each in end.moved} for name, end in ends.items()}
     assert moved["h2"].keys() >= {
-        "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal", "GPU 6 nvlink2_crc_flit",
+        "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal", "GPU 6 nvlink2_crc",
         "mlx5_1/1 symbol_error",
     }  # fmt: skip
     assert not any(name.startswith("GPU") for name in moved["h1"])
+    loose = {each.name for each in ends["h2"].moved if not each.assigned}
+    assert loose >= {"GPU 3 pcie_replay", "mlx5_1/1 symbol_error"}, "gloo goes over none of them"
     assert {end.net for end in ends.values()} == {"tcp lo"}

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from checks.test_fabric_allreduce import judge
+from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import Moved, PairSamples, Stall, Timing
 from preflight.fabric.suspects import suspects
@@ -28,7 +29,9 @@ def once_slow(speed: float = 0.02) -> Sweep:
     return sweep(FLEET, lambda a, b: speed if (a, b) == SLOW else 0.8)
 
 
-def again(measured: Sweep, *readings: float | PairState, moved: str = "") -> Sweep:
+def again(
+    measured: Sweep, *readings: float | PairState, moved: str = "", assigned: bool = True
+) -> Sweep:
     """The slow pair is measured again, each time so fast, in a round of its own."""
     first, backend = len(measured.rounds), measured.pairs[0].backend
     pairs = []
@@ -41,7 +44,7 @@ def again(measured: Sweep, *readings: float | PairState, moved: str = "") -> Swe
         ]
         pairs.append(PairSamples(*SLOW, 0, number, backend, *ends))
     if moved:
-        ends = [replace(one, moved=(Moved(moved, 3),)) for one in ends]
+        ends = [replace(one, moved=(Moved(moved, 3, assigned),)) for one in ends]
         pairs[-1] = replace(pairs[-1], first=ends[0], second=ends[1])
     return replace(
         measured,
@@ -148,6 +151,8 @@ def test_a_path_that_was_quick_again_while_a_counter_moved_is_flaky() -> None:
         assert "then 46 GB/s and 46 GB/s" in verdict.sentence
         assert "mlx5_0/1 symbol_error moved" in verdict.sentence
         assert blame(again(once, 46.0, 46.0, moved="tcp retrans_segs"), FLEET) == ()
+        others = again(once, 46.0, 46.0, moved="mlx5_0/1 symbol_error", assigned=False)
+        assert blame(others, FLEET) == (), "it may be another rail's"
 
 
 def test_what_is_proven_needs_no_second_look() -> None:
@@ -160,8 +165,33 @@ def test_what_is_proven_needs_no_second_look() -> None:
 
 def test_a_counter_that_moved_meanwhile_acquits_nobody() -> None:
     """A cable that is slow now and then confesses at its port."""
-    (found,) = blame(again(once_slow(), 0.8, 0.8, moved="mlx5_0/1 symbol_error"), FLEET)
+    moved = "mlx5_0/1 symbol_error"
+    (found,) = blame(again(once_slow(0.1), 0.8, 0.8, moved=moved), FLEET)
     assert found.component == "pair h2-h5"
+    assert blame(again(once_slow(0.1), 0.8, 0.8, moved=moved, assigned=False), FLEET) == ()
+
+
+def test_counters_that_were_not_read_are_told_with_place_and_reason() -> None:
+    """By reason: two rails of one node, and one that stopped in the second round."""
+    late, unplaced = "error counters were not read: late", "the PCI address of its GPU is unknown"
+
+    def unread(pair: PairSamples) -> PairSamples:
+        first, second = pair.first, pair.second
+        assert first is not None
+        assert second is not None
+        if "h1" in (pair.a, pair.b):
+            both = f"{unplaced}; {late}" if pair.round > 1 else unplaced
+            first = replace(first, unread=both if pair.a == "h1" else "")
+            second = replace(second, unread=late if pair.rail and pair.round > 1 else "")
+        return replace(pair, first=first, second=second)
+
+    measured = sweep(hosts(4), lambda *_: 46.0, backend="nccl", rails=2)
+    told = unread_words(replace(measured, pairs=tuple(map(unread, measured.pairs))))
+    assert told == (
+        f"not checked on h1 (rail 0, 1, from round 1 on): {unplaced}",
+        f"not checked on h1, h2 (rail 0, 1, from round 3 on): {late}",
+    )
+    assert unread_words(measured) == ()
 
 
 @pytest.mark.parametrize("state", [0.02, "hung"])

@@ -13,9 +13,11 @@ from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from preflight.fabric.blame import Blame
     from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fleet.model import Host
 
     Change = Callable[[PairSamples], PairSamples]
 
@@ -71,12 +73,32 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
         "mlx5_1/1 symbol_error +48"
     )
     assert blame.advice.startswith("reseat or swap the cable of rail 1 of h3")
+    assert _others(_each(_each(measured, _long(spiky)), confess), fleet).sentence == (
+        "20 of 8040 operations through rail 1 of h3 took up to 10 ms: 1 in 402, elsewhere none; "
+        "counters moved on h3 that are tied to no rail: mlx5_1/1 symbol_error, "
+        "Xid 74 0000:2b:00 (a fatal NVLink error)"
+    )
     verdicts = {names: judge(pair) for names, pair in decoded.pairs.items()}
     flaky = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FLAKY}
     assert flaky == {names for names in verdicts if "h3" in names}
     assert {verdicts[names].blame for names in flaky} == {"h3"}
     said = {verdicts[names].sentence for names in flaky}
     assert said == {blame.sentence}, "the count is said once"
+
+
+def _others(measured: Sweep, fleet: Sequence[Host]) -> Blame:
+    """Who is blamed where none of the counters that moved is tied to a rail."""
+
+    def loosen(pair: PairSamples) -> PairSamples:
+        ends = [
+            replace(end, moved=tuple(replace(one, assigned=False) for one in end.moved))
+            for end in (pair.first, pair.second)
+            if end is not None
+        ]
+        return replace(pair, first=ends[0], second=ends[1])
+
+    (blame,) = judge_sweep(_each(measured, loosen), fleet).blames
+    return blame
 
 
 def test_fifteen_per_cent_less_is_said_with_its_rail_and_numbers() -> None:
