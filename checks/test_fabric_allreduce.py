@@ -56,7 +56,7 @@ def judge(pair: Pair) -> Verdict:
     return ok(
         f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
         f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}"
-        + (f"; {pair.note}, but not when it was measured again" if pair.note else ""),
+        + pair.remarks,
         **evidence,
     )
 

@@ -21,7 +21,7 @@ CHECK = Check(
 
 def judge(name: str, inside: Inside | None) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
-    if inside is None or inside.state == "one_rail":
+    if inside is None or (inside.state == "one_rail" and not inside.lacks):
         return not_run("it has one rail, nothing to all-reduce inside of it")
     if inside.state == "not_run":
         return not_run(inside.reason, stopped=inside.stopped)
@@ -50,6 +50,13 @@ def _measured(inside: Inside) -> Verdict:
         return flaky(inside.events, inside.operations, inside.why, advice=inside.advice, **evidence)
     if inside.why:
         return fail(inside.why, advice=inside.advice, **evidence)
+    if inside.lacks:
+        gpus = f"{inside.rails} GPUs all-reduce among themselves"
+        return unknown(
+            f"it lacks {inside.lacks}; {gpus}, which is compared with no other node",
+            advice="look at gpu.count, and at CUDA_VISIBLE_DEVICES there; recheck",
+            **evidence,
+        )
     if inside.best_gbs is None or inside.limit_gbs is None or inside.latency_us is None:
         return unknown(
             f"no peers: {inside.peers} other nodes like it, no promise and no floor",

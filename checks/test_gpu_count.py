@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from preflight.check import Check
-from preflight.facts import Facts, Gpu, Majority, Node
+from preflight.facts import Gpu, Node
 from preflight.facts.gpu_errors import lost_of
 from preflight.facts.gpu_twins import twins
+from preflight.facts.odd_gpus import Usual, usual_gpus
 from preflight.facts.words import count
 from preflight.facts.xid_verdict import missing_slots
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -17,8 +18,6 @@ CHECK = Check(
     requires=("reach.answer", "host.driver_hung"),
     drains=True,
 )
-
-Usual = Majority[tuple[str, ...]]
 
 
 def judge(
@@ -33,8 +32,9 @@ def judge(
     """Compare the GPUs that answered with the promise, or else with what the group has."""
     by_peers = usual if usual is not None and usual.decides else None
     wanted, origin = promised, ""
+    ids = by_peers.value if by_peers is not None else 0
     if wanted is None and by_peers is not None:
-        wanted = len(by_peers.value)
+        wanted = ids if isinstance(ids, int) else len(ids)
         origin = f"; {by_peers.votes} of {by_peers.of} nodes of its group have {wanted}"
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
@@ -46,7 +46,7 @@ def judge(
         return unknown(twice, advice="reload the driver, look at nvidia-smi -L, then recheck")
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
-        gone = sorted(set(by_peers.value) - set(bus_ids)) if by_peers is not None else list(lost)
+        gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
         which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - len(gpus) else ""
         which = which or "".join(f"; {line}" for line in said[: wanted - len(gpus)])
         # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
@@ -65,14 +65,8 @@ def judge(
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
-def bus_ids_of(facts: Facts) -> tuple[str, ...] | None:
-    """Where a node's GPUs sit; alike on machines of one kind."""
-    return None if facts.gpus is None else tuple(gpu.bus_id for gpu in facts.gpus)
-
-
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Joins a node and the judgement; the frame does the rest."""
-    usual = node.group.majority(bus_ids_of)
-    facts, lost = node.facts, missing_slots(node.facts)
+    facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
     counted, said = facts.driver.counted, lost_of(facts)
     conclude(judge(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))

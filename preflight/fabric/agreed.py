@@ -26,7 +26,7 @@ OTHER_PLAN = (
 
 _COMMON = (
     "run", "nodes", "rails", "backend", "seed", "meet_s", "op_s", "box_s", "pair_s", "soak_s",
-    "barrier_s", "ladder", "soak",
+    "barrier_s", "missing", "ladder", "soak",
 )  # fmt: skip
 
 

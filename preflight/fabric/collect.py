@@ -237,8 +237,10 @@ class Collected:
         for number, around in enumerate(rounds, first):
             self._most.append(most)
             for a, b in around:
-                self._owed[number, a, b] = 2 * who.rails
-                self._ends.update({(number, rail, a, b): {} for rail in range(who.rails)})
+                rails = who.rails_of(a, b)
+                if rails:
+                    self._owed[number, a, b] = 2 * len(rails)
+                    self._ends.update({(number, rail, a, b): {} for rail in rails})
 
     def _fits(self, seen: PairSeen) -> bool:
         """Within ladder and soak: each size once, no more iterations than were asked for."""

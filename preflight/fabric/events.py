@@ -11,6 +11,7 @@ from preflight.errors import WireError
 from preflight.fabric.samples import Moved, Stall, Timing
 
 _Error = Annotated[str, Meta(max_length=512)]
+_BusId = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")]
 _Name = Annotated[str, Meta(max_length=255)]
 _Small = Annotated[int, Meta(ge=0, le=2**16)]
 
@@ -23,6 +24,8 @@ class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
     gpus: _Small
     rails: _Small = 0
     """How many rails it has, where each is a rank of the job; 0 leaves the choice to us."""
+    bus_ids: Annotated[tuple[_BusId, ...], Meta(max_length=256)] = ()
+    """PCI addresses of its GPUs, in CUDA's order; none where NVML does not tell them."""
 
 
 class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):

@@ -58,9 +58,14 @@ def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
     found: dict[str, Inside] = {}
     for name, host in fleet.items():
         missing = _missing(name, samples.get(name), sweep)
-        found[name] = missing or _judged(
-            measured[name], samples[name], _peers(host, measured, fleet), host
+        one = missing or _judged(
+            measured[name],
+            samples[name],
+            _peers(host, measured, fleet),
+            host,
+            short=name in sweep.short,
         )
+        found[name] = replace(one, lacks=sweep.short.get(name, ""))
     return found
 
 
@@ -97,12 +102,15 @@ def _peers(host: Host, measured: Mapping[str, Measured], fleet: Mapping[str, Hos
     )
 
 
-def _judged(own: Measured, samples: InsideSamples, peers: Peers, host: Host) -> Inside:
+def _judged(
+    own: Measured, samples: InsideSamples, peers: Peers, host: Host, *, short: bool
+) -> Inside:
+    """Judge one node; of a `short` one only failures: no promise and no floor is meant for it."""
     plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=len(peers.nodes))
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]
-    bound = peers.bound(own, host.promised)
+    bound = Bound(None, "", None, 0) if short else peers.bound(own, host.promised)
     compared = replace(
         plain,
         at_bytes=top.size_bytes,
@@ -113,6 +121,8 @@ def _judged(own: Measured, samples: InsideSamples, peers: Peers, host: Host) -> 
         peers_gbs=bound.peers_gbs,
         latency_us=own.sizes[0].p50_us,
     )
+    if short:
+        return compared
     why = _slow(own, bound) or _latent(own, peers)
     if why:
         return replace(compared, why=why + _way(own, peers), advice=_SLOW.format(own.name))
@@ -123,14 +133,14 @@ def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
     """It came to no result: the rail that says so of itself, else the node."""
     said = {
         rail: "it never reported" if end is None else end.error
-        for rail, end in enumerate(samples.rails)
+        for rail, end in samples.numbered.items()
         if end is None or end.state != "measured"
     }
     if own.state == "corrupt":
         guilty = [rail for rail, error in said.items() if "WRONG" in error] or list(said)
         what, advice = "sums came out wrong", _CORRUPT
     else:
-        guilty = [rail for rail, end in enumerate(samples.rails) if end is None]
+        guilty = [rail for rail, end in samples.numbered.items() if end is None]
         for words in (_STOPPED, STOOD_STILL):
             guilty = guilty or [rail for rail, error in said.items() if words in error]
         guilty = guilty or sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))})

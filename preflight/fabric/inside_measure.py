@@ -86,7 +86,7 @@ def measure_inside(samples: InsideSamples) -> Measured:
         rails=len(ends),
         state=state,
         sizes=tuple(_size(at, rows, len(ends)) for at, rows in columns.items()),
-        events=_events(samples.backend, columns),
+        events=_events(samples.backend, columns, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
     )
@@ -116,7 +116,7 @@ def _shortest(rails: Sequence[Timing]) -> list[float]:
     return [min(times) for times in zip(*(rail.times_us for rail in rails), strict=False)]
 
 
-def _events(backend: str, columns: dict[int, list[Timing]]) -> Events:
+def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[int]) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
     for rails in columns.values():
@@ -132,5 +132,5 @@ def _events(backend: str, columns: dict[int, list[Timing]]) -> Events:
             lost_us += max(times) - usual_us
             last = times.index(min(times))
             if gaps[at][last] >= _EXPLAINS * (max(times) - usual_us):
-                late[last] = late.get(last, 0) + 1
+                late[numbers[last]] = late.get(numbers[last], 0) + 1
     return Events(count, operations, worst_us, lost_us, late)

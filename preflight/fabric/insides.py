@@ -18,23 +18,23 @@ class Insides:
     """One account per rail of every node that was asked; nobody where nodes have one rail."""
 
     def __init__(self, who: Roster) -> None:
-        self._rails = who.rails
         self._backend = who.backend
         self._most = {rung.size_bytes: rung.iterations for rung in who.ladder}
-        self._ends: dict[str, dict[int, End]] = {name: {} for name in who.names if who.inside}
+        self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
+        self._ends: dict[str, dict[int, End]] = {name: {} for name in self._rails}
 
     @property
     def missing(self) -> Iterator[str]:
         """Nodes of which not all rails have spoken."""
-        return (name for name, ends in self._ends.items() if len(ends) < self._rails)
+        return (name for name, ends in self._ends.items() if len(ends) < len(self._rails[name]))
 
     def take(self, name: str, seen: InsideSeen) -> bool:
         """Keep one account; False if that node was never asked for it or cannot have seen it."""
         ends = self._ends.get(name)
         sizes = [timing.size_bytes for timing in seen.timings]
         plausible = (
-            seen.backend == self._backend
-            and seen.rail < self._rails
+            seen.rail in self._rails.get(name, ())
+            and seen.backend == self._backend
             and len(set(sizes)) == len(sizes)
             and (seen.state != "measured" or bool(sizes))
             and all(self._asked(timing) for timing in seen.timings)
@@ -47,8 +47,14 @@ class Insides:
     def samples(self) -> tuple[InsideSamples, ...]:
         """All that was told."""
         return tuple(
-            InsideSamples(name, self._backend, tuple(map(ends.get, range(self._rails))))
+            InsideSamples(
+                name,
+                self._backend,
+                tuple(map(ends.get, rails)),
+                () if rails == list(range(len(rails))) else tuple(rails),
+            )
             for name, ends in self._ends.items()
+            for rails in (self._rails[name],)
         )
 
     def _asked(self, timing: Timing) -> bool:

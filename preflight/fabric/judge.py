@@ -96,6 +96,7 @@ def judge_sweep(
     }
     left = left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
+    pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
     inside = judge_inside(sweep, hosts)
     return Decoded(seen, found, pairs | owed(sweep, names, pairs), observed, inside)
 
@@ -134,6 +135,13 @@ def _joined(found: Sequence[Blame]) -> Blame | None:
 
 def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in several for name in names))
+
+
+def _partial(pair: Pair, sweep: Sweep) -> Pair:
+    lacks = [
+        f"{name} lacks {sweep.short[name]}" for name in (pair.a, pair.b) if name in sweep.short
+    ]
+    return replace(pair, partial="; ".join(lacks)) if lacks else pair
 
 
 def _undetermined(pair: Pair, sweep: Sweep) -> Pair:

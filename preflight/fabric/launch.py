@@ -153,14 +153,14 @@ class _Stage:
             return self._whole
         self._cut.interrupt()
         if self._cut.collected is None:
-            self._who = roster(self._plan, self._muster.ready)
+            self._who = roster(self._plan, self._muster.ready, self._hosts)
             self._cut.collected = Collected(self._who)
         return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the likeliest node host the store; if it cannot, leave it out and ask the next."""
         while True:
-            who = roster(self._plan, self._muster.ready)
+            who = roster(self._plan, self._muster.ready, self._hosts)
             if not who.enough or self._cut.time_is_up():
                 return who, None
             host = who.host
@@ -303,6 +303,7 @@ class _Stage:
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
             retested=collected.scheduled if collected and collected.retesting else 0,
+            short=who.short,
             unsettled=self._unsettled + (collected.unsettled() if collected else ()),
             inside=collected.inside.samples() if collected else (),
         )

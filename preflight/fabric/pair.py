@@ -53,6 +53,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Why it cannot be judged, though it was slow: once, and there was no time to look again."""
     note: str = ""
     """What else its readings showed, of a pair that is fine."""
+    partial: str = ""
+    """Which end lacks rails, so that the pair was measured on the others only."""
     short: str = ""
     """How far it came, when its time was up before bandwidth could be judged."""
     waited: bool = False
@@ -73,6 +75,12 @@ class Pair(Struct, frozen=True, kw_only=True):
     def lost(self) -> bool:
         """Whether an end's account was lost: who did not come for a reason is blamed for it."""
         return self.state == "absent" and not self.blamed
+
+    @property
+    def remarks(self) -> str:
+        """What to say besides of a pair that is fine."""
+        once = f"; {self.note}, but not when it was measured again" if self.note else ""
+        return once + (f"; on {self.rails} rails: {self.partial}" if self.partial else "")
 
     @property
     def unheld(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.fabric.limits import limit
+from preflight.fabric.rails import match
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds, repair
 from preflight.fabric.store_host import cut_off, host_first
@@ -37,6 +38,10 @@ class Roster(Struct, frozen=True, kw_only=True):
     ladder: tuple[Ladder, ...]
     soak: Ladder | None
     unfit: dict[str, str]
+    missing: dict[str, tuple[int, ...]] = {}
+    """Node name → rails of the launch that it does not have."""
+    short: dict[str, str] = {}
+    """Node name → which of its group's rails it lacks, in words."""
     inside: bool = False
     """After the rounds each node's rails all-reduce among themselves."""
     cut_off: frozenset[str] = frozenset()
@@ -47,43 +52,55 @@ class Roster(Struct, frozen=True, kw_only=True):
         """Who hosts the sweep's store; empty where nobody takes part."""
         return self.names[0] if self.names else ""
 
+    def rails_of(self, *names: str) -> list[int]:
+        """The rails that all of these nodes have."""
+        lacking = {rail for name in names for rail in self.missing.get(name, ())}
+        return [rail for rail in range(self.rails) if rail not in lacking]
+
+    def looks_inside(self, name: str) -> bool:
+        """Whether that node has rails enough to all-reduce among themselves."""
+        return self.inside and len(self.rails_of(name)) >= _SOME
+
     @property
     def enough(self) -> bool:
         """Whether there is anything to measure."""
         return len(self.names) >= _SOME or (self.inside and bool(self.names))
 
 
-def roster(plan: SweepPlan, ready: Mapping[str, Ready]) -> Roster:
+def roster(
+    plan: SweepPlan, ready: Mapping[str, Ready], hosts: Mapping[str, Host] | None = None
+) -> Roster:
     """Choose NCCL when at least half of the nodes that are ready have GPUs, else gloo.
 
-    A node without GPUs cannot be in an NCCL group, so it is left out of one.
+    A node without GPUs cannot be in an NCCL group, so it is left out of one; so is a node of whose
+    GPUs it is not known which rails they are. `hosts`: by name, for their groups.
     """
     seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
     there = [name for name in plan.nodes if name in ready]
     nccl = len(seeing) >= max(1, min(_SOME, len(there))) and len(seeing) * 2 >= len(there)
-    fit = host_first(seeing if nccl else there, plan.cut)
+    rails = match(ready, seeing if nccl else there, hosts or {}, nccl=nccl)
+    able = [name for name in (seeing if nccl else there) if name not in rails.unknown]
+    fit = host_first(able, plan.cut)
     cut = cut_off(fit[0], fit, plan.cut) if fit else frozenset()
     names = [name for name in fit if name not in cut]
-    rails = min((_rails(ready[name], nccl=nccl) for name in names), default=1)
     return Roster(
         names=tuple(names),
         backend="nccl" if nccl else "gloo",
-        rails=rails,
+        rails=rails.count,
+        missing={name: own for name, own in rails.missing.items() if name in names},
+        short={name: words for name, words in rails.short.items() if name in names},
         rounds=repair(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=plan.nccl if nccl else plan.gloo,
         soak=plan.nccl_soak if nccl else plan.gloo_soak,
         unfit={
-            name: f"its torch sees no GPU, while that of {len(seeing)} nodes does"
+            name: rails.unknown.get(name)
+            or f"its torch sees no GPU, while that of {len(seeing)} nodes does"
             for name in there
             if name not in fit
         },
         cut_off=cut,
-        inside=plan.inside and rails >= _SOME,
+        inside=plan.inside and rails.count >= _SOME,
     )
-
-
-def _rails(ready: Ready, *, nccl: bool) -> int:
-    return ready.rails or (ready.gpus if nccl else 1)
 
 
 def budget(plan: SweepPlan, who: Roster) -> Budget:
@@ -112,6 +129,11 @@ def go_order(
         "index": who.names.index(name),
         "nodes": len(who.names),
         "rails": who.rails,
+        "missing": [
+            number * who.rails + rail
+            for number, each in enumerate(who.names)
+            for rail in who.missing.get(each, ())
+        ],
         "backend": who.backend,
         "address": hosts[name].address,
         "towards": hosts[other].address,
@@ -130,7 +152,7 @@ def go_order(
         "soak_s": limits.soak_s,
         "barrier_s": limits.barrier_s,
         "more": more,
-        "inside": who.inside,
+        "inside": who.looks_inside(name),
         "condemn": _condemn(who.backend) if plan.stop_early else None,
     }
 

@@ -124,6 +124,13 @@ class InsideSamples(Struct, frozen=True):
     backend: str
     rails: tuple[End | None, ...]
     """By number; one that never reported is None. `measured` is whoever had right data itself."""
+    numbers: tuple[int, ...] = ()
+    """The number of each rail, where some lack; else they are 0, 1, 2 ..."""
+
+    @property
+    def numbered(self) -> dict[int, End | None]:
+        """By number."""
+        return dict(zip(self.numbers or range(len(self.rails)), self.rails, strict=True))
 
 
 class Sweep(Struct, frozen=True):
@@ -153,5 +160,7 @@ class Sweep(Struct, frozen=True):
     """Rounds from this number on are retests of suspects; 0 where there were none."""
     unsettled: tuple[tuple[str, str], ...] = ()
     """Pairs that should have been measured again, for which there was no time."""
+    short: dict[str, str] = {}
+    """Node name → which rails it lacks that its group has, and by what that is known."""
     inside: tuple[InsideSamples, ...] = ()
     """Of nodes with two rails or more."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from preflight.facts.board_links import may_be_off, must_be_up, settled
+from preflight.facts.node import Majority
 from preflight.facts.pci_distance import DISTANCES
 from preflight.facts.unlisted_gpu import LOOK, unlisted_gpu
 from preflight.facts.wiring import (
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group, Majority
+    from preflight.facts.node import Group
 
 T = TypeVar("T")
+
+Usual = Majority[tuple[str, ...]] | Majority[int]
+"""Their PCI addresses, which also tell the missing one; or how many, where machines differ."""
 
 _ENOUGH_PEERS: Final = 3
 """Two against one is how a bridged pair and a single card are sold; three alike are peers."""
@@ -46,6 +50,20 @@ class Oddity:
     sentence: str
     advice: str
     grave: bool = True
+
+
+def usual_gpus(group: Group) -> Usual | None:
+    """What GPUs most nodes of a group have: by where they sit, else by how many there are."""
+    usual = group.majority(_bus_ids)
+    return usual if usual is not None and usual.decides else group.majority(_count)
+
+
+def _bus_ids(facts: Facts) -> tuple[str, ...] | None:
+    return None if facts.gpus is None else tuple(gpu.bus_id for gpu in facts.gpus)
+
+
+def _count(facts: Facts) -> int | None:
+    return None if facts.gpus is None else len(facts.gpus)
 
 
 def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Oddity]:

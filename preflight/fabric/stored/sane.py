@@ -86,7 +86,11 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
         if backends and one.backend not in backends:
             said = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
             raise absurd(where, said, "store one sweep per file")
-        within(where, "rail", len(one.rails) - 1, _RAILS)
+        within(where, "rail", max((*one.numbers, len(one.rails) - 1)), _RAILS)
+        if one.numbers and (
+            len(one.numbers) != len(one.rails) or list(one.numbers) != sorted(set(one.numbers))
+        ):
+            raise absurd(where, f"numbers {list(one.numbers)}", "one per rail, ascending")
         for rail, end in enumerate(one.rails):
             if end is not None:
                 refuse_end(f"{where}.rails[{rail}]", end, one.node)

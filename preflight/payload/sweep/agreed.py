@@ -26,6 +26,7 @@ def digest(go: plan.Go, turn: plan.Turn) -> str:
     numbers = (go.index, turn.partner)
     common: dict[str, Any] = {name: getattr(go, name) for name in COMMON}
     common.update(
+        missing=sorted(go.missing),
         ladder=[_rung(rung) for rung in go.ladder],
         soak=None if go.soak is None else _rung(go.soak),
         round=turn.round,

@@ -76,6 +76,30 @@ class Gpus:
             throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
         return counters, throttled
 
+    def bus_ids(self, visible: list[Any]) -> list[str]:
+        """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
+
+        NVML numbers GPUs by PCI address (nvml.h, nvmlDeviceGetHandleByIndex), as CUDA does with
+        CUDA_DEVICE_ORDER=PCI_BUS_ID; a UUID may be cut short, as in CUDA_VISIBLE_DEVICES. Nothing
+        where one is not known.
+        """
+        nvml = self._nvml
+        if nvml is None:
+            return []
+        count = nvml.ask_by_name("nvmlDeviceGetCount") or 0
+        every = {at: nvml.ask_by_name("nvmlDeviceGetHandleByIndex", at) for at in range(count)}
+        uuids = {
+            at: _text(nvml.ask_by_name("nvmlDeviceGetUUID", one)) for at, one in every.items() if one
+        }
+        found: list[Any] = []
+        for wanted in visible:
+            at = wanted if isinstance(wanted, int) else _only(uuids, wanted)
+            if at is None:
+                return []
+            if every.get(at) is not None:  # a lost GPU is counted, and CUDA passes over it
+                found.append(nvml.ask_by_name("nvmlDeviceGetPciInfo", every[at]))
+        return [] if None in found else [_text(pci.busId).lower() for pci in found]
+
     def bus_id(self, uuid: str) -> str | None:
         """The PCI address of the GPU with this UUID ("GPU-..."), as sysfs spells it."""
         from probe import sysfs
@@ -86,8 +110,7 @@ class Gpus:
         if handle is None:
             return None
         info = self._nvml.ask_by_name("nvmlDeviceGetPciInfo", handle)
-        raw = "" if info is None else info.busId
-        return sysfs.bus_id(raw.decode("ascii") if isinstance(raw, bytes) else raw) or None
+        return None if info is None else sysfs.bus_id(_text(info.busId)) or None
 
     def _gpus(self, bus_id: str | None) -> list[_Gpu]:
         """Find handles once: they hold for as long as the library does."""
@@ -173,3 +196,14 @@ class _Gpu:
 
     def _ask(self, what: str, *given: Any) -> Any:
         return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)
+
+
+def _only(uuids: dict[int, str], start: str) -> int | None:
+    """The one GPU whose UUID begins so."""
+    found = [index for index, uuid in uuids.items() if uuid.startswith(start)]
+    return found[0] if len(found) == 1 else None
+
+
+def _text(said: Any) -> str:
+    """Return the same as text: pynvml before 11.515 answers in bytes."""
+    return said.decode("ascii", "replace") if isinstance(said, bytes) else str(said or "")

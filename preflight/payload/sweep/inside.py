@@ -45,7 +45,8 @@ def measure(seat: Seat, alive: Alive) -> dict[str, Any]:
         before = seat.watch.read(seat.means.question())
         waited = _waited_s()
         seen.update(_measure(seat, place, alive))
-        seat.meeting.gather(f"{place}/left", rail.rail, rail.go.rails, rail.go.op_s)
+        own = rail.go.own_rails
+        seat.meeting.gather(f"{place}/left", own.index(rail.rail), len(own), rail.go.op_s)
     except Unfit as unfit:
         seen.update(unfit.seen, state=unfit.state, error=short(unfit))
     except RuntimeError as error:
@@ -65,18 +66,20 @@ def _waited_s() -> float:
 
 
 def _assemble(seat: Seat, place: str) -> None:
-    go = seat.rail.go
-    missing = seat.meeting.gather(f"{place}/here", seat.rail.rail, go.rails, go.barrier_s)
+    go, own = seat.rail.go, seat.rail.go.own_rails
+    rank = own.index(seat.rail.rail)
+    missing = seat.meeting.gather(f"{place}/here", rank, len(own), go.barrier_s)
     if missing:
-        raise Unfit("absent", f"rail {missing[0]} of this node did not come")
+        raise Unfit("absent", f"rail {own[missing[0]]} of this node did not come")
 
 
 def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
-    rail, go = seat.rail, seat.rail.go
+    rail, go, own = seat.rail, seat.rail.go, seat.rail.go.own_rails
+    rank = own.index(rail.rail)
     begun = time.monotonic()
     prefix = seat.torch.distributed.PrefixStore(f"{place}/group", seat.store)
     try:
-        group = groups.connect(seat.torch, prefix, rail.rail, rail, go.rails)
+        group = groups.connect(seat.torch, prefix, rank, rail, len(own))
     except RuntimeError as error:
         raise Unfit("no_connect", short(error)) from error
     met = time.monotonic()
@@ -86,8 +89,8 @@ def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
         "setup_ms": round((met - begun) * 1000.0, 1),
     }
     # Rounds of pairs use the keys of ranks 0 and 1; a node's number keeps its data apart, too.
-    keys = [pattern.key(go.seed, _ROUND - go.index, each) for each in range(go.rails)]
-    ladder = Ladder(seat.torch, group, go, pattern.Ends(keys, rail.rail), alive)
+    keys = [pattern.key(go.seed, _ROUND - go.index, each) for each in range(len(own))]
+    ladder = Ladder(seat.torch, group, go, pattern.Ends(keys, rank), alive)
     ladder.climb(begun, met, soak=False)
     seen.update(timings=ladder.timings, net=printable(seat.means.words()))
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:

@@ -38,6 +38,8 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
         return
+    if not request.get("seat"):  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever is fastest
     first = seat.own(torch_facts.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
@@ -84,17 +86,15 @@ def _sweep(
     `seated`: the job's own torchrun has launched the ranks, and this is one of them. `more`: what
     is ordered after the last round.
     """
-    count = 1 if seated else go.rails
-    told, orders = [os.pipe() for _ in range(count)], [os.pipe() for _ in range(count)]
+    own = [seated["rail"]] if seated else go.own_rails
+    told, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
     try:
         local = resolve.source_address(go.towards)
-        ends = [(told[rail][1], orders[rail][0]) for rail in range(count)]
-        if seated:
-            seat.sit(plan.Rail(go, seated["rail"], local, store, seat.gpu()), ends[0])
-        else:
-            for rail in range(count):
-                seat.sit(plan.Rail(go, rail, local, store), ends[rail])
-        rails.start([out for out, _ in told], emit)
+        for place, rail in enumerate(own):
+            gpu = seat.gpu() if seated else place
+            ends = (told[place][1], orders[place][0])
+            seat.sit(plan.Rail(go, rail, local, store, gpu), ends)
+        rails.start({rail: told[place][0] for place, rail in enumerate(own)}, emit)
         rails.pass_on(more, [into for _, into in orders])
     except OSError as error:  # no way to the others, or no process to be had
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})

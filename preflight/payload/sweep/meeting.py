@@ -12,6 +12,7 @@ from datetime import timedelta
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 STRIKING_S = 5.0
@@ -21,19 +22,24 @@ _MISSES = 2
 
 
 class Meeting:
-    """The round barrier of one sweep; `member` counts over nodes and rails."""
+    """The round barrier of one sweep; `member` counts over nodes and rails.
 
-    def __init__(self, store: Any, member: int, members: int) -> None:
+    `missing`: members that do not exist, since their node lacks the rail.
+    """
+
+    def __init__(
+        self, store: Any, member: int, members: int, missing: Collection[int] = ()
+    ) -> None:
         self._store = store
         self._member = member
-        self._members = members
+        self._members = [each for each in range(members) if each not in missing]
 
     def arrive(self, round_index: int, within_s: float) -> bool:
         """Wait for the others; False if they have begun this round without this member."""
         if self.missed(round_index, self._member):
             return False
         begin = f"begin/{round_index}"
-        if self._count_in(round_index) + self._store.add("struck", 0) >= self._members:
+        if self._count_in(round_index) + self._store.add("struck", 0) >= len(self._members):
             self._store.set(begin, "1")
         elif not self._wait([begin], within_s):
             self._strike_the_missing(round_index, begin)
@@ -49,14 +55,14 @@ class Meeting:
 
     def strike(self, member: int, rounds: int) -> None:
         """Give up on a member that is known to be lost, so that nobody waits for it any more."""
-        if self.struck(member):
+        if member not in self._members or self.struck(member):
             return
         now = next((n for n in range(rounds) if not self._store.check([f"begin/{n}"])), rounds)
         if self._store.check([f"here/{now}/{member}"]):
             self._store.add(f"count/{now}", -1)  # it came, and counts among the struck from here
         self._store.set(f"struck/{member}", "1")
         struck = self._store.add("struck", 1)
-        if now < rounds and self._store.add(f"count/{now}", 0) + struck >= self._members:
+        if now < rounds and self._store.add(f"count/{now}", 0) + struck >= len(self._members):
             self._store.set(f"begin/{now}", "1")
 
     def agree(self, pair: str, rank: int, mine: str, within_s: float) -> bool | None:
@@ -100,7 +106,7 @@ class Meeting:
         if self._store.add(f"striker/{round_index}", 1) > 1:
             self._wait([begin], STRIKING_S)
             return
-        for member in range(self._members):
+        for member in self._members:
             missing = not self._store.check([f"here/{round_index}/{member}"])
             if missing and not self.struck(member):
                 self._note(round_index, member)

@@ -33,7 +33,7 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
     counting = watch.Watch(rail.go.sysfs)  # before there are threads and connections to inherit
     raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
     store = dist.PrefixStore("preflight/" + rail.go.run, raw)
-    meeting = Meeting(store, rail.member, rail.members)
+    meeting = Meeting(store, rail.member, rail.members, rail.go.missing)
     carriers = means.Means(torch, rail, counting.bus_id)
     seat = pair.Seat(torch, store, meeting, rail, carriers, counting, wall.Steps())
     for number in range(first_round, len(rail.go.turns)):
@@ -45,7 +45,7 @@ def take_part(rail: plan.Rail, first_round: int, say: Callable[..., None]) -> No
                 break
             _sit_out(rail, number, say)
             continue
-        turn = rail.go.turns[number]
+        turn = rail.turn(number)
         if turn is not None:
             say(account=_take_turn(seat, turn, say), round=number)
     if rail.go.inside:
@@ -74,7 +74,7 @@ def _look_inside(seat: pair.Seat, say: Callable[..., None]) -> None:
 
 def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
     """The others began this round without us; the next one is open to us again."""
-    turn = rail.go.turns[number]
+    turn = rail.turn(number)
     if turn is not None:
         error = f"came too late to round {number + 1}"
         say(account=account(rail, turn, "absent", error), round=number)
@@ -83,6 +83,7 @@ def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
 def _never_mind(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
     """The others went on without us: our remaining pairs cannot be measured any more."""
     error = f"came too late to round {number + 1}; the others went on without it"
-    for place, turn in enumerate(rail.go.turns[number:], number):
+    for place in range(number, len(rail.go.turns)):
+        turn = rail.turn(place)
         if turn is not None:
             say(account=account(rail, turn, "absent", error), round=place)

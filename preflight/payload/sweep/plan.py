@@ -82,11 +82,19 @@ class Go:
     """Leave a size as soon as its operations condemn the pair; None: all are wanted."""
     inside: bool = False
     """After the last round, this node's own rails all-reduce among themselves."""
+    missing: frozenset[int] = frozenset()
+    """Members of rails that their node does not have: node number x `rails` + rail."""
 
     @property
     def steps(self) -> int:
         """The rounds, and after them what goes on inside of the node."""
         return len(self.turns) + int(self.inside)
+
+    @property
+    def own_rails(self) -> list[int]:
+        """The rails of this node, in the order of its GPUs."""
+        first = self.index * self.rails
+        return [rail for rail in range(self.rails) if first + rail not in self.missing]
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class Rail:
     local: str
     store: tuple[str, int]
     gpu: int | None = None
-    """The GPU of this rail, where it is not the one of the rail's own number."""
+    """The CUDA index of this rail's GPU; None: the rail's number."""
 
     @property
     def member(self) -> int:
@@ -107,8 +115,13 @@ class Rail:
 
     @property
     def members(self) -> int:
-        """How many ranks there should be."""
+        """How many ranks there were, had all nodes all rails."""
         return self.go.nodes * self.go.rails
+
+    def turn(self, number: int) -> Turn | None:
+        """Return the rail's pair of a round; None without one, or if the partner lacks it."""
+        turn = self.go.turns[number]
+        return None if turn is None or self.partner(turn) in self.go.missing else turn
 
     def partner(self, turn: Turn) -> int:
         """The member number of the same rail on the partner."""
@@ -124,7 +137,8 @@ def read(order: dict[str, Any]) -> Go:
 def extended(go: Go, more: dict[str, Any]) -> Go:
     """The same order with more rounds, which have a ladder and deadlines of their own."""
     read = _read(more, len(go.turns))
-    return replace(go, **dict(read, turns=go.turns + read["turns"], inside=False))
+    read.update(turns=go.turns + read["turns"], inside=False, missing=go.missing)
+    return replace(go, **read)
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
@@ -138,4 +152,5 @@ def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
         soak=None if soak is None else Rung(*soak),
         condemn=None if condemn is None else Condemn(*condemn),
         turns=turns,
+        missing=frozenset(order.get("missing", ())),
     )

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
 
 
-def start(pipes: list[int], emit: Emit) -> None:
-    """Relay from now on, in threads, what the rails say."""
+def start(pipes: dict[int, int], emit: Emit) -> None:
+    """Relay from now on, in threads, what the rails say; `pipes`: by rail."""
     rails = Rails(len(pipes), emit)
-    for rail, pipe in enumerate(pipes):
+    for rail, pipe in pipes.items():
         threading.Thread(target=rails.relay, args=(pipe, rail), daemon=True).start()
 
 

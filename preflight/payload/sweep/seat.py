@@ -33,7 +33,7 @@ def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Of what torch sees, the part that is this rank's: one GPU, if it is there."""
     if event["event"] == "ready" and request.get("seat"):
         there = gpu() < event["gpus"]
-        return dict(event, cuda=event["cuda"] and there, gpus=int(there))
+        return dict(event, cuda=event["cuda"] and there, gpus=int(there), bus_ids=[])
     return event
 
 
@@ -72,7 +72,7 @@ def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
         lifeline.let_go_of_the_wire()
         os.write(upping, b".")
         os.close(upping)
-        if rail.rail < rail.go.rails:
+        if rail.rail in rail.go.own_rails:
             supervisor.supervise(rail, writing, orders)
         else:  # another node has fewer ranks
             lines.write(writing, {"event": "rail_done"})

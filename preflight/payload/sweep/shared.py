@@ -42,7 +42,7 @@ def follow(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
 
 
 def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
-    meeting = Meeting(store, -1, go.nodes * go.rails)
+    meeting = Meeting(store, -1, go.nodes * go.rails, go.missing)
     renewals, rounds = 0, len(go.turns)
     while True:
         line = lines.get()

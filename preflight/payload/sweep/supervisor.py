@@ -83,7 +83,7 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
         return None
     if ended.round == len(rail.go.turns):
         return inside_account(rail, ended.state, ended.error)
-    turn = rail.go.turns[ended.round]
+    turn = rail.turn(ended.round)
     return None if turn is None else account(rail, turn, ended.state, ended.error)
 
 

@@ -10,7 +10,7 @@ import select
 import signal
 import warnings
 
-from . import lifeline
+from . import gpu_counters, lifeline
 from .account import short
 
 TYPE_CHECKING = False
@@ -40,6 +40,7 @@ def describe() -> dict[str, Any]:
     if not (dist.is_available() and dist.is_gloo_available()):
         return {"event": "no_torch", "error": "this torch was built without gloo"}
     ready = {"event": "ready", "torch": str(torch.__version__), "cuda": False, "gpus": 0}
+    ready["bus_ids"] = []
     if dist.is_nccl_available():
         ready.update(_cuda(torch))
     return ready
@@ -70,8 +71,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
         try:
             lifeline.die_with_parent(agent, "preflight-cuda")
             lifeline.let_go_of_the_wire()
-            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            os.write(writing, json.dumps({"cuda": gpus > 0, "gpus": gpus}).encode("ascii"))
+            os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
         finally:
             os._exit(0)
     os.close(writing)
@@ -82,3 +82,17 @@ def _cuda(torch: Any) -> dict[str, Any]:
     os.waitpid(pid, os.WNOHANG)  # a child stuck in the driver would keep us waiting
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
+
+
+def _gpus(torch: Any) -> dict[str, Any]:
+    """How many GPUs there are, and their PCI addresses in CUDA's order where NVML tells them.
+
+    torch counts by NVML (torch/cuda/__init__.py, `device_count`), which counts a lost GPU, too.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return {"cuda": False, "gpus": 0}
+    parse = getattr(torch.cuda, "_parse_visible_devices", None)  # not public
+    visible = parse()[:count] if parse is not None else []
+    bus_ids = gpu_counters.Gpus().bus_ids(visible) if len(visible) == count else []
+    return {"cuda": True, "gpus": len(bus_ids) or count, "bus_ids": bus_ids}

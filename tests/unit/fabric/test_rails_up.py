@@ -160,6 +160,24 @@ def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
     assert not lost.arrive(2, 60.0)
 
 
+def test_nobody_waits_for_a_rail_that_a_node_lacks() -> None:
+    """Two nodes with two rails, one of which lacks its second: three members are all there are."""
+    store = torch.distributed.HashStore()
+    three = [meeting.Meeting(store, number, 4, {3}) for number in range(3)]
+    with ThreadPoolExecutor(3) as all_three:
+        assert all(all_three.map(lambda one: one.arrive(0, 60.0), three))
+        meeting.Meeting(store, -1, 4, {3}).strike(3, 2)
+        assert all(all_three.map(lambda one: one.arrive(1, 60.0), three))
+    assert not store.check(["striker/0"])
+    assert not three[0].missed(0, 3)
+
+
+def test_the_rails_that_are_there_meet_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rail 1 of three is not there: the other two all-reduce, and keep their numbers."""
+    ends = Both(monkeypatch, missing=[1], barrier_s=60).measure_inside(0, 2)
+    assert [(end["rail"], end["state"]) for end in ends] == [(0, "measured"), (2, "measured")]
+
+
 def test_a_starved_process_is_told_from_one_that_hangs() -> None:
     """One only sleeps; the other shares a CPU with a loop and comes last; a third is stopped."""
     cpu = min(os.sched_getaffinity(0))

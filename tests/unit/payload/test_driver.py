@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from probe import guard, main, nvml
 
-from .node import Remote
+from .node import PATIENCE_S, PAYLOAD, Remote
 from .test_probe import probe
 
 if TYPE_CHECKING:
@@ -68,6 +71,28 @@ def test_a_healthy_machine_is_told_in_full(
     assert facts.nics is not None
     assert [nic.pci_path for nic in facts.nics] == [nic.path for nic in healthy.nics]
     assert facts.nics[0].ports[0].rate == "400 Gb/sec (4X NDR)"
+
+
+def test_the_sweep_learns_the_addresses_of_the_gpus_that_answer(
+    machine: Machine, healthy: Scenario
+) -> None:
+    """In CUDA's order of a job that sees some, by index or by UUID; a lost GPU is passed over."""
+    ask = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from sweep.gpu_counters import Gpus\n"
+        "print(json.dumps([Gpus().bus_ids(each) for each in json.loads(sys.argv[2])]))"
+    )
+    uuid = healthy.gpus[4].uuid
+    asked = [[*range(8)], [5, 3, 2], [uuid[:12]], ["GPU-nobody"], [uuid, "GPU-"]]
+    words = [sys.executable, "-c", ask, str(PAYLOAD), json.dumps(asked)]
+    environ = {**os.environ, **machine(healthy.gpu_lost(3))}
+    said = subprocess.run(words, env=environ, capture_output=True, check=True, timeout=PATIENCE_S)
+    every, some, by_uuid, *unclear = json.loads(said.stdout)
+    places = ["0000" + gpu.path[-1] for gpu in healthy.gpus]
+    assert every == [*places[:3], *places[4:]]
+    assert some == [places[5], places[2]]
+    assert by_uuid == [places[4]]
+    assert unclear == [[], []]
 
 
 def test_every_pair_says_distance_and_peer_access(
