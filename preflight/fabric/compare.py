@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.measure import Summary, lost_accounts, lost_words, summarise, wire_from
+from preflight.fabric.measure import (
+    Summary,
+    bypass,
+    lost_accounts,
+    lost_words,
+    summarise,
+    wire_from,
+)
 from preflight.fabric.observed import failed_by_itself
 from preflight.fabric.peers import Peers
 from preflight.fabric.samples import PairState
@@ -51,6 +58,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The end whose own measuring process hung or died; the other merely lost its partner."""
     lost: tuple[str, ...] = ()
     """Whose account of it was lost: it says nothing."""
+    bypass: str = ""
+    """The way past the NICs that its data took: it says nothing."""
     top_bytes: int = 0
     """The ladder's largest size."""
     judged_from: int = 0
@@ -169,6 +178,7 @@ def _plain(pair: PairSamples, summary: Summary, lost: tuple[str, ...]) -> Seen:
         summary=summary,
         suspect=failed_by_itself(pair),
         lost=lost,
+        bypass=bypass(pair),
     )
 
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 
+_PAST_NICS = (
+    "name each machine once, and unset NCCL_HOSTID in the job's environment: NCCL takes both nodes "
+    "for one host; then run again"
+)
 _ALL_WAITED = "look at the load of the nodes and at the ports open between them; run again"
 
 
@@ -171,6 +175,7 @@ def _pair(
     steady = [one for one in rails if not one.once] or rails
     worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
     bad = found is not None and (worst.bad or hidden)
+    past = bool(worst.bypass) and not bad
     return Pair(
         a=worst.a,
         b=worst.b,
@@ -193,7 +198,8 @@ def _pair(
         error=worst.summary.error,
         blamed=found.component if found and bad else "",
         why="; ".join(filter(None, (found.sentence, doubt))) if found and bad else "",
-        advice=found.advice if found and bad else "",
+        advice=found.advice if found and bad else _PAST_NICS if past else "",
+        trouble=past,
         culprits=found.culprits if found and bad else (),
         suspects=found.suspects if found and bad else (),
         events=found.events if found and bad and not worst.bad else 0,

@@ -78,11 +78,30 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
 def summarise(pair: PairSamples) -> Summary:
     """Join both ends' accounts."""
     ends = [end for end in (pair.first, pair.second) if end is not None]
-    return Summary(joint_state(pair), _sizes(pair.first, pair.second), _said(ends))
+    way = bypass(pair)
+    error = f"its data went over {way}, which measures no NIC" if way else _said(ends)
+    return Summary(joint_state(pair), _sizes(pair.first, pair.second), error)
+
+
+def bypass(pair: PairSamples) -> str:
+    """The way past the NICs that NCCL says it took between two nodes: "P2P", "SHM"; else nothing.
+
+    So it does within an NVLink domain, and where it takes both nodes for one host.
+    """
+    ends = [end for end in (pair.first, pair.second) if end is not None]
+    if pair.backend != "nccl" or any(end.state != "measured" for end in ends):
+        return ""
+    ways = dict.fromkeys(way for end in ends for way in end.net.split(" + ") if way)
+    return " + ".join(way for way in ways if not way.startswith("NET/"))
 
 
 def joint_state(pair: PairSamples) -> PairState:
-    """The worse of both ends' states; an end that never reported counts as absent."""
+    """The worse of both ends' states; an end that never reported counts as absent.
+
+    What went past the NICs was no measurement of the pair.
+    """
+    if bypass(pair):
+        return "not_run"
     ends = [end for end in (pair.first, pair.second) if end is not None]
     states: list[PairState] = [end.state for end in ends]
     missing: list[PairState] = ["absent"] * (2 - len(ends))

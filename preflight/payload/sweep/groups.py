@@ -33,6 +33,8 @@ NCCL_ENVIRONMENT = {
     "NCCL_PXN_DISABLE": "1",
     "NCCL_CROSS_NIC": "0",
     "NCCL_NVLS_ENABLE": "0",
+    # Nodes of one NVLink domain (GB200 NVL72) would leave their NICs idle; since NCCL 2.21.
+    "NCCL_MNNVL_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
 }

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from checks.test_fabric_allreduce import judge
+from preflight.fabric.judge import judge_sweep
 from preflight.fabric.measure import busbw_gbs, lost_accounts, summarise
 from preflight.fabric.samples import End, PairSamples, Timing
+from tests.unit.fabric.synthetic import hosts, sweep
 
 
 def test_busbw_follows_nccl_tests() -> None:
@@ -41,3 +45,29 @@ def test_an_account_is_lost_only_where_nobody_saw_the_pair_fail() -> None:
     assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", vain, None), ()) == ()
     assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", fine, End("b", "hung")), ()) == ()
     assert lost_accounts(PairSamples("a", "b", 0, 0, "gloo", None, None), ()) == ("a", "b")
+
+
+@pytest.mark.proves("fabric.allreduce", unknown="NVLink or shared memory carried a pair's data")
+@pytest.mark.parametrize("way", ["P2P", "SHM", "NET/IB mlx5_0 GDRDMA + P2P"])
+def test_a_pair_that_measures_no_nic_does_not_pass(way: str) -> None:
+    """It is unknown, and its speed is no yardstick for others, whose own is that of a NIC."""
+    fleet = hosts(6)
+    swept = sweep(fleet, lambda a, b: 380.0 if "h1" in (a, b) else 46.0, backend="nccl", rails=2)
+    pairs = []
+    for pair in swept.pairs:
+        net = way if pair.a == "h1" and pair.rail == 1 else "NET/IB mlx5_0 GDRDMA"
+        assert pair.first
+        assert pair.second
+        ends = [replace(end, net=net) for end in (pair.first, pair.second)]
+        pairs.append(replace(pair, first=ends[0], second=ends[1]))
+    decoded = judge_sweep(replace(swept, pairs=tuple(pairs)), fleet)
+    assert decoded.blames == ()
+    for ends, pair in decoded.pairs.items():
+        verdict = judge(pair)
+        assert verdict.outcome == ("unknown" if "h1" in ends else "ok")
+        if "h1" in ends:
+            past = "P2P" if "P2P" in way else "SHM"
+            assert verdict.sentence == f"its data went over {past}, which measures no NIC"
+            assert "NCCL_HOSTID" in verdict.advice
+    cpus = PairSamples("a", "b", 0, 0, "gloo", End("a", "measured", net="tcp lo"), None)
+    assert summarise(cpus).error == ""
