@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from preflight.check import Check
+from preflight.fabric.inside_judge import held_to_nvlink
 from preflight.fabric.words import gbs, size, time_us
-from preflight.facts import Node
+from preflight.facts import Gpu, Node
 from preflight.facts.inside import Inside
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
@@ -19,7 +20,7 @@ CHECK = Check(
 )
 
 
-def judge(name: str, inside: Inside | None) -> Verdict:
+def judge(name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or (inside.state == "one_rail" and not inside.lacks):
         return not_run("it has one rail, nothing to all-reduce inside of it")
@@ -28,7 +29,7 @@ def judge(name: str, inside: Inside | None) -> Verdict:
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _measured(inside)
+    return _measured(held_to_nvlink(inside, gpus or ()))
 
 
 def _measured(inside: Inside) -> Verdict:
@@ -72,4 +73,4 @@ def _measured(inside: Inside) -> Verdict:
 
 def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
     """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.name, node.inside))
+    conclude(judge(node.name, node.inside, node.facts.gpus))

@@ -30,11 +30,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class _Facts:
+    """Samples tell no facts."""
+
+    gpus: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Node:
     """All that samples tell of a node by itself."""
 
     name: str
     inside: Inside
+    facts: _Facts = _Facts()
 
 
 def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 
 from preflight.fabric.inside_measure import measure_inside
 from preflight.fabric.inside_peers import Bound, Peers
+from preflight.fabric.limits import limit
 from preflight.fabric.measure import LATENCY_BELOW
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.words import gbs, size, time_us
+from preflight.facts.board_links import nvlink_gbs
 from preflight.facts.inside import Inside
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.inside_measure import Events, Measured
     from preflight.fabric.samples import InsideSamples, Sweep
+    from preflight.facts import Gpu
     from preflight.fleet.model import Host
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
@@ -34,6 +37,11 @@ _STARVED = 0.5
 _SLOW = (
     "look at NVLink errors and link counts (nvidia-smi nvlink), PCIe width and rate, ACS and IOMMU "
     "settings of {0}; exclude it until then"
+)
+_NVLINK_FROM = 64 << 20
+_NO_NVLINK = (
+    "look why NCCL does not use NVLink: NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE in "
+    "the job's environment, ranks in separate containers, nvidia-fabricmanager, ACS; run again"
 )
 _EVENTS = "look at what else runs on {0} (load, throttling, IRQs) and at its Xids; run again"
 _STUCK = "look at {0} for Xids, stopped or D-state processes; exclude it, run again"
@@ -67,6 +75,27 @@ def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
         )
         found[name] = replace(one, lacks=sweep.short.get(name, ""))
     return found
+
+
+def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu]) -> Inside:
+    """Blame a node of which NVML says that NVLinks join its GPUs, where they did not carry it.
+
+    Needs no peer, promise or model in the inventory: whatever falls back to PCIe or to memory is
+    far below what NVLinks carry.
+    """
+    share = limit("nvlink", "inside_share")
+    linked = nvlink_gbs(gpus, inside.rails)
+    if inside.backend != "nccl" or inside.why or inside.best_gbs is None or not (share and linked):
+        return inside
+    if inside.at_bytes < _NVLINK_FROM or inside.best_gbs >= share * linked:
+        return inside
+    way = f", carried by {inside.way}" if inside.way else ""
+    reached = f"{gbs(inside.best_gbs)} at best at {size(inside.at_bytes)}"
+    why = (
+        f"{reached} among {inside.rails} GPUs{way}; their NVLinks carry {gbs(linked)} each way, "
+        f"and at least {gbs(share * linked)} is expected"
+    )
+    return replace(inside, why=why, advice=_NO_NVLINK)
 
 
 def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
@@ -120,6 +149,7 @@ def _judged(
         limit_origin=bound.origin,
         peers_gbs=bound.peers_gbs,
         latency_us=own.sizes[0].p50_us,
+        way=own.net,
     )
     if short:
         return compared

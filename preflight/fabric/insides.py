@@ -19,7 +19,7 @@ class Insides:
 
     def __init__(self, who: Roster) -> None:
         self._backend = who.backend
-        self._most = {rung.size_bytes: rung.iterations for rung in who.ladder}
+        self._most = {rung.size_bytes: rung.iterations for rung in (*who.ladder, *who.inside_sizes)}
         self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
         self._ends: dict[str, dict[int, End]] = {name: {} for name in self._rails}
 

@@ -59,6 +59,11 @@ NCCL = (
 )
 """GPU: sizes at which a 10 ms spike still shows (1 GiB at 47 GB/s takes 23 ms by itself)."""
 
+NCCL_INSIDE = (Ladder(256 * MIB, 1, 10),)
+"""Beyond the ladder, among the GPUs of one node: NVLink's floors count from this size on. Of the
+busbw at 1 GiB eight A100 reach 0.77 at 64 MiB and 0.87 here (nccl-tests output in
+AFDWang/Hetu-Galvatron, tests/profiler/test_hardware_profile.py)."""
+
 NCCL_SOAK = Ladder(64 * MIB, 2, 200)
 """About 1.4 ms each at 47 GB/s."""
 
@@ -90,6 +95,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """For all rails to be forked and to come to the sweep's store."""
     gloo: tuple[Ladder, ...] = GLOO
     nccl: tuple[Ladder, ...] = NCCL
+    nccl_inside: tuple[Ladder, ...] = NCCL_INSIDE
     gloo_soak: Ladder | None = GLOO_SOAK
     nccl_soak: Ladder | None = NCCL_SOAK
     gloo_budget: Budget = Budget()

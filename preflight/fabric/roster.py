@@ -42,6 +42,8 @@ class Roster(Struct, frozen=True, kw_only=True):
     """Node name → rails of the launch that it does not have."""
     short: dict[str, str] = {}
     """Node name → which of its group's rails it lacks, in words."""
+    inside_sizes: tuple[Ladder, ...] = ()
+    """Larger sizes for the rails of one node among themselves."""
     inside: bool = False
     """After the rounds each node's rails all-reduce among themselves."""
     cut_off: frozenset[str] = frozenset()
@@ -99,6 +101,7 @@ def roster(
             if name not in fit
         },
         cut_off=cut,
+        inside_sizes=plan.nccl_inside if nccl else (),
         inside=plan.inside and rails.count >= _SOME,
     )
 
@@ -153,6 +156,7 @@ def go_order(
         "barrier_s": limits.barrier_s,
         "more": more,
         "inside": who.looks_inside(name),
+        "inside_sizes": [rung_order(rung) for rung in who.inside_sizes],
         "condemn": _condemn(who.backend) if plan.stop_early else None,
     }
 

@@ -28,6 +28,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     links: int
+    gbs: float
+    """What they carry one way, all together, GB/s."""
     fabric: bool
     off_in_mig: bool
     source: str
@@ -52,6 +54,24 @@ def settled(gpu: Gpu) -> Board | None:
     """Its board, where every link of that is listed: a part of them tells nothing of the rest."""
     one = board(gpu.name)
     return one if one is not None and len(gpu.links or ()) == one.links else None
+
+
+def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
+    """What the NVLinks of each GPU carry one way, GB/s, where they join all GPUs of the node.
+
+    Through switches they join any of them; from GPU to GPU, all of them together, so that as many
+    `rails` must take part. None where links are down, lead elsewhere, or are not known.
+    """
+    found = [settled(gpu) for gpu in gpus if not gpu.mig_enabled]
+    links = [link for gpu in gpus for link in gpu.links or ()]
+    if not found or len(found) < len(gpus) or not all(link.up for link in links):
+        return None
+    switched = all(link.remote_kind == "switch" for link in links)
+    bus_ids = {gpu.bus_id.lower() for gpu in gpus}
+    joined = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
+    if not (switched or joined):
+        return None
+    return min((one.gbs for one in found if one is not None), default=None) if all(found) else None
 
 
 def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:

@@ -22,6 +22,8 @@ class Inside(Struct, frozen=True, kw_only=True):
     """Why it was not measured, or what its rails said went wrong."""
     stopped: bool = False
     """Not measured for what is no fault of the node's: it is not judged."""
+    way: str = ""
+    """What carried it, as the library says: "P2P", "SHM"."""
     lacks: str = ""
     """Which rails it lacks that its group has, and by what that is known."""
     why: str = ""

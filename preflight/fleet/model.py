@@ -38,7 +38,7 @@ class Promise(Struct, frozen=True, kw_only=True):
     allreduce_min_gbs: float | None = None
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     intra_node_min_gbs: float | None = None
-    """Least busbw among all GPUs of one node, at the largest size of the ladder, GB/s."""
+    """Least busbw among all GPUs of one node, at the largest size that it reaches, GB/s."""
     limits: dict[str, Told] = {}
     """Numbers that stand in for shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
     baselines: dict[str, Told] = {}

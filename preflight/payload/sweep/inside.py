@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from . import groups, pattern, starvation, wall
 from .account import inside_account, printable, short
@@ -90,7 +91,8 @@ def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
     }
     # Rounds of pairs use the keys of ranks 0 and 1; a node's number keeps its data apart, too.
     keys = [pattern.key(go.seed, _ROUND - go.index, each) for each in range(len(own))]
-    ladder = Ladder(seat.torch, group, go, pattern.Ends(keys, rank), alive)
+    larger = replace(go, ladder=go.ladder + go.inside_sizes)
+    ladder = Ladder(seat.torch, group, larger, pattern.Ends(keys, rank), alive)
     ladder.climb(begun, met, soak=False)
     seen.update(timings=ladder.timings, net=printable(seat.means.words()))
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:

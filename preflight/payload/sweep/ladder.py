@@ -22,6 +22,7 @@ MARGIN_S = 1.0
 _SUMS = 2
 """All-reduces of each type of `verify.FLOATS`."""
 
+_LARGE, _HELD = 256 << 20, 5
 _WIRE_BOUND = 64 << 10  # from this size on, time grows with the size
 _SPOILT, _STOP, _GO_ON = -1, 0, 1  # the smallest of all ends' words counts
 
@@ -90,9 +91,17 @@ class Ladder:
         """Whether both ends found the last size right, and expect this one to fit."""
         typical_s = self._foreseen_s(rung)
         ends_s = time.monotonic() - begun + typical_s * (rung.warmup + LEAST)
-        word = self._agree(self._word(fits=ends_s < within_s and typical_s < self._go.op_s))
+        fits = ends_s < within_s and typical_s < self._go.op_s and self._has_room(rung)
+        word = self._agree(self._word(fits=fits))
         self.spoilt = word == _SPOILT
         return word == _GO_ON
+
+    def _has_room(self, rung: plan.Rung) -> bool:
+        """Whether the device has memory for a size: checked data take up to five times as much."""
+        if rung.size_bytes < _LARGE or self._group.device.type != "cuda":
+            return True
+        free, _ = self._torch.cuda.mem_get_info(self._group.device)
+        return bool(free > _HELD * rung.size_bytes)
 
     def _word(self, *, fits: bool) -> int:
         if self.data is not None and self.data.wrong:

@@ -82,6 +82,8 @@ class Go:
     """Leave a size as soon as its operations condemn the pair; None: all are wanted."""
     inside: bool = False
     """After the last round, this node's own rails all-reduce among themselves."""
+    inside_sizes: tuple[Rung, ...] = ()
+    """Larger sizes, which only the rails of one node climb to after the ladder's."""
     missing: frozenset[int] = frozenset()
     """Members of rails that their node does not have: node number x `rails` + rail."""
 
@@ -137,8 +139,8 @@ def read(order: dict[str, Any]) -> Go:
 def extended(go: Go, more: dict[str, Any]) -> Go:
     """The same order with more rounds, which have a ladder and deadlines of their own."""
     read = _read(more, len(go.turns))
-    read.update(turns=go.turns + read["turns"], inside=False, missing=go.missing)
-    return replace(go, **read)
+    kept = {"missing": go.missing, "inside_sizes": go.inside_sizes}
+    return replace(go, **dict(read, **kept, turns=go.turns + read["turns"], inside=False))
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
@@ -152,5 +154,6 @@ def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
         soak=None if soak is None else Rung(*soak),
         condemn=None if condemn is None else Condemn(*condemn),
         turns=turns,
+        inside_sizes=tuple(Rung(*rung) for rung in order.get("inside_sizes", ())),
         missing=frozenset(order.get("missing", ())),
     )

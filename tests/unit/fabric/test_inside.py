@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from checks.test_fabric_intra_node import judge
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.plan import NCCL_INSIDE
 from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
+from preflight.facts.board_links import nvlink_gbs
+from preflight.facts.inside import Inside
+from preflight.facts.model import NvLink
+from preflight.fleet.baselines import gpu_floor
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
+from tests.unit.facts.builders import gpus, links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -246,3 +252,93 @@ def test_what_was_not_measured_says_why() -> None:
     assert said["h3"].sentence == "h3 fell out of the sweep: its agent was killed"
     late = verdicts([InsideSamples("h1", "nccl", (None,) * 4)], hosts(1), unfinished="time was up")
     assert (late["h1"].outcome, late["h1"].sentence) == (Outcome.NOT_RUN, "time was up")
+
+
+H100 = Promise(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
+
+
+def inside(
+    gbs: float, *, size_bytes: int = LARGE, way: str = "SHM/direct", rails: int = 8
+) -> Inside:
+    """A node that reached so much, above the shipped floor, with no peer and no promise."""
+    return Inside(
+        state="measured", rails=rails, backend="nccl", at_bytes=size_bytes, busbw_gbs=gbs,
+        best_gbs=gbs, limit_gbs=2.0, limit_origin="shipped floor", latency_us=30.0, way=way,
+    )  # fmt: skip
+
+
+@pytest.mark.proves("fabric.intra_node", finds="NVLinks that carry nothing, with no inventory")
+@pytest.mark.parametrize("gbs", [2.5, 20.0, 50.0])
+def test_gpus_that_fall_back_from_nvlink_fail_by_themselves(gbs: float) -> None:
+    """Two GB/s over PCIe passed as healthy on H100. NVML knows of 18 links: no peer is needed."""
+    verdict = judge("h1", inside(gbs), gpus(8))
+    assert verdict.outcome == "fail"
+    assert f"{gbs:g} GB/s at best at 64 MiB among 8 GPUs, carried by SHM" in verdict.sentence
+    assert "their NVLinks carry 450 GB/s each way, and at least 72 GB/s" in verdict.sentence
+    assert "NCCL_P2P_DISABLE" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("board", "told"),
+    [
+        ({}, inside(230.0)),  # H100 at 64 MiB
+        ({"name": "NVIDIA A100-SXM4-40GB", "links": links(12)}, inside(178.0)),
+        ({}, inside(20.0, size_bytes=1 << 20)),
+        ({"name": "NVIDIA H100 PCIe", "links": ()}, inside(20.0)),
+        ({"name": "NVIDIA H100 NVL", "links": links(12)}, inside(20.0)),
+        ({"name": "NVIDIA GH200 480GB", "links": links(18)}, inside(20.0)),
+        ({"links": links(17, 1)}, inside(20.0)),  # gpu.topology's
+        ({"links": None}, inside(20.0)),
+        ({"mig_enabled": True}, inside(20.0)),
+    ],
+)
+def test_a_healthy_board_is_never_held_to_nvlink_that_it_has_not(
+    board: dict[str, Any], told: Inside
+) -> None:
+    """PCIe cards, bridged pairs, unknown boards, links that are down or not told: the old floor."""
+    assert judge("h1", told, tuple(replace(gpu, **board) for gpu in gpus(8))).outcome == "ok"
+
+
+def test_links_from_gpu_to_gpu_join_only_all_of_them() -> None:
+    """Four V100 as a mesh: all four must take part; links into another machine's part tell none."""
+    mesh = [
+        replace(gpu, name="Tesla V100-SXM2-16GB", links=tuple(
+            NvLink(link=n, up=True, remote=f"00000000:{(gpu.index + 1 + n // 2) % 4 + 1}B:00.0",
+                   remote_kind="gpu")
+            for n in range(6)
+        ))
+        for gpu in gpus(4)
+    ]  # fmt: skip
+    assert nvlink_gbs(mesh, 4) == 150
+    assert nvlink_gbs(mesh, 2) is None
+    assert nvlink_gbs(mesh[:2], 2) is None
+    assert nvlink_gbs((), 2) is None
+
+
+def test_the_floor_of_a_promised_board_is_judged_at_a_size_that_is_measured() -> None:
+    """It counted from 1 GiB on, and nothing was measured there."""
+    floor = gpu_floor(H100, "all_reduce", algorithm="ring")
+    assert floor is not None
+    assert (floor.value, floor.from_bytes) == (245.0, 256 << 20)
+    assert NCCL_INSIDE[-1].size_bytes >= floor.from_bytes
+    slow = [broader(node("h1", 100.0))]
+    verdict = verdicts(slow, hosts(1, H100))["h1"]
+    assert verdict.outcome == "fail"
+    assert "100 GB/s at 256 MiB among its 4 rails; limit 245 GB/s (floor for H100 SXM by ring" in (
+        verdict.sentence
+    )
+    assert verdicts([broader(node("h1", 320.0))], hosts(1, H100))["h1"].outcome == "ok"
+
+
+def broader(one: InsideSamples) -> InsideSamples:
+    """The same with 256 MiB on top."""
+
+    def end(of: End | None) -> End:
+        assert of is not None
+        large = of.timings[-1]
+        times = tuple(4 * time for time in large.times_us)
+        return replace(
+            of, timings=(*of.timings, replace(large, size_bytes=1 << 28, times_us=times))
+        )
+
+    return replace(one, rails=tuple(map(end, one.rails)))

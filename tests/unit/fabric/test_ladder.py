@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
+from sweep import plan
 
 from tests.unit.fabric.ends import Partner, climb
 
@@ -81,3 +84,19 @@ def test_a_box_holds_what_fits_though_the_first_few_were_quick_and_spikes_cost_n
     climbed = climb(partner(), ladder=[[64, 2, 300]], box_s=0.3, pair_s=60.0)
     (timing,) = climbed.timings
     assert (timing["stopped"], len(timing["times_us"])) == ("", times)
+
+
+@pytest.mark.parametrize(("free", "sizes"), [(6 << 28, 2), (4 << 28, 1)])
+def test_a_large_size_is_left_out_where_the_device_has_no_memory_for_it(
+    free: int, sizes: int
+) -> None:
+    """256 MiB take five times as much with what checks them; both ends decide it together."""
+
+    class Device(Partner):
+        device = SimpleNamespace(type="cuda")
+
+    fits: Any = climb(Partner())
+    fits._group = Device()
+    fits._torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda _: (free, 80 << 30)))
+    rooms = [plan.Rung(size, 1, 10) for size in (64 << 20, 256 << 20)]
+    assert [fits._has_room(rung) for rung in rooms].count(True) == sizes
