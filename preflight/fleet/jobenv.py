@@ -79,6 +79,7 @@ OWN = frozenset(
         "NCCL_COLLNET_ENABLE",
         "NCCL_CROSS_NIC",
         "NCCL_IB_TIMEOUT",
+        "NCCL_MNNVL_ENABLE",
         "NCCL_NVLS_ENABLE",
         "NCCL_PXN_DISABLE",
         "NCCL_RAS_ENABLE",

@@ -89,7 +89,9 @@ class Gpus:
         count = nvml.ask_by_name("nvmlDeviceGetCount") or 0
         every = {at: nvml.ask_by_name("nvmlDeviceGetHandleByIndex", at) for at in range(count)}
         uuids = {
-            at: _text(nvml.ask_by_name("nvmlDeviceGetUUID", one)) for at, one in every.items() if one
+            at: _text(nvml.ask_by_name("nvmlDeviceGetUUID", one))
+            for at, one in every.items()
+            if one
         }
         found: list[Any] = []
         for wanted in visible:

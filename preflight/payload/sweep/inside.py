@@ -97,6 +97,6 @@ def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
     seen.update(timings=ladder.timings, net=printable(seat.means.words()))
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
         alone = "right" if ladder.data.right_alone(keys) else "WRONG: it is this device"
-        own = f"its own sum of the same data is {alone}"
-        raise Unfit("corrupt", f"{ladder.data.words()}; {own}", seen)
+        alone = f"its own sum of the same data is {alone}"
+        raise Unfit("corrupt", f"{ladder.data.words()}; {alone}", seen)
     return seen

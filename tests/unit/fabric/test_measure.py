@@ -62,10 +62,10 @@ def test_a_pair_that_measures_no_nic_does_not_pass(way: str) -> None:
         pairs.append(replace(pair, first=ends[0], second=ends[1]))
     decoded = judge_sweep(replace(swept, pairs=tuple(pairs)), fleet)
     assert decoded.blames == ()
-    for ends, pair in decoded.pairs.items():
-        verdict = judge(pair)
-        assert verdict.outcome == ("unknown" if "h1" in ends else "ok")
-        if "h1" in ends:
+    for names, one in decoded.pairs.items():
+        verdict = judge(one)
+        assert verdict.outcome == ("unknown" if "h1" in names else "ok")
+        if "h1" in names:
             past = "P2P" if "P2P" in way else "SHM"
             assert verdict.sentence == f"its data went over {past}, which measures no NIC"
             assert "NCCL_HOSTID" in verdict.advice
