@@ -52,11 +52,14 @@ def _through(burn: Burn) -> Verdict:
 
 def _lost(burn: Burn) -> Verdict:
     """One by one; the checks that hold speeds against peers go on with the others."""
-    first = next((flaw for flaw in burn.lost if not flaw.starved), burn.lost[0])
+    own = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
+    first = next((flaw for flaw in own if not flaw.starved), own[0])
     others = len({flaw.name for flaw in burn.lost} - {first.name})
     more = f" (and {others} more)" if others else ""
     sentence = f"{first.name} {first.what}{more}"
     flaws = [f"{flaw.name} {flaw.what}" for flaw in burn.lost]
+    if first.held:
+        return not_run(sentence, busy=True)
     if first.starved:
         return warn(sentence, advice=LOAD, lost=flaws)
     advice = XIDS.format(first.name)

@@ -28,7 +28,7 @@ _TORCH = "give preflight the job's own Python (--preflight-python), with a torch
 _WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")
 """What clocks explain."""
 
-_DID = {"hung": "hung", "died": "was lost", "error": "failed"}
+_DID = {"hung": "hung", "died": "was lost", "error": "failed", "held": "was not to be had"}
 _IN = {
     "open": "coming up",
     "gemm": "the GEMM",
@@ -139,7 +139,8 @@ def _lost(burned: Burned, names: Names) -> Iterator[Flaw]:
         to = f" to {names.index(one.to)}" if one.to is not None else ""
         what = f"{_DID[one.how]} in {_IN[one.phase]}: {one.error}"
         cause = name if one.to is None else ""
-        yield Flaw(name=name + to, what=what, cause=cause, starved=one.starved)
+        held = one.how == "held"
+        yield Flaw(name=name + to, what=what, cause=cause, starved=one.starved, held=held)
 
 
 def _proven(burned: Burned) -> int:

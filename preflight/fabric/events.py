@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.fabric.samples import Moved, Stall, Timing
+from preflight.fabric.samples import Moved, PairState, Stall, Timing
 
 _Error = Annotated[str, Meta(max_length=512)]
 _BusId = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")]
@@ -58,7 +58,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
     rail: _Small
     backend: Literal["gloo", "nccl"]
-    state: Literal["measured", "hung", "no_connect", "absent", "error", "corrupt"]
+    state: PairState
     error: _Error
     started_s: Annotated[float, Meta(ge=0, le=1e12)]
     setup_ms: Annotated[float, Meta(ge=0, le=1e12)]

@@ -136,6 +136,9 @@ def _judged(
 ) -> Inside:
     """Judge one node; of a `short` one only failures: no promise and no floor is meant for it."""
     plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=len(peers.nodes))
+    if own.state == "not_run":
+        why = next(end.error for end in samples.rails if end and end.state == "not_run")
+        return replace(plain, reason=why)
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]

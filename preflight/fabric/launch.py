@@ -197,7 +197,7 @@ class _Stage:
         for name in who.names:
             if name in self._muster.out:  # it left between being counted in and the start
                 collected.lose(name, self._muster.out.pop(name))
-        quiet_s = self._plan.start_s + 2 * limits.barrier_s + _MARGIN_S
+        quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
             self._progress(collected.told, collected.expected, waiting)
@@ -209,7 +209,7 @@ class _Stage:
                     collected.give_up(waiting)
                 return
             name, event = said[0], self._agreed.held_to(said[1], who)
-            if isinstance(event, PairSeen):
+            if isinstance(event, PairSeen) and event.state != "not_run":
                 self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
                 self._take(name, event, who, collected)
@@ -253,8 +253,8 @@ class _Stage:
         if who.host in collected.lost:  # the store went with it: nobody can go on
             return _STORELESS_S
         if not collected.through - collected.stuck:
-            # Who failed to meet the others waited about as long as the others will.
-            return plan.start_s if collected.stuck else None
+            # Who failed to meet the others waited about as long as they will, unless some have met.
+            return plan.start_s if collected.stuck and not collected.told else None
         if collected.open():
             return limits.barrier_s * (2 if who.inside else 1)
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is

@@ -22,8 +22,8 @@ WORST_FIRST: tuple[PairState, ...] = (
     "hung",
     "no_connect",
     "error",
-    "absent",
     "not_run",
+    "absent",
     "measured",
 )
 

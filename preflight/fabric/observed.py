@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 STOOD_STILL = "its measuring process stood still"
 """What a supervisor says of a measuring process of its own that it had to kill."""
 
-_BY_ITSELF = (
-    STOOD_STILL,
-    "its measuring process was killed by",
-    "its measuring process ended by itself",
-)
+_DIED = ("its measuring process was killed by", "its measuring process ended by itself")
+_STOPPED = "it was stopped by a signal"
 
 BETWEEN_WAYS = " / "
 """Stands between what carried either end, where they differ."""
@@ -126,8 +123,22 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
 def failed_by_itself(pair: PairSamples) -> str:
     """The one end whose own measuring process hung or died, by its own supervisor's word."""
     ends = [end for end in (pair.first, pair.second) if end is not None]
-    own = [end.node for end in ends if any(words in end.error for words in _BY_ITSELF)]
-    return own[0] if len(own) == 1 else ""
+    for words in (_DIED, (_STOPPED,), (STOOD_STILL,)):
+        own = [end for end in ends if any(each in end.error for each in words)]
+        if own:
+            return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""
+    return ""
+
+
+def _waited(end: End, pair: PairSamples) -> bool:
+    """Whether an end may have stood still for its partner's sake.
+
+    NCCL waits for ever for a partner that broke off; gloo gives up by itself.
+    """
+    other = pair.second if end is pair.first else pair.first
+    fine = other is not None and other.state == "measured"
+    known = fine or _STOPPED in end.error
+    return pair.backend == "nccl" and STOOD_STILL in end.error and not known
 
 
 def _moved(end: End | None) -> tuple[Moved, ...]:

@@ -26,6 +26,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     """No larger size is begun that would not end within this."""
     soak_s: float = 0.1
     """For all counted iterations of the soak; on top of `pair_s`."""
+    init_s: float = 0.0
+    """For CUDA to initialise, before the first round: 1 to 15 s without persistence mode."""
 
     @property
     def turn_s(self) -> float:
@@ -99,7 +101,9 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     gloo_soak: Ladder | None = GLOO_SOAK
     nccl_soak: Ladder | None = NCCL_SOAK
     gloo_budget: Budget = Budget()
-    nccl_budget: Budget = Budget(meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0, soak_s=0.5)
+    nccl_budget: Budget = Budget(
+        meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0, soak_s=0.5, init_s=60.0
+    )
     """NCCL connects in its first operation, which takes seconds when cold."""
 
     @property

@@ -154,6 +154,7 @@ def go_order(
         "pair_s": limits.pair_s,
         "soak_s": limits.soak_s,
         "barrier_s": limits.barrier_s,
+        "init_s": limits.init_s,
         "more": more,
         "inside": who.looks_inside(name),
         "inside_sizes": [rung_order(rung) for rung in who.inside_sizes],

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrupt", "not_run"]
-"""`hung`: joined, then stopped. `no_connect`: the two never met. `absent`: an end had left."""
+"""`hung`: joined, then stopped. `no_connect`: the two never met. `absent`: an end had left.
+`not_run`: through no fault of either."""
 
 
 class Ladder(Struct, frozen=True):

@@ -49,6 +49,8 @@ class Flaw(Struct, frozen=True, kw_only=True):
     what: str
     cause: str = ""
     starved: bool = False
+    held: bool = False
+    """Another process had it to itself: that is no fault of the device."""
 
 
 class Throttle(Struct, frozen=True, kw_only=True):

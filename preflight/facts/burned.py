@@ -148,7 +148,8 @@ class Lost(
     device: Index
     to: Index | None = None
     phase: Phase
-    how: Literal["hung", "died", "error"]
+    how: Literal["hung", "died", "error", "held"]
+    """`held`: another process has it to itself, which is no fault of the device."""
     error: _Error
     starved: bool = False
     """Its process waited for a CPU for most of that time: that is no proof against the device."""

@@ -47,6 +47,8 @@ class Crew:
         """End all processes, which frees their memory; return the devices that came through."""
         there = sorted(self._alive)
         for one in self._alive.values():
+            one.let_go()
+        for one in self._alive.values():
             one.end()
         self._alive = {}
         return there

@@ -6,6 +6,7 @@ import os
 
 from probe import sysfs
 from probe.text import clean
+from sweep import cuda
 
 from . import copies, gemm, integrity, launch, sustained
 from .bench import Bench, Waited
@@ -69,7 +70,7 @@ class Work:
             return found
         torch = bench.torch
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.cuda.set_device(bench.device)
+        cuda.initialise(torch, self._index)
         torch.ones(1, device=bench.device).add_(1)
         bench.sync()
         known = torch.cuda.get_device_properties(bench.device)

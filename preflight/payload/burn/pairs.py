@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from sweep import pattern
+from sweep import cuda, pattern
 
 from . import crew, integrity, worker
 from .bench import Bench, reading
@@ -41,10 +41,12 @@ def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: E
     except OSError as error:
         emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
+    new = sorted({index for pair in left for index in pair}) if kind == "cuda" else []
+    limit_s += float(plan["limit_s"]["open"]) if new else 0.0
     while left:
         a, b = left.pop(0)
         try:
-            one.tell({"a": a, "b": b})
+            one.tell({"open": new, "a": a, "b": b})
         except OSError:
             emit(crew.lost(a, "p2p", "died", one.end() or "its process ended", to=b))
             return True
@@ -54,6 +56,7 @@ def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: E
         if answer.how:
             emit(crew.lost(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
             return True
+        new, limit_s = [], float(plan["limit_s"]["p2p"])
     one.end()
     return False
 
@@ -75,6 +78,8 @@ class Work:
             if told is None:
                 return
             a, b = told["a"], told["b"]
+            for index in told["open"]:
+                cuda.initialise(torch, index)
             say([*self._copy(torch, a, b), *self._copy(torch, b, a)])
 
     def _copy(self, torch: Any, a: int, b: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import time
 
 from sweep import lifeline, lines, starvation
 from sweep.account import short
+from sweep.cuda import NoCuda
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 _UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
 _TRIES = 3
-_REAP_S = 2.0
+_KILLED_S = 10.0
+"""For a killed process to be gone: the driver ends its kernels and gives its memory back first."""
 
 
 class Answer:
-    """What came of one order; `how` is "hung", "died" or "error" where it is the last one."""
+    """What came of one order; `how` is "hung", "died", "error" or "held" where it is the last."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Worker:
                         return
                 except TimeoutError:
                     pass
-            self.end()
+            self.end(kill=True)
         raise OSError(f"none of {_TRIES} processes came up")
 
     def _start(self, name: str, serve: Serve) -> None:
@@ -89,27 +91,26 @@ class Worker:
             return Answer(how="died", error=self.end() or "its process ended by itself")
         if "failed" in said:
             self.end()
-            return Answer(said["events"], how="error", error=said["failed"])
+            return Answer(said["events"], how=said["how"], error=said["failed"])
         return Answer(said["events"])
 
-    def end(self, *, kill: bool = False) -> str:
-        """End it and say how it had ended by itself; never waits long, in D state SIGKILL waits."""
+    def let_go(self) -> None:
+        """Give no more orders: it ends by itself."""
         for descriptor in (self._orders, self._answers.descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
         self._orders = self._answers.descriptor = -1
-        if kill:
-            os.kill(self.pid, signal.SIGKILL)
-        began = time.monotonic()
-        while time.monotonic() < began + _REAP_S:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                return "" if kill else _how(status)
-            if time.monotonic() > began + _REAP_S / 2 and not kill:
-                kill = True
-                os.kill(self.pid, signal.SIGKILL)
-            time.sleep(0.005)
-        return "; it is still there (D state?)"
+
+    def end(self, *, kill: bool = False) -> str:
+        """End it and say how it had ended by itself; never waits for ever, as in D state."""
+        self.let_go()
+        status = None if kill else lifeline.reaped(self.pid, lifeline.EXIT_S)
+        if status is not None:
+            return _how(status)
+        os.kill(self.pid, signal.SIGKILL)
+        if lifeline.reaped(self.pid, _KILLED_S) is not None:
+            return ""
+        return f"; it is still there{' in D state' * starvation.in_d_state(self.pid)}"
 
 
 def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> None:
@@ -122,14 +123,18 @@ def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> N
         lines.write(answering, {"up": True})
         reader = lines.Reader(orders)
 
-        def say(events: list[dict[str, Any]], failed: str = "") -> None:
-            said: dict[str, Any] = {"events": events}
-            lines.write(answering, dict(said, failed=failed) if failed else said)
+        def say(events: list[dict[str, Any]]) -> None:
+            lines.write(answering, {"events": events})
+
+        def fail(how: str, error: str) -> None:
+            lines.write(answering, {"events": [], "how": how, "failed": error})
 
         try:
             serve(lambda: reader.next(None), say)
+        except NoCuda as error:
+            fail("held" if error.held else "error", str(error))
         except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
-            say([], f"{type(error).__name__}: {short(error)}")
+            fail("error", f"{type(error).__name__}: {short(error)}")
     finally:
         os._exit(0)  # no destructor of torch or CUDA may keep us
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from . import agreed, wall
 
 TYPE_CHECKING = False
@@ -11,6 +13,14 @@ if TYPE_CHECKING:
     from . import plan
 
 ERROR_LIMIT = 300
+WHOLE_LIMIT = 508
+"""With NCCL's reason; the wire takes 512."""
+
+_REASON_LIMIT = 200
+"""NCCL's line on a failed completion names the device at its end."""
+
+_PLACE = re.compile(r"^NCCL error in: \S+, ")
+"""Where in torch's source: ProcessGroupNCCL writes it before what went wrong."""
 
 
 def account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> dict[str, Any]:
@@ -48,13 +58,26 @@ def _account(rail: plan.Rail, state: str, error: str) -> dict[str, Any]:
 
 
 def short(error: BaseException) -> str:
-    """Keep the first line, as printable ASCII: torch adds source lines and stack traces."""
-    first = str(error).strip().split("\n", 1)[0] or type(error).__name__
+    """Keep the first line, as printable ASCII: torch adds source lines and stack traces.
+
+    And NCCL's own reason: torch puts it some lines below (getNcclErrorDetailStr, NCCLUtils.cpp).
+    """
+    text = str(error).strip()
+    first = _PLACE.sub("", text.split("\n", 1)[0]) or type(error).__name__
     if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
         first = first.partition("] ")[2] or first
     first = first.partition(", keys: ")[0]  # of the store: they tell an operator nothing
     first = first.partition(" This is typically caused by ")[0]  # gloo's guess at what we know
-    return printable(first, ERROR_LIMIT)
+    last = text.partition("\nLast error:\n")[2].strip().split("\n", 1)[0]
+    return because(first, last)
+
+
+def because(error: str, reason: str) -> str:
+    """Add NCCL's reason to an error that lacks it; WHOLE_LIMIT characters at most."""
+    error, reason = printable(error, ERROR_LIMIT), printable(reason, 4 * _REASON_LIMIT)
+    if len(reason) > _REASON_LIMIT:
+        reason = f"{reason[: _REASON_LIMIT - 63]}...{reason[-60:]}"
+    return f"{error}; NCCL: {reason}" if reason and reason not in error else error
 
 
 def printable(text: str, limit: int = 120) -> str:

@@ -46,6 +46,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 _MOST_LINKS = 36
 _MOST = 2**53
 """Beyond it is no count: a driver that fails may answer all ones."""
+_EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
 
 
 class Gpus:
@@ -75,6 +76,11 @@ class Gpus:
             counters.update({name + each: float(value) for each, value in gpu.counters().items()})
             throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
         return counters, throttled
+
+    def sole_holders(self, index: int) -> list[int] | None:
+        """The processes on a GPU, by NVML's number, that takes one at a time; None of any other."""
+        gpu = None if self._nvml is None else _found(self._nvml, index)
+        return None if gpu is None else gpu.sole_holders()
 
     def bus_ids(self, visible: list[Any]) -> list[str]:
         """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
@@ -165,6 +171,12 @@ class _Gpu:
         """Name what holds its clocks down now."""
         bits = int(self._ask(self._reasons) or 0)
         return [name for bit, name in _THROTTLE.items() if bits & bit]
+
+    def sole_holders(self) -> list[int] | None:
+        """The processes on it where it takes one at a time; None in any other mode."""
+        if self._ask("ComputeMode") != _EXCLUSIVE_PROCESS:
+            return None
+        return [int(one.pid) for one in self._ask("ComputeRunningProcesses") or ()]
 
     def _learn(self) -> None:
         links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)

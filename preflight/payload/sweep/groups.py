@@ -17,15 +17,32 @@ from . import means
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from . import plan
 
 NCCL_ENVIRONMENT = {
-    # A late measuring process is killed, so torch's own watchdog must not interfere.
+    # A late measuring process is killed by its supervisor: torch's own watchdog must not interfere,
+    # whatever the job has set (ProcessGroupNCCL.cpp and .hpp, torch 2.4 to 2.13).
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+    # A dump signal is a key in the store without any prefix: every group of the sweep would see it.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    # The monitor's thread runs all the same; it would abort the process, and now only says so.
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
+    # The watchdog would end the process for a CUDA error before we can say which it was.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # These put kernels and events of their own into what is timed.
+    "TORCH_NCCL_ENABLE_TIMING": "0",
+    "TORCH_NCCL_NAN_CHECK": "0",
     # A dead InfiniBand link is noticed after 7 retries of 0.54 s instead of 4.3 s.
     "NCCL_IB_TIMEOUT": "17",
     # One rail at a time: nothing may route around the NIC under test.
@@ -55,13 +72,28 @@ UNSET = (
 )
 """What of the job's environment is not for us."""
 
+_WATCHDOG_S = 3600.0
+"""For one operation, by torch's watchdog: far above any `op_s`, after which we end the process."""
+
+_undestroyed: list[Any] = []
+"""Groups of NCCL, for the life of the process: the destructor would join threads that sleep for up
+to TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, and the process leaves by os._exit."""
+
 
 class Group:
     """Ends that can all-reduce: `reduce` blocks on gloo, and enqueues on NCCL."""
 
-    def __init__(self, torch: Any, raw: Any, device: Any, op_s: float) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        raw: Any,
+        device: Any,
+        op_s: float,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
         self.device = device
         self._raw = raw
+        self._abort = abort
         dist = torch.distributed
         self._sum = _options(dist, dist.ReduceOp.SUM, op_s)
         self._smallest = _options(dist, dist.ReduceOp.MIN, op_s)
@@ -69,6 +101,11 @@ class Group:
     def reduce(self, tensor: Any, *, smallest: bool = False) -> None:
         """Sum (or take the smallest of) all ends' tensors into all, in place."""
         self._raw.allreduce([tensor], self._smallest if smallest else self._sum).wait()
+
+    def close(self) -> None:
+        """Give back NCCL's memory and connections; gloo's go with the last reference."""
+        if self._abort is not None:
+            self._abort()
 
 
 def _options(dist: Any, operator: Any, op_s: float) -> Any:
@@ -106,11 +143,15 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     if interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + interface
     nccl = torch.distributed.ProcessGroupNCCL
-    device = torch.device("cuda", rail.rail if rail.gpu is None else rail.gpu)
+    device = torch.device("cuda", rail.cuda)
     torch.cuda.set_device(device)
     options = nccl.Options()
-    options._timeout = timedelta(seconds=rail.go.op_s)
-    group = Group(torch, nccl(store, rank, size, options), device, rail.go.op_s)
+    options._timeout = timedelta(seconds=_WATCHDOG_S)
+    raw = nccl(store, rank, size, options)
+    _undestroyed.append(raw)
+    # Until torch 2.5 `_shutdown` aborted the communicators; since then it waits for them.
+    abort = getattr(raw, "abort", None) or raw._shutdown
+    group = Group(torch, raw, device, _WATCHDOG_S, abort)
     # NCCL connects at the first operation; that belongs to the set-up.
     group.reduce(torch.zeros(1, dtype=torch.int32, device=device))
     torch.cuda.synchronize()

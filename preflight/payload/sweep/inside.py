@@ -9,8 +9,8 @@ import os
 import time
 from dataclasses import replace
 
-from . import groups, pattern, starvation, wall
-from .account import inside_account, printable, short
+from . import pattern, starvation, wall
+from .account import WHOLE_LIMIT, because, inside_account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .pair import Unfit, connect_s, state_of
 from .watch import MOST, PATIENCE_S
@@ -49,9 +49,10 @@ def measure(seat: Seat, alive: Alive) -> dict[str, Any]:
         own = rail.go.own_rails
         seat.meeting.gather(f"{place}/left", own.index(rail.rail), len(own), rail.go.op_s)
     except Unfit as unfit:
-        seen.update(unfit.seen, state=unfit.state, error=short(unfit))
-    except RuntimeError as error:
-        seen.update(state=state_of(str(error)), error=short(error))
+        seen.update(unfit.seen, state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
+    except RuntimeError as failure:
+        error = because(short(failure), seat.means.reason())
+        seen.update(state=state_of(str(failure)), error=error)
     seen["stepped_s"] = seat.steps.step_s()
     waited = round(_waited_s() - waited, 3)
     alive("pair", PATIENCE_S + MARGIN_S)
@@ -78,11 +79,7 @@ def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
     rail, go, own = seat.rail, seat.rail.go, seat.rail.go.own_rails
     rank = own.index(rail.rail)
     begun = time.monotonic()
-    prefix = seat.torch.distributed.PrefixStore(f"{place}/group", seat.store)
-    try:
-        group = groups.connect(seat.torch, prefix, rank, rail, len(own))
-    except RuntimeError as error:
-        raise Unfit("no_connect", short(error)) from error
+    group = seat.connect(f"{place}/group", rank, len(own))
     met = time.monotonic()
     alive("pair", go.op_s + BEAT_S + MARGIN_S)
     seen: dict[str, Any] = {

@@ -18,6 +18,10 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 1.0
+EXIT_S = 30.0
+"""For a process to exit. One with CUDA needs 1 to 8 s, with much pinned memory longer: the driver
+gives all of it back, also after SIGKILL."""
+
 _STREAMS = 3  # standard input, output and error
 
 
@@ -50,6 +54,18 @@ def leave(status: int = 0) -> None:
     except ChildProcessError:
         pass  # all reaped
     os._exit(status)
+
+
+def reaped(pid: int, within_s: float) -> int | None:
+    """Wait for the end of a child; return its wait status, or None if it is still there."""
+    deadline = time.monotonic() + within_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
 
 
 def let_go_of_the_wire() -> None:

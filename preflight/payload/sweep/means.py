@@ -28,8 +28,14 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 class Means:
     """One per measuring process; `prepare` before the first group is made."""
 
-    def __init__(self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None]) -> None:
-        """`by_uuid` asks NVML for a GPU's PCI address, where torch and CUDA do not tell it."""
+    def __init__(
+        self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None],
+        log: int | None = None,
+    ) -> None:  # fmt: skip
+        """`by_uuid` asks NVML for a GPU's PCI address, where torch and CUDA do not tell it.
+
+        `log`: where NCCL is to write its log, a descriptor.
+        """
         self._torch = torch
         self._rail = rail
         self._by_uuid = by_uuid
@@ -37,6 +43,8 @@ class Means:
         """Of the words on what carried the data: devices are among them."""
         self._ready = False
         self._log: nccl_log.Log | None = None
+        self._file = nccl_log.made() if log is None and rail.go.backend == "nccl" else log
+        self._since = 0
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
         self.devices: tuple[str, ...] = ()
@@ -55,6 +63,7 @@ class Means:
                 self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
         self._carried = set()
+        self._since = nccl_log.length(self._file)
 
     def question(self) -> dict[str, Any]:
         """Which counters to read: those of all devices, where this rail's own are not known."""
@@ -84,10 +93,13 @@ class Means:
         device = part.partition("/")[0]
         return device in self._carried or self.devices == (device,)
 
+    def reason(self) -> str:
+        """Why NCCL failed since `prepare`, in its own words; nothing where it gave none."""
+        return nccl_log.reason(self._file, self._since)
+
     def _prepare_nccl(self) -> None:
         rail = self._rail
-        gpu = rail.rail if rail.gpu is None else rail.gpu
-        self.bus_id = rail_nic.bus_id(self._torch, gpu, self._by_uuid)
+        self.bus_id = rail_nic.bus_id(self._torch, rail.cuda, self._by_uuid)
         wanted = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED
@@ -95,7 +107,7 @@ class Means:
             self.devices = rail_nic.nearest(rail.go.sysfs, self.bus_id, wanted)
         if self.devices:
             os.environ["NCCL_IB_HCA"] = "=" + ",".join(self.devices)
-        self._log = nccl_log.Log()
+        self._log = nccl_log.Log(self._file)
 
     def _tcp(self) -> str:
         """The interfaces of the connections that were opened since `prepare`."""

@@ -19,6 +19,7 @@ _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 # NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.
 _DIRECT = re.compile(r"_dma(?=\+|$)")
 # aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
+_WARNING = re.compile(r"NCCL WARN (.+)")
 _NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
 _PLUGIN_IB = "IBext"
 _MOST = 4 << 20
@@ -27,8 +28,9 @@ _MOST = 4 << 20
 class Log:
     """NCCL's log of this process, in memory; to be made before NCCL is first used."""
 
-    def __init__(self) -> None:
-        self._file = os.memfd_create("nccl")
+    def __init__(self, file: int | None = None) -> None:
+        """`file`: where it goes; whoever made it reads it also after this process was killed."""
+        self._file = made() if file is None else file
         self._told = 0
         os.environ.update(
             NCCL_DEBUG="INFO",
@@ -100,3 +102,24 @@ def _network(network: str, devices: dict[str, dict[str, str]]) -> str:
     """Of a communicator without channels over the network yet: its only device, if it has one."""
     names = list(devices.get(network, {}).values())
     return f"NET/{network} {names[0]}" if len(names) == 1 else f"NET/{network}"
+
+
+def made() -> int:
+    """A file in memory for a log; its descriptor survives a fork."""
+    return os.memfd_create("nccl")
+
+
+def length(file: int | None) -> int:
+    """Bytes in that log so far; 0 without one."""
+    return 0 if file is None else os.fstat(file).st_size
+
+
+def reason(file: int | None, since: int = 0) -> str:
+    """Return NCCL's last warning in that log from that byte on; nothing where it gave none.
+
+    ncclGetLastError has the same one: src/debug.cc of NCCL keeps the text of the last WARN.
+    """
+    if file is None:
+        return ""
+    warnings = _WARNING.findall(os.pread(file, _MOST, since).decode("ascii", "replace"))
+    return warnings[-1].strip() if warnings else ""

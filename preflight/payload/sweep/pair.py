@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from . import agreed, groups, pattern, plan, wall
-from .account import account, printable, short
+from .account import WHOLE_LIMIT, account, because, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .watch import PATIENCE_S
 
@@ -43,6 +43,24 @@ class Seat:
     means: Means
     watch: Watch
     steps: wall.Steps
+    connected: list[groups.Group] = field(default_factory=list)
+    """Those in use: an end that closed its own first could cut off the other's last bytes."""
+
+    def connect(self, prefix: str, rank: int, size: int = 2) -> groups.Group:
+        """Meet the other ends under that prefix of the store; Unfit when they do not."""
+        store = self.torch.distributed.PrefixStore(prefix, self.store)
+        try:
+            group = groups.connect(self.torch, store, rank, self.rail, size)
+        except RuntimeError as error:
+            why = because(short(error), self.means.reason())
+            raise Unfit("no_connect", why) from error
+        self.connected.append(group)
+        return group
+
+    def close(self) -> None:
+        """Give back what all groups hold; when the others have left them, or nothing works."""
+        while self.connected:
+            self.connected.pop().close()
 
 
 def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) -> dict[str, Any]:
@@ -65,9 +83,10 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
         meeting.leave(name, turn.rank)
         meeting.await_leave(name, turn.rank, rail.go.op_s)
     except Unfit as unfit:
-        seen.update(unfit.seen, state=unfit.state, error=short(unfit))
-    except RuntimeError as error:
-        seen.update(state=state_of(str(error)), error=short(error))
+        seen.update(unfit.seen, state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
+    except RuntimeError as failure:
+        error = because(short(failure), seat.means.reason())
+        seen.update(state=state_of(str(failure)), error=error)
     meeting.leave(name, turn.rank)
     seen["stepped_s"] = seat.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
@@ -94,7 +113,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Connect, climb, and look at what carried the data; Unfit with what was seen before it."""
     begun = time.monotonic()
-    group = _connect(seat, turn, name)
+    group = seat.connect(f"pair/{name}/0", turn.rank)
     met = time.monotonic()
     alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
     seen: dict[str, Any] = {
@@ -110,14 +129,6 @@ def _measure(
         if error:
             raise Unfit("corrupt", error, seen)
     return seen
-
-
-def _connect(seat: Seat, turn: plan.Turn, name: str, attempt: int = 0) -> groups.Group:
-    prefix = seat.torch.distributed.PrefixStore(f"pair/{name}/{attempt}", seat.store)
-    try:
-        return groups.connect(seat.torch, prefix, turn.rank, seat.rail)
-    except RuntimeError as error:
-        raise Unfit("no_connect", short(error)) from error
 
 
 def _ends(seat: Seat, turn: plan.Turn) -> pattern.Ends:
@@ -145,7 +156,7 @@ def _look_into(
     other = replace(turn, rank=1 - turn.rank)
     try:
         alive("pair", connect_s(seat.rail.go) + BEAT_S)
-        group = _connect(seat, other, name, attempt=1)
+        group = seat.connect(f"pair/{name}/1", other.rank)
         again = Ladder(seat.torch, group, seat.rail.go, _ends(seat, other), alive)
         repeated = again.repeat(data.size_bytes, _AGAIN, data.dtype)
         times = repeated.wrong.times if repeated.wrong else 0
@@ -158,5 +169,10 @@ def _look_into(
 
 
 def state_of(message: str) -> str:
-    """Tell a hang: gloo says "Timed out waiting 3000ms for recv"; anything else ended at once."""
-    return "hung" if "imed out" in message or "imeout" in message else "error"
+    """Tell a hang: gloo says "Timed out waiting 3000ms for recv"; anything else ended at once.
+
+    NCCL never says so of a hang, but of what ended for one ("ibv_modify_qp failed with 110
+    Connection timed out").
+    """
+    late = "imed out" in message or "imeout" in message
+    return "hung" if late and "NCCL" not in message else "error"

@@ -69,6 +69,8 @@ class Go:
     """For one pair: no larger size is begun that would not fit."""
     barrier_s: float
     """For everyone to come to the next round."""
+    init_s: float = 0.0
+    """For CUDA to initialise in a measuring process; 0 on gloo."""
     soak: Rung | None = None
     """One size for longer, after the ladder."""
     soak_s: float = 0.0
@@ -114,6 +116,11 @@ class Rail:
     def member(self) -> int:
         """Number this rank over all nodes and rails."""
         return self.go.index * self.go.rails + self.rail
+
+    @property
+    def cuda(self) -> int:
+        """CUDA's number of this rail's GPU."""
+        return self.rail if self.gpu is None else self.gpu
 
     @property
     def members(self) -> int:

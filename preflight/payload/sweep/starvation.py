@@ -26,7 +26,13 @@ def waited_s(pid: int) -> dict[str, float]:
 
 def stopped(pid: int) -> bool:
     """Whether somebody stopped it by a signal (or a debugger holds it)."""
-    return _text(f"/proc/{pid}/stat").rpartition(") ")[2][:1] in ("T", "t")
+    return _state(f"/proc/{pid}") in ("T", "t")
+
+
+def in_d_state(pid: int) -> bool:
+    """Whether one of its threads waits in the kernel, where no signal reaches it."""
+    tasks = f"/proc/{pid}/task"
+    return any(_state(f"{tasks}/{thread}") == "D" for thread in _names(tasks))
 
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
@@ -38,6 +44,10 @@ def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
     if most < _EXPLAINS * within_s:
         return ""
     return f"; it waited {most:.1f} s for a CPU: look at what else runs on this node"
+
+
+def _state(folder: str) -> str:
+    return _text(folder + "/stat").rpartition(") ")[2][:1]
 
 
 def _names(folder: str) -> list[str]:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import threading
 from dataclasses import dataclass, replace
 
-from . import lifeline, lines, member, plan, starvation
-from .account import account, inside_account, short
+from . import lifeline, lines, member, nccl_log, plan, starvation
+from .account import account, because, inside_account, short
+from .cuda import NoCuda
 from .stalls import Stalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _GRACE_S = 0.5
 _REAP_S = 2.0
+"""For a killed process to be gone, where no driver has to give back what it had."""
+
 _LOST_IN = {"connect": "no_connect", "pair": "hung"}  # what being late in that phase says of a pair
 _DIED = "error"
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
@@ -31,9 +35,13 @@ class _Ended:
 
     round: int
     phase: str
-    error: str
+    error: str = ""
     died: bool = False
     """It was not killed by us, and said nothing."""
+    late: bool = False
+    """It was killed by us, because it was late."""
+    held: bool = False
+    """Another process has its GPU to itself."""
 
     @property
     def state(self) -> str:
@@ -41,13 +49,40 @@ class _Ended:
         return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
+class _Exits:
+    """Sees a measuring process off in the background: its GPU is its own until it is gone."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def follow(self, pid: int) -> None:
+        """Wait for its exit from now on; kill it if that takes too long."""
+        self._pid = pid
+        self._thread = threading.Thread(target=_see_off, args=(pid,), daemon=True)
+        self._thread.start()
+
+    def stuck(self) -> bool:
+        """Wait until it is gone, but not for ever; whether it is still there, in D state."""
+        if self._thread is None:
+            return False
+        self._thread.join(lifeline.EXIT_S)
+        return self._thread.is_alive() and starvation.in_d_state(self._pid)
+
+
+def _see_off(pid: int) -> None:
+    if lifeline.reaped(pid, lifeline.EXIT_S) is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def supervise(rail: plan.Rail, output: int, orders: int) -> None:
     """Run the rail's rounds to their end, and those that are ordered after it.
 
     `output`: the rail's pipe to its agent; `orders`: the one from it.
     """
-    reader, first = lines.Reader(orders), 0
-    while _rounds(rail, first, output) and rail.go.more:
+    reader, first, exits = lines.Reader(orders), 0, _Exits()
+    while _rounds(rail, first, output, exits) and rail.go.more:
         lines.write(output, {"event": "rail_rest"})
         more = reader.next(None)
         if more is None:
@@ -57,24 +92,54 @@ def supervise(rail: plan.Rail, output: int, orders: int) -> None:
     lines.write(output, {"event": "rail_done"})
 
 
-def _rounds(rail: plan.Rail, at: int, output: int) -> bool:
+def _rounds(rail: plan.Rail, at: int, output: int, exits: _Exits) -> bool:
     """Go through the rounds from `at` on; False if the rail had to give up."""
     failures = 0
     while at < rail.go.steps:
-        ended = _run(rail, at, output)
-        if not ended.error:
-            return True
+        if rail.go.backend == "nccl" and exits.stuck():
+            error = f"its killed measuring process is in D state for {lifeline.EXIT_S:.0f} s"
+            lines.write(output, {"event": "trouble", "error": error})
+            return False
+        ended = _run(rail, at, output, exits)
+        failures = failures if ended.round == at else 0
         at = ended.round
+        if not ended.error:
+            continue  # through, or a new process goes on with the next round
+        if ended.held:
+            _account_for_all(rail, at, output, ended.error)
+            _step_out(rail)
+            return True
         lost = _lost(rail, ended)
         if lost is not None:
             lines.write(output, lost)
             at += 1
             continue
         failures += 1
-        if failures == _ATTEMPTS:
+        if failures == _ATTEMPTS or (ended.phase == "init" and ended.late):
             lines.write(output, {"event": "trouble", "error": ended.error})
+            if ended.phase == "init":
+                _step_out(rail)
             return False
     return True
+
+
+def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
+    """Say of all that is left that it is not run, for a reason that is no fault of the node's."""
+    for number in range(at, len(rail.go.turns)):
+        turn = rail.turn(number)
+        if turn is not None:
+            lines.write(output, account(rail, turn, "not_run", error))
+    if rail.go.inside:
+        lines.write(output, inside_account(rail, "not_run", error))
+
+
+def _step_out(rail: plan.Rail) -> None:
+    """Have the others wait for this rank no longer."""
+    pid, reader = _fork(lambda _: member.step_out(rail))
+    if lifeline.reaped(pid, member.STORE_S) is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(reader.descriptor)
 
 
 def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
@@ -87,37 +152,64 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
     return None if turn is None else account(rail, turn, ended.state, ended.error)
 
 
-def _run(rail: plan.Rail, first_round: int, output: int) -> _Ended:
+def _run(rail: plan.Rail, first_round: int, output: int, exits: _Exits) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
-    pid, reader = _fork(rail, first_round)
+    log = nccl_log.made() if rail.go.backend == "nccl" else None
+    pid, reader = _fork(lambda say: _take_part(rail, first_round, say, log))
     stalls = Stalls(pid)
-    at, phase, within_s, error = first_round, "start", member.STORE_S, ""
+    at, phase, within_s = first_round, "start", member.STORE_S
+    error, since, done, late, held = "", 0, False, False, False
     waited: dict[str, float] = {}
     try:
-        while True:
+        while not done:
             line = reader.next(within_s + _GRACE_S, stalls if phase == "pair" else None)
             if line is None:
                 break
             waited = starvation.waited_s(pid)
             if "account" in line:
                 lines.write(output, dict(line["account"], stalls=stalls.taken()))
-                at = min(line["round"] + 1, rail.go.steps - 1)
-                phase = "between"
+                at, phase, since = line["round"] + 1, "between", nccl_log.length(log)
             elif "failed" in line:
-                error = line["failed"]
+                error, held = line["failed"], line["held"]
+                break
+            elif "through" in line:
+                done = True
+                at = rail.go.steps if line["through"] else at
             else:
                 at, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
-        what = "did not get a connection" if phase == "connect" else "stood still"
-        excuse = starvation.excuse(waited, pid, within_s)
-        error = f"its measuring process {what} for {within_s:.0f} s and was killed{excuse}"
+        late = True
+        why = starvation.excuse(waited, pid, within_s)
+        error = because(_late(phase, within_s) + why, nccl_log.reason(log, since))
     os.close(reader.descriptor)
     stalls.close()
-    ended = _end(pid, error)
-    return _Ended(at, phase, ended, died=bool(ended) and not error)
+    if log is not None:
+        os.close(log)
+    if done:  # its last account has come: that is final, however long it takes to exit
+        exits.follow(pid)
+        return _Ended(at, phase)
+    ended = _end(pid, error, exits)
+    return _Ended(at, phase, ended, died=not error, late=late, held=held)
 
 
-def _fork(rail: plan.Rail, first_round: int) -> tuple[int, lines.Reader]:
+def _late(phase: str, within_s: float) -> str:
+    if phase == "init":
+        return f"CUDA did not initialise within {within_s:.0f} s"
+    what = "did not get a connection" if phase == "connect" else "stood still"
+    return f"its measuring process {what} for {within_s:.0f} s and was killed"
+
+
+def _take_part(
+    rail: plan.Rail, first_round: int, say: Callable[..., None], log: int | None
+) -> None:
+    try:
+        say(through=member.take_part(rail, first_round, say, log))
+    except NoCuda as error:
+        say(failed=str(error), held=error.held)
+
+
+def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, lines.Reader]:
+    """Have a process of its own do that; what it says, line by line, can be read here."""
     reading, writing = os.pipe()
     supervisor = os.getpid()
     pid = os.fork()
@@ -132,29 +224,23 @@ def _fork(rail: plan.Rail, first_round: int) -> tuple[int, lines.Reader]:
     try:
         lifeline.die_with_parent(supervisor, "preflight-pair")
         lifeline.close_all_but({writing})
-        member.take_part(rail, first_round, say)
+        work(say)
         status = 0
     except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
-        say(failed=f"{type(error).__name__}: {short(error)}")
+        say(failed=f"{type(error).__name__}: {short(error)}", held=False)
     finally:
         os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
 
 
-def _end(pid: int, error: str) -> str:
-    """Kill and reap the measuring process, never waiting long: in D state SIGKILL waits too."""
+def _end(pid: int, error: str, exits: _Exits) -> str:
+    """Kill and reap the measuring process; it is seen off where that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _REAP_S
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            if error or status == 0:
-                return error
-            return f"its measuring process {_how_it_ended(status)}"
-        time.sleep(0.005)
-    if not error:
-        os.kill(pid, signal.SIGKILL)
-    return (error or "its measuring process did not end") + "; it is still there (D state?)"
+    status = lifeline.reaped(pid, _REAP_S)
+    if status is not None:
+        return error or f"its measuring process {_how_it_ended(status)}"
+    exits.follow(pid)
+    return error or "its measuring process ended by itself, and is not gone yet"
 
 
 def _how_it_ended(status: int) -> str:

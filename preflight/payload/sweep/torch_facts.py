@@ -23,6 +23,8 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOG_minloglevel": "2",
+    # torch reads it when it is loaded; DETAIL makes ProcessGroupNCCL time and hash every operation.
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
     # Ask NVML, not the CUDA runtime, whether there are GPUs: a fork must stay possible.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }

@@ -197,6 +197,16 @@ def test_wrong_data_anywhere(what: str, to: int | None, said: str) -> None:
     assert (verdict.outcome, verdict.sentence.startswith(said)) == (Outcome.FAIL, True)
 
 
+def test_a_gpu_that_another_process_has_to_itself_is_not_run() -> None:
+    """Exclusive-process mode: no finding, unless another device did not come through."""
+    held = lost(3, how="held", phase="open")
+    verdict = device(judged(replace(burned(), lost=(held,)), burned())[0])
+    assert verdict.outcome is Outcome.NOT_RUN
+    assert verdict.sentence.startswith("GPU 3 was not to be had in coming up: ")
+    both = device(judged(replace(burned(), lost=(held, lost(2))), burned())[0])
+    assert (both.outcome, both.cause) == (Outcome.FAIL, "GPU 2")
+
+
 @pytest.mark.proves("burn.device", finds="a GPU that hangs")
 def test_a_gpu_that_hangs_is_the_nodes_only_finding() -> None:
     """The others are judged all the same, and nothing is said twice."""

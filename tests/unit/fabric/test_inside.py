@@ -250,6 +250,12 @@ def test_what_was_not_measured_says_why() -> None:
     }
     assert said["h2"].sentence.startswith("it has one rail")
     assert said["h3"].sentence == "h3 fell out of the sweep: its agent was killed"
+    held = "exclusive process: pid 4711 (python) holds GPU 2"
+    awaited = "rail 2 of this node did not come"
+    states: tuple[PairState, ...] = ("absent", "absent", "not_run", "absent")
+    errors = (awaited, awaited, held, awaited)
+    one = verdicts([broken(node("h1", 350.0), *states, errors=errors)], hosts(1))["h1"]
+    assert (one.outcome, one.sentence) == (Outcome.NOT_RUN, held)
     late = verdicts([InsideSamples("h1", "nccl", (None,) * 4)], hosts(1), unfinished="time was up")
     assert (late["h1"].outcome, late["h1"].sentence) == (Outcome.NOT_RUN, "time was up")
 

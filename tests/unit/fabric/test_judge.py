@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from checks.test_fabric_allreduce import judge
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.limits import limits
+from preflight.fabric.samples import End
 from preflight.fabric.words import time_us
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fabric.pair import Pair
-    from preflight.fabric.samples import End, PairState
+    from preflight.fabric.samples import PairSamples, PairState
 
 
 def slow_node(name: str, gbs: float = 0.024) -> Callable[[str, str], float]:
@@ -324,6 +325,63 @@ def test_the_end_whose_process_failed_is_the_suspect_not_the_path(
     assert (found.kind, found.component) == ("node", "h3")
     assert said in found.sentence
     assert "each of" not in found.sentence
+
+
+STILL = "its measuring process stood still for 12 s and was killed"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "culprit"),
+    [
+        (("hung", STILL), ("hung", STILL), "pair h1-h3"),
+        (("hung", STILL), ("error", "its measuring process was killed by SIGKILL"), "h3"),
+        (("hung", STILL), ("hung", STILL + "; it was stopped by a signal"), "h3"),
+        (("hung", STILL), ("error", "unhandled system error; NCCL: ... mlx5_3"), "pair h1-h3"),
+        (("measured", ""), ("hung", STILL), "h3"),
+    ],
+)
+def test_with_nccl_an_end_that_stood_still_may_have_waited_for_the_other(
+    first: tuple[PairState, str], second: tuple[PairState, str], culprit: str
+) -> None:
+    """NCCL waits for ever for a partner that died, was stopped or broke off: that one is named."""
+    fleet = hosts(4)
+    whole = sweep(fleet, lambda *_: 46.0, backend="nccl")
+
+    def change(pair: PairSamples) -> PairSamples:
+        if (pair.a, pair.b) != ("h1", "h3") or pair.first is None or pair.second is None:
+            return pair
+        ends = [
+            msgspec.structs.replace(end, state=state, error=error)
+            for end, (state, error) in zip((pair.first, pair.second), (first, second), strict=True)
+        ]
+        return msgspec.structs.replace(pair, first=ends[0], second=ends[1])
+
+    pairs = tuple(map(change, whole.pairs))
+    (found,) = blame(msgspec.structs.replace(whole, pairs=pairs), fleet)
+    assert found.component == culprit
+    assert found.kind == ("path" if culprit.startswith("pair") else "node")
+
+
+def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_nobody_is_blamed() -> None:
+    """Its partners waited in vain, and say so: that is no failure of either."""
+    held = "exclusive process: pid 4711 (python) holds GPU 0"
+    fleet = hosts(4)
+    whole = sweep(fleet, lambda *_: 46.0, backend="nccl")
+    pairs = tuple(
+        msgspec.structs.replace(
+            pair,
+            first=End(pair.a, "absent", error="its partner did not come to round 1"),
+            second=End("h4", "not_run", error=held),
+        )
+        if pair.b == "h4"
+        else pair
+        for pair in whole.pairs
+    )
+    decoded = judge_sweep(msgspec.structs.replace(whole, pairs=pairs), fleet)
+    assert decoded.blames == ()
+    verdict = judge(decoded.pairs["h1", "h4"])
+    assert verdict.outcome is Outcome.NOT_RUN
+    assert held in verdict.sentence
 
 
 def test_a_systemic_fault_is_said_on_every_pair_and_drains_nobody() -> None:
