@@ -187,7 +187,7 @@ def nccl_means(
     torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: props))
     monkeypatch.setattr(rail_nic, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
-    own: Any = SimpleNamespace(go=go, rail=rail, gpu=None)
+    own: Any = SimpleNamespace(go=go, rail=rail, gpu=None, cuda=rail)
     found = means.Means(torch, own, lambda _: None)
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)

@@ -339,7 +339,8 @@ def test_torchs_watchdog_is_far_above_ours_whatever_the_job_has_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No dump signal in the store that all share, no recorder, no abort by the monitor."""
-    monkeypatch.setattr(groups, "_undestroyed", kept := [])
+    kept: list[Nccl] = []
+    monkeypatch.setattr(groups, "_undestroyed", kept)
     for name in groups.NCCL_ENVIRONMENT:
         monkeypatch.setenv(name, "1")
     group = groups.connect(fake_torch(Nccl), None, 0, rail(op_s=10.0))
