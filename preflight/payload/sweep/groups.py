@@ -149,10 +149,13 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     options._timeout = timedelta(seconds=_WATCHDOG_S)
     raw = nccl(store, rank, size, options)
     _undestroyed.append(raw)
-    # Until torch 2.5 `_shutdown` aborted the communicators; since then it waits for them.
-    abort = getattr(raw, "abort", None) or raw._shutdown
-    group = Group(torch, raw, device, _WATCHDOG_S, abort)
+    group = Group(torch, raw, device, _WATCHDOG_S, lambda: _abort(raw))
     # NCCL connects at the first operation; that belongs to the set-up.
     group.reduce(torch.zeros(1, dtype=torch.int32, device=device))
     torch.cuda.synchronize()
     return group
+
+
+def _abort(raw: Any) -> None:
+    """Until torch 2.5 `_shutdown` aborted the communicators; since 2.6 it waits for them."""
+    (raw.abort if hasattr(raw, "abort") else raw._shutdown)()
