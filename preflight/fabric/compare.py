@@ -54,6 +54,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     slow: Slow = ""
     once: Slow = ""
     """How it was slow, where that was taken back since retests of the pair were quick."""
+    hung_once: bool = False
+    """It hung, and every retest of the pair went well."""
     suspect: str = ""
     """The end whose own measuring process hung or died; the other merely lost its partner."""
     lost: tuple[str, ...] = ()
@@ -70,7 +72,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     @property
     def bad(self) -> bool:
         """Whether somebody must be blamed for it."""
-        return bool(self.slow) or not (self.lost or self.state in ("measured", "not_run"))
+        passes = self.lost or self.hung_once or self.state in ("measured", "not_run")
+        return bool(self.slow) or not passes
 
     @property
     def good(self) -> bool:

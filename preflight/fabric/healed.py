@@ -28,16 +28,46 @@ _ADVICE = (
     "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
     "apart: port errors of both, flaps in the switch's log, cables; run again"
 )
+_HUNG_ONCE = (
+    "one hang that does not come again cannot tell {0}, {1} and the way between them apart: look "
+    "at Xids and port errors of both; run again"
+)
 
 
 def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
-    """Blame each path whose slow reading was taken back by quick ones, if it was slow by far.
+    """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
 
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
     components and pairs that are named anyway, with what went through them.
     """
+    yield from _hung_once(seen, blamed)
     yield from _far_off(seen, observed, blamed)
     yield from _confessing(seen, observed, blamed)
+
+
+def _hung_once(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
+    many = len({one.rail for one in seen}) > 1
+    for one in (each for each in seen if each.hung_once):
+        if not {one.a, one.b, f"pair {one.a}-{one.b}"}.isdisjoint(blamed):
+            continue
+        readings = [each for each in seen if _where(each) == _where(one)]
+        then = " and ".join(gbs(each.busbw_gbs or 0.0) for each in readings if each.good)
+        where = f" on rail {one.rail}" if many else ""
+        yield Blame(
+            kind="path",
+            component=f"pair {one.a}-{one.b}",
+            sentence=f"an all-reduce hung once{where} ({one.summary.error}), then {then}",
+            confidence=_CONFIDENCE,
+            advice=_HUNG_ONCE.format(one.a, one.b),
+            pairs=(one.name,),
+            rail=one.rail if many else None,
+            events=1,
+            operations=len(readings),
+        )
+
+
+def _where(one: Seen) -> tuple[str, str, int]:
+    return one.a, one.b, one.rail
 
 
 def _far_off(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:

@@ -172,7 +172,7 @@ def _pair(
     doubt: str = "",
 ) -> Pair:
     """The worst rail stands for the pair."""
-    steady = [one for one in rails if not one.once] or rails
+    steady = [one for one in rails if not (one.once or one.hung_once)] or rails
     worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
     bad = found is not None and (worst.bad or hidden)
     past = bool(worst.bypass) and not bad

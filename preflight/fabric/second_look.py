@@ -41,7 +41,10 @@ def slow_parts(sweep: Sweep) -> list[Component]:
 
 
 def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
-    """Take slowness back where every retest of that pair was quick, and no counter moved there."""
+    """Take slowness or a hang back where every retest of that pair was good and no counter moved.
+
+    A way that was bad stays bad; a busy moment and a lost operation do not.
+    """
     if not sweep.retested:
         return tuple(seen)
     again: dict[Where, list[Seen]] = {}
@@ -54,10 +57,13 @@ def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
         for where, readings in again.items()
         if where not in moved and all(each.good for each in readings)
     }
-    return tuple(
-        replace(one, slow="", once=one.slow) if one.slow and _where(one) in acquitted else one
-        for one in seen
-    )
+    return tuple(_taken_back(one) if _where(one) in acquitted else one for one in seen)
+
+
+def _taken_back(one: Seen) -> Seen:
+    if one.state == "hung":
+        return replace(one, hung_once=True)
+    return replace(one, slow="", once=one.slow) if one.slow else one
 
 
 def _where(one: Seen | PairSamples) -> Where:

@@ -28,7 +28,7 @@ PARTNERS = 2
 MOST = 8
 """Parts that are looked at again; paths beyond that only where they cost no further round."""
 
-_STEADY = ("slow", "latency")
+_LASTING = ("slow", "latency", "hung")
 _SUBTLE = ("slow", "latency", "spikes", "late")
 
 
@@ -64,11 +64,11 @@ def suspects(sweep: Sweep) -> Rounds:
 
 
 def _named_once(findings: Findings, observed: Observed) -> list[Component]:
-    """Paths that are named for being slow in the only round in which they were measured."""
+    """Paths that are named for being slow, or for a hang, in their only round."""
     paths = [
         part
         for one in findings.found
-        if (part := one.named) is not None and part.kind == "path" and one.symptom in _STEADY
+        if (part := one.named) is not None and part.kind == "path" and one.symptom in _LASTING
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
     for each in observed.tried:

@@ -39,10 +39,11 @@ def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[
     found: dict[str, str] = {}
     for one in slow:
         own = [each for name in one.pairs for each in readings[name]]
-        own = [each for each in own if one.rail in (None, each.rail) and each.summary.sizes]
-        if own and _only_slow(own):
+        own = [each for each in own if one.rail in (None, each.rail)]
+        sizes = [size for each in own for size in each.summary.sizes[-1:]]
+        if sizes and _only_slow(own):
             why = "no time to look again" if waiting.issuperset(one.pairs) else "not measured again"
-            often = f"slow once in {own[0].summary.sizes[-1].iterations} operations"
+            often = f"slow once in {sizes[0].iterations} operations"
             found |= dict.fromkeys(one.pairs, f"{often}, {why}: {one.sentence}")
     return found
 

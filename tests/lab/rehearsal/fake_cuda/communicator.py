@@ -133,9 +133,11 @@ class Communicator:
                 "reached": [list(each) for each in reached],
                 "operator": operator,
             }
-            result, data = self._exchange(own, _bytes(tensor), tensor)
-            _write(tensor, data)
+            with self._torch._C.DisableTorchFunction():
+                result, data = self._exchange(own, _bytes(tensor), tensor)
+                _write(tensor, data)
             ends += result["ends"]
+            self._run += len(result["ends"])
             end_us, reached = ends[-1], reached[len(result["ends"]) :]
         return ends
 
@@ -172,7 +174,6 @@ class Communicator:
                 if said[0][0]["operator"] == "sum":
                     total = total * self.size
             ends.append(at + self._wire.takes_us(size_bytes))
-            self._run += 1
             wrong = self._wire.corrupts(size_bytes) if said[0][0]["operator"] == "sum" else None
             if wrong is not None:
                 break

@@ -54,10 +54,11 @@ class Gpu:
         self.stream = Stream(clock)
         self.lock: int | None = None
         self.allocated = 0
+        self._faults = {kind: faults(kind, self.slot) for kind in ("spinning kernel", "slow gpu")}
 
     def fault(self, kind: str) -> dict[str, Any] | None:
         """The first fault of that kind that is planted on this GPU, if its moment has come."""
-        return next((one for one in faults(kind, self.slot) if _its_time(one)), None)
+        return next((one for one in self._faults[kind] if _its_time(one)), None)
 
 
 class _Process:
@@ -69,6 +70,7 @@ class _Process:
         self.clock: HostClock | None = None
         self.gpus: list[Gpu] = []
         self.current = 0
+        self.costs_us: dict[str, float] = {}
 
 
 _process = _Process()
@@ -111,6 +113,10 @@ def initialise() -> _Process:
         raise RuntimeError(str(costs["init_error"]))
     real_sleep(float(costs["init_s"]))
     _process.pid, _process.clock = here, HostClock()
+    _process.costs_us = {
+        kind: float(machine.known()["host"][f"{kind}_us"])
+        for kind in ("enqueue", "event", "synchronise")
+    }
     _process.gpus = [Gpu(index, spec, _process.clock) for index, spec in enumerate(visible)]
     return _process
 
@@ -132,10 +138,10 @@ def gpu(device: Any = None) -> Gpu:
 
 def spend(kind: str) -> HostClock:
     """Pass the host's time for one call of that kind ("enqueue", "event", "synchronise")."""
-    clock = initialise().clock
-    assert clock is not None
-    clock.spend(float(machine.known()["host"][f"{kind}_us"]))
-    return clock
+    process = initialise()
+    assert process.clock is not None
+    process.clock.spend(process.costs_us[kind])
+    return process.clock
 
 
 def settle(one: Gpu) -> None:
@@ -263,6 +269,8 @@ def _event_class() -> type:  # noqa: C901  # it stands in for a class of torch
             if self._event.stream is None:
                 return True
             clock = spend("event")
+            if self._event.at_us is None and self._event.least_us > clock.now_us:
+                return False  # nobody needs to be waited for to say so
             self._event.stream.resolve(self._event)
             return self._event.at_us is not None and self._event.at_us <= clock.now_us
 

@@ -129,7 +129,6 @@ class ProcessGroupNCCL:
         seconds = seconds if seconds > 0 else self.options._timeout.total_seconds()
         work = _Work(seconds, end)
         with self._works_lock:
-            self._works = [one for one in self._works if one.end.at_us is None]
             self._works.append(work)
             self._enqueued += 1
         return work
@@ -200,6 +199,7 @@ class ProcessGroupNCCL:
         while not self._stopped.is_set():
             real_sleep(_TICK_S)
             with self._works_lock:
+                self._works = [one for one in self._works if one.end.at_us is None]
                 late = next((one for one in self._works if _is_late(one)), None)
             if late is None:
                 continue

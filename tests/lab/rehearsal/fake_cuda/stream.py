@@ -63,6 +63,8 @@ class Event:
         self.timed = timed
         self.stream: Stream | None = None
         self.at_us: float | None = None
+        self.least_us = 0.0
+        """It cannot come earlier."""
 
 
 class Stream:
@@ -75,15 +77,25 @@ class Stream:
         self.spins = False
         """A kernel on it never ends."""
         self._queue: list[Work | Mark | Collective] = []
+        self._least_us = self.end_us
+        self._collectives = 0
 
     def enqueue(self, item: Work | Mark | Collective) -> None:
         """Put one item at the end."""
         self._queue.append(item)
+        self._collectives += isinstance(item, Collective)
+        least_us = max(self._least_us, item.host_us, self.end_us)
+        if isinstance(item, Mark):
+            item.event.least_us = least_us
+        else:
+            self._least_us = least_us + (item.takes_us if isinstance(item, Work) else 0.0)
 
     @property
     def pending(self) -> Collective | None:
         """The collective whose data have not come yet, if there is one."""
-        return next((item for item in self._queue if isinstance(item, Collective)), None)
+        if not self._collectives:
+            return None
+        return next(item for item in self._queue if isinstance(item, Collective))
 
     def resolve(self, upto: Event | None = None) -> None:
         """Find out when everything up to that event (all there is) ran; waits for the others."""
@@ -92,9 +104,8 @@ class Stream:
                 return
             if self.spins:
                 spin()
-            batch = self._batch()
-            if batch and not self._leads_to(upto):
-                self._run_together(batch)
+            if self._collectives and not self._leads_to(upto):
+                self._run_together(self._batch())
             else:
                 self._take(self._queue.pop(0))
 
@@ -136,6 +147,7 @@ class Stream:
         for end_us in ends:
             while not isinstance(item := self._queue.pop(0), Collective):
                 self._take(item)
+            self._collectives -= 1
             self.end_us = end_us
 
     def _reaching(self, count: int) -> list[Reached]:
