@@ -77,16 +77,22 @@ def let_go_of_the_wire() -> None:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close inherited descriptors, except standard streams, `keep` and the payload's own zip."""
+    """Let go of inherited descriptors, except standard streams, `keep` and the payload's own zip.
+
+    Their numbers stay taken: in a process that hosts a TCPStore, libuv closes two of them by number
+    at each fork (unix/signal.c, uv__signal_global_reinit), whatever they are by then.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
-        if number < _STREAMS or number in keep:
+        if number < _STREAMS or number in keep or number == null:
             continue
         try:
             if not os.readlink("/proc/self/fd/" + name).startswith("/memfd:"):
-                os.close(number)
+                os.dup2(null, number)
         except OSError:
             continue  # the listing's own descriptor, gone by now
+    os.close(null)
 
 
 def default_signals() -> None:

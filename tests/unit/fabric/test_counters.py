@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import closing
@@ -315,3 +316,28 @@ def test_counters_that_move_in_mid_sweep_are_tied_to_their_end(
     loose = {each.name for each in ends["h2"].moved if not each.assigned}
     assert loose >= {"GPU 3 pcie_replay", "mlx5_1/1 symbol_error"}, "gloo goes over none of them"
     assert {end.net for end in ends.values()} == {"tcp lo"}
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="the sweep needs torch")
+def test_the_node_that_hosts_the_store_reads_its_counters_too(tree: Path) -> None:
+    """At each fork libuv closes the pipe of its own by number, also where that is another's now."""
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(watch.__file__).parents[1])!r})
+import torch.distributed as dist
+from sweep import lifeline, watch
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+said, saying = os.pipe()
+pid = os.fork()
+if not pid:
+    lifeline.close_all_but({{saying}})
+    found = watch.Watch({str(tree)!r}).read({ALL!r})
+    os.write(saying, found.get("unread", "read").encode())
+    os._exit(0)
+os.waitpid(pid, 0)
+print(os.read(said, 99).decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "read"
