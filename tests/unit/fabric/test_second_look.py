@@ -105,6 +105,37 @@ def test_an_end_that_waited_for_a_cpu_explains_a_slow_reading(ms: float, outcome
     assert judge(decoded.pairs[SLOW]).outcome is outcome
 
 
+def once_hung() -> Sweep:
+    """One of 28 pairs hung on rail 0; its other rail, and both nodes with others, are fine."""
+    measured = sweep(FLEET, lambda *_: 46.0, backend="nccl", rails=2)
+    pairs = [
+        replace(pair, first=end(pair.a, 1.0, state="hung"), second=end(pair.b, 1.0, state="hung"))
+        if (pair.a, pair.b, pair.rail) == (*SLOW, 0)
+        else pair
+        for pair in measured.pairs
+    ]
+    return replace(measured, pairs=tuple(pairs))
+
+
+@pytest.mark.proves("fabric.allreduce", finds="one all-reduce that hung once")
+def test_a_path_that_hung_once_is_measured_again_and_then_flaky() -> None:
+    """One hang proves nothing against a node; without a second look it is told as a hang."""
+    assert suspects(once_hung()) == ((SLOW,), (SLOW,))
+    verdict = judge(judge_sweep(again(once_hung(), 46.0, 46.0), FLEET).pairs[SLOW])
+    assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
+    assert "an all-reduce hung once on rail 0" in verdict.sentence
+    for lasting in (again(once_hung(), 46.0, "hung"), once_hung()):
+        verdict = judge(judge_sweep(lasting, FLEET).pairs[SLOW])
+        assert (verdict.outcome, verdict.blame) == (Outcome.FAIL, "pair h2-h5")
+        assert "hung" in verdict.sentence
+
+
+def test_a_hang_is_not_taken_back_where_a_counter_moved() -> None:
+    """An error counter of the rail's own NIC that moves in the retest proves the way bad."""
+    looked = again(once_hung(), 46.0, 46.0, moved="mlx5_0/1 symbol_error")
+    assert judge(judge_sweep(looked, FLEET).pairs[SLOW]).outcome is Outcome.FAIL
+
+
 def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
     """The pair could not be judged, says why and what to give; its nodes are blamed for nothing."""
     unsettled = replace(once_slow(), unsettled=(SLOW,))
