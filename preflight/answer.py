@@ -22,7 +22,7 @@ from preflight import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ENTRIES: Final = ("probe", "ports", "burn", "stacks", "sweep")
+ENTRIES: Final = ("probe", "ports", "burn", "outputs", "stacks", "sweep")
 WITH_TORCH: Final = ("burn", "sweep")
 REFUSED: Final = 98
 """Exit status by which the controller knows that it was turned away here."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preflight.registered import Registered
 
 INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
-COMMANDS = ("blame", "diagnose", "explain", "history", "learn", "lint", "read", "report")
+COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
 ISOLATED = {"run": "preflight.isolated", "sweep": "preflight.commands.sweep"}
@@ -162,14 +162,19 @@ def _parser() -> argparse.ArgumentParser:
     read = verbs.add_parser("read", help="judge outputs captured on a machine out of reach")
     read.add_argument(
         "files", metavar="FILE", type=Path, nargs="+",
-        help="what a tool printed, as docs/read.md lists them; - is standard input",
+        help="what a tool printed, as docs/read.md lists them, or an archive of preflight "
+        "capture; - is standard input",
     )  # fmt: skip
     read.add_argument("--json", action="store_true", help="print one JSON document instead")
+    from preflight.commands.capture_options import add_capture_options
     from preflight.commands.diagnose_options import add_diagnose_options
     from preflight.commands.explain_options import add_explain_options
     from preflight.commands.history_options import add_history_options
     from preflight.commands.learn_options import add_learn_options
 
+    add_capture_options(
+        verbs.add_parser("capture", help="collect what a machine shows and measures, in one file")
+    )
     add_diagnose_options(
         verbs.add_parser("diagnose", help="say which rank a job that hangs now waits for")
     )

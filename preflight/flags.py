@@ -202,6 +202,12 @@ def _pairs(add: Add) -> None:
         "$PREFLIGHT_HISTORY)",
     )
     add(
+        "--preflight-keep-nccl-logs",
+        action="store_true",
+        default=False,
+        help="Keep what NCCL logs in the sweep in the run's measured.json; preflight capture does",
+    )
+    add(
         "--preflight-catch-rate",
         metavar="RATE",
         type=float,

@@ -78,6 +78,7 @@ def read_options(config: pytest.Config) -> Chosen:
         at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
         kernel_log_since_s=seconds_back(config.getoption("preflight_kernel_log_since")),
         catch_rate=config.getoption("preflight_catch_rate"),
+        keep_nccl_logs=config.getoption("preflight_keep_nccl_logs"),
     )
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s

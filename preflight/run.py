@@ -265,6 +265,7 @@ class Run:
             inside=self._selection.inside,
             stop_early=self.settings.fail_fast == "first",
             cut=cut_links(self.judgement.measured.ports),
+            keep_logs=self.settings.keep_nccl_logs,
             gathering=lambda *at: self.progress.step("import torch", *at),
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(told_of(so_far, odd)),

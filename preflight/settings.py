@@ -47,6 +47,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     catch_rate: float | None = None
     """Events per second of load that the sweep's soak is to catch; None leaves it to the tier."""
 
+    keep_nccl_logs: bool = False
+    """What NCCL logs in the sweep is kept in measured.json."""
+
     @property
     def soak_rate(self) -> float | None:
         """What the soak is to catch; None for the short one."""

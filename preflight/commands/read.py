@@ -10,8 +10,10 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from preflight.commands.read_archive import read_archive
 from preflight.commands.read_judged import document, exit_code, judge_captured
 from preflight.errors import UsageError
+from preflight.offline.archive import MAGIC
 from preflight.offline.readers import KINDS, captured
 from preflight.report.document import plain
 from preflight.report.findings import counts, findings
@@ -37,10 +39,20 @@ _QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
 def run(arguments: argparse.Namespace) -> int:
     """Judge every file: 0 fine, 1 a fault, 3 not all could be judged, 5 nothing of a known kind.
 
-    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST.
+    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST, and for an
+    archive that is damaged.
     """
-    read = {printable(str(path)): captured(_text(path)) for path in arguments.files}
-    entries = judge_captured(read)
+    read: dict[str, Captured | None] = {}
+    swept: list[Entry] = []
+    for path in arguments.files:
+        name, content = printable(str(path)), _content(path)
+        if content.startswith(MAGIC):
+            parts, found = read_archive(name, content, alone=len(arguments.files) == 1)
+            read.update(parts)
+            swept += found
+        else:
+            read[name] = captured(content.decode("utf-8", "replace"))
+    entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
     if arguments.json:
         sys.stdout.write(plain(document(read, entries, code)))
@@ -50,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
         if str(path) == "-":
             content = sys.stdin.buffer.read(LARGEST + 1)
@@ -61,7 +73,7 @@ def _text(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from error
     if len(content) > LARGEST:
         raise UsageError(f"{path} has over {LARGEST >> 20} MiB: pass the part around the fault")
-    return content.decode("utf-8", "replace")
+    return content
 
 
 def _lines(

@@ -65,6 +65,13 @@ def _shipped() -> Registry:
     return Registry(load_folder(shipped_folder()))
 
 
+def fact_checks() -> tuple[str, ...]:
+    """Ids of the checks that judge one node by its facts alone."""
+    return tuple(
+        one.check.id for one in _shipped() if one.check.stage == "facts" and one.subject == "node"
+    )
+
+
 def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> int:
     """1 a fault, 3 something not judged, 5 nothing to judge, else 0."""
     if not entries:

@@ -42,8 +42,8 @@ def tell(stored: Stored, judged: Judged) -> Told:
     A run may launch on nobody of whom nothing is known. Here nobody is launched on.
     """
     observed = stored.observed
-    unheld = [one for one in judged.entries if _names_nobody(one)]
-    entries = [one for one in judged.entries if not _names_nobody(one)]
+    unheld = [one for one in judged.entries if names_nobody(one)]
+    entries = [one for one in judged.entries if not names_nobody(one)]
     names = tuple(sorted(observed.nodes, key=natural))
     cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
     known = sorted({*names, *cut, *cut.values()}, key=natural)
@@ -74,7 +74,7 @@ def tell(stored: Stored, judged: Judged) -> Told:
     )
 
 
-def _names_nobody(entry: Entry) -> bool:
+def names_nobody(entry: Entry) -> bool:
     """Whether a verdict only says that there was nothing to hold a measurement against."""
     verdict = entry.verdict
     return verdict.outcome is Outcome.UNKNOWN and not (verdict.blame or verdict.culprits)

@@ -6,9 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from preflight.fabric.clocks import clock_words
-from preflight.fabric.events import PairSeen
+from preflight.fabric.events import NcclLog, PairSeen
 from preflight.fabric.insides import Insides, end
-from preflight.fabric.samples import End, PairSamples, Phase, Timing
+from preflight.fabric.plan import LOGS_EACH
+from preflight.fabric.samples import End, Logged, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
 from preflight.fabric.thrift import Thrift
 
@@ -52,6 +53,7 @@ class Collected:
         self._thrift = Thrift()
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
+        self.logs: list[Logged] = []
         self.told = 0
         """Pairs of which all ends have spoken, on all rails."""
 
@@ -96,11 +98,21 @@ class Collected:
             )
         )
 
-    def take(self, name: str, seen: PairSeen | InsideSeen) -> bool:
-        """Keep one account; False if that node was never asked for it or cannot have seen it."""
+    def take(self, name: str, seen: PairSeen | InsideSeen | NcclLog) -> bool:
+        """Keep one account or log; False if that node was not asked or cannot have seen it."""
         if isinstance(seen, PairSeen):
             return self._take_pair(name, seen)
+        if isinstance(seen, NcclLog):
+            return self._take_log(name, seen)
         return self.inside.take(name, seen)
+
+    def _take_log(self, name: str, said: NcclLog) -> bool:
+        """Of a rail that logs in process after process, the first ones are kept."""
+        asked = self._who.keep_logs and said.rail < self._who.rails
+        earlier = sum((one.node, one.rail) == (name, said.rail) for one in self.logs)
+        if asked and earlier < LOGS_EACH:
+            self.logs.append(Logged(name, said.rail, said.text))
+        return asked
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:
         ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))

@@ -84,6 +84,13 @@ class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="ins
     """One rail's account of the all-reduce inside of its node."""
 
 
+class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
+    """What NCCL logged in one measuring process of one rail; only where it was asked for."""
+
+    rail: _Small
+    text: Annotated[str, Meta(max_length=260 << 10, pattern=r"^[\t\n -~]*\Z")]
+
+
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
     """It could not go on."""
 
@@ -116,6 +123,7 @@ Event = (
     | Store
     | PairSeen
     | InsideSeen
+    | NcclLog
     | Trouble
     | Done
     | Rest

@@ -14,7 +14,17 @@ from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.agreed import Agreed
 from preflight.fabric.collect import Collected
 from preflight.fabric.cut_short import CutShort
-from preflight.fabric.events import Done, Event, InsideSeen, Lapsed, PairSeen, Rest, Store, Trouble
+from preflight.fabric.events import (
+    Done,
+    Event,
+    InsideSeen,
+    Lapsed,
+    NcclLog,
+    PairSeen,
+    Rest,
+    Store,
+    Trouble,
+)
 from preflight.fabric.muster import Muster
 from preflight.fabric.pace import Pace
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
@@ -262,7 +272,7 @@ class _Stage:
     def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
         if name not in collected.names:
             return  # it was ready, and was not asked to take part
-        if isinstance(event, PairSeen | InsideSeen) and collected.take(name, event):
+        if isinstance(event, PairSeen | InsideSeen | NcclLog) and collected.take(name, event):
             return
         if isinstance(event, Done):
             collected.done.add(name)
@@ -306,4 +316,5 @@ class _Stage:
             short=who.short,
             unsettled=self._unsettled + (collected.unsettled() if collected else ()),
             inside=collected.inside.samples() if collected else (),
+            nccl_logs=tuple(collected.logs) if collected else (),
         )

@@ -11,6 +11,10 @@ KIB, MIB = 1 << 10, 1 << 20
 _BYTES_EACH = 24  # an iteration's time and gap, in JSON
 _RETESTS = 64  # up to 16 rounds, each four times as long
 _RAILS = 16  # more GPUs than nodes have
+LOGS_EACH = 8
+"""Of one rail: a process that is killed is replaced, and retests have processes of their own."""
+
+_LOG_BYTES = 300 << 10
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -91,6 +95,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """Leave a size as soon as its spikes condemn the pair; else all iterations are wanted."""
     inside: bool = True
     """After the rounds, nodes with two rails or more all-reduce among their own."""
+    keep_logs: bool = False
+    """Each rail sends what NCCL logged: for a capture."""
     ready_s: float = 45.0
     """For a node's Python to import torch; from a cold network file system this takes long."""
     start_s: float = 20.0
@@ -111,4 +117,5 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         """The most bytes in which one node can tell all iterations that it is asked for."""
         ladders = ((*self.gloo, self.gloo_soak), (*self.nccl, self.nccl_soak))
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
-        return most * _BYTES_EACH * _RAILS * (len(self.rounds) + _RETESTS)
+        logs = LOGS_EACH * _LOG_BYTES * _RAILS if self.keep_logs else 0
+        return most * _BYTES_EACH * _RAILS * (len(self.rounds) + _RETESTS) + logs

@@ -46,6 +46,8 @@ class Roster(Struct, frozen=True, kw_only=True):
     """Larger sizes for the rails of one node among themselves."""
     inside: bool = False
     """After the rounds each node's rails all-reduce among themselves."""
+    keep_logs: bool = False
+    """Each rail sends what NCCL logged."""
     cut_off: frozenset[str] = frozenset()
     """Ready and fit, but the store's host is out of their reach."""
 
@@ -103,6 +105,7 @@ def roster(
         cut_off=cut,
         inside_sizes=plan.nccl_inside if nccl else (),
         inside=plan.inside and rails.count >= _SOME,
+        keep_logs=plan.keep_logs and nccl,
     )
 
 
@@ -158,6 +161,7 @@ def go_order(
         "more": more,
         "inside": who.looks_inside(name),
         "inside_sizes": [rung_order(rung) for rung in who.inside_sizes],
+        "keep_log": who.keep_logs,
         "condemn": _condemn(who.backend) if plan.stop_early else None,
     }
 

@@ -134,6 +134,14 @@ class InsideSamples(Struct, frozen=True):
         return dict(zip(self.numbers or range(len(self.rails)), self.rails, strict=True))
 
 
+class Logged(Struct, frozen=True):
+    """What NCCL logged in one measuring process of one rail."""
+
+    node: str
+    rail: int
+    text: str
+
+
 class Sweep(Struct, frozen=True):
     """Everything one sweep measured, and who was left out of it and why."""
 
@@ -165,3 +173,5 @@ class Sweep(Struct, frozen=True):
     """Node name → which rails it lacks that its group has, and by what that is known."""
     inside: tuple[InsideSamples, ...] = ()
     """Of nodes with two rails or more."""
+    nccl_logs: tuple[Logged, ...] = ()
+    """Of a capture: in the order in which the processes ended."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from preflight.facts.kernel_model import KernelLog
 
 KIND = "kernel log"
+TELLS_NOTHING = "it is a part of a log that tells of nothing"
 CHECKS = ("gpu.xid", "gpu.sxid", "net.kernel_log", "host.hardware_errors", "host.kernel_log")
 
 _LOOKED_AT = 400
@@ -59,12 +60,7 @@ def read(text: str) -> Captured | None:
     told = CHECKS if _whole(log) else tuple(_told_of(log))
     if any(one.kind == "narrow" for one in nic_log.events(log.lines)):
         told = (*told, "ib.pcie")
-    damaged = (
-        _damage(text)
-        or _mixed(lines)
-        or _unread(log)
-        or ("" if told else "it is a part of a log that tells of nothing")
-    )
+    damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if told else TELLS_NOTHING)
     return Captured(kind=KIND, facts=facts, checks=told or CHECKS, damaged=damaged)
 
 

@@ -54,6 +54,7 @@ def sweep_fleet(
     stop_early: bool = False,
     cut: frozenset[tuple[str, str]] = frozenset(),
     unpinned: frozenset[str] = frozenset(),
+    keep_logs: bool = False,
 ) -> Sweep:
     """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
 
@@ -62,8 +63,9 @@ def sweep_fleet(
     `job`: it is measured in the job's environment, where one is known.
     `inside`: nodes with two rails or more also all-reduce among their own. `stop_early`: a pair
     that its samples condemn is not measured to the end. `cut`: (from, to) of connections known not
-    to come about. `unpinned`: see `SweepPlan`. `gathering` hears of nodes whose Python has imported
-    torch, `progress` of pairs. On Ctrl-C `interrupted` gets what was measured until then.
+    to come about. `unpinned`: see `SweepPlan`. `keep_logs`: what NCCL logged is kept, too.
+    `gathering` hears of nodes whose Python has imported torch, `progress` of pairs. On Ctrl-C
+    `interrupted` gets what was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -77,6 +79,7 @@ def sweep_fleet(
         stop_early=stop_early,
         cut=cut,
         unpinned=unpinned,
+        keep_logs=keep_logs,
         ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
     )
     if catch_rate is not None:

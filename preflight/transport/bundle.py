@@ -35,11 +35,12 @@ PARTS = {"relay": ("start.py", "wire.py", "children.py", "relay/")}
 """All that an entry needs, for one whose zip goes to every node through one pipe."""
 
 STAYS = {
-    "probe": ("burn/", "ports/", "relay/", "stacks/", "sweep/"),
-    "ports": ("burn/", "relay/", "stacks/", "sweep/"),
-    "burn": ("ports/", "relay/", "stacks/"),
-    "stacks": ("burn/", "ports/", "relay/", "sweep/"),
-    "sweep": ("burn/", "ports/", "relay/", "stacks/"),
+    "probe": ("burn/", "outputs/", "ports/", "relay/", "stacks/", "sweep/"),
+    "ports": ("burn/", "outputs/", "relay/", "stacks/", "sweep/"),
+    "burn": ("outputs/", "ports/", "relay/", "stacks/"),
+    "outputs": ("burn/", "ports/", "relay/", "stacks/", "sweep/"),
+    "stacks": ("burn/", "outputs/", "ports/", "relay/", "sweep/"),
+    "sweep": ("burn/", "outputs/", "ports/", "relay/", "stacks/"),
 }
 """Packages that an entry has no use for: every node is sent every byte."""
 
@@ -104,9 +105,9 @@ def start_payload(
 ) -> Talk:
     """Send the payload and its request to a node; `Talk.read` then gives its answers.
 
-    `entry`: "probe", "ports", "burn", "sweep", "stacks". `request`: one JSON object with at least
-    "nonce". Under `timeout_s` all of it must end, on the node too. `limit`: most bytes the node may
-    answer.
+    `entry`: "probe", "ports", "burn", "outputs", "sweep", "stacks". `request`: one JSON object with
+    at least "nonce". Under `timeout_s` all of it must end, on the node too. `limit`: most bytes the
+    node may answer.
     `beside`: modules by name that travel along: a site's own.
     `environ`: variables that the node's Python starts with, besides those of the login. A rank of
     the job has the job's own already.

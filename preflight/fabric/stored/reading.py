@@ -42,7 +42,11 @@ def read_stored(given: Path) -> Stored:
     UsageError names the file, the place in it, and what to do. Files may be hostile: what they
     hold is bounded, typed and consistent afterwards, and names are names of hosts.
     """
-    path, content = open_samples(given)
+    return stored_in(*open_samples(given))
+
+
+def stored_in(path: Path, content: bytes) -> Stored:
+    """The same for content that was read from `path` already."""
     try:
         document = _decoded(content, Document)
         return _stored(path, content, document.form, document)

@@ -18,11 +18,24 @@ _MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 # NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.
 _DIRECT = re.compile(r"_dma(?=\+|$)")
-# aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
 _WARNING = re.compile(r"NCCL WARN (.+)")
+# aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
 _NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
 _PLUGIN_IB = "IBext"
 _MOST = 4 << 20
+KEPT_BYTES = 256 << 10
+"""Of one process's log, for a capture: its first and its last half."""
+
+
+def kept(file: int) -> str:
+    """Return the log as printable lines; of a long one the middle is left out."""
+    said = os.pread(file, _MOST, 0)
+    if len(said) > KEPT_BYTES:
+        half = KEPT_BYTES // 2
+        left_out = f"\n[{len(said) - 2 * half} bytes are left out here]\n"
+        said = said[:half] + left_out.encode("ascii") + said[-half:]
+    text = said.decode("ascii", "replace").replace("\ufffd", "?")
+    return "".join(each for each in text if each in "\t\n" or each.isprintable())
 
 
 class Log:

@@ -88,6 +88,8 @@ class Go:
     """Larger sizes, which only the rails of one node climb to after the ladder's."""
     missing: frozenset[int] = frozenset()
     """Members of rails that their node does not have: node number x `rails` + rail."""
+    keep_log: bool = False
+    """Each rail's NCCL log is wanted, for a capture."""
 
     @property
     def steps(self) -> int:

@@ -184,6 +184,8 @@ def _run(rail: plan.Rail, first_round: int, output: int, exits: _Exits) -> _Ende
     os.close(reader.descriptor)
     stalls.close()
     if log is not None:
+        if rail.go.keep_log and (text := nccl_log.kept(log)):
+            lines.write(output, {"event": "nccl_log", "rail": rail.rail, "text": text})
         os.close(log)
     if done:  # its last account has come: that is final, however long it takes to exit
         exits.follow(pid)

@@ -61,19 +61,28 @@ def secrets(report: Report, *said: object, earlier: Sequence[Night] = ()) -> dic
     `said`: what nodes said of themselves, of any shape; their sentences may repeat it. `earlier`:
     the runs that its page compares with.
     """
-    found: dict[str, Kind] = dict.fromkeys(report.fleet.nodes, "node")
-    for name, kind in (*_of_leaves(report), *_of_people(report), *_of_nights(earlier, report)):
+    known = (*_of_leaves(report), *_of_people(report), *_of_nights(earlier, report))
+    told = (report.verdicts, report.blames, list(report.suspicions), *said)
+    return secrets_of(report.fleet.nodes, *told, known=known)
+
+
+def secrets_of(
+    nodes: Sequence[str], *said: object, known: Iterable[tuple[str, Kind]] = ()
+) -> dict[str, Kind]:
+    """The same without a report; `known`: names that are secret wherever they stand."""
+    found: dict[str, Kind] = dict.fromkeys(nodes, "node")
+    for name, kind in known:
         found.setdefault(name, kind)
-    own = {name.lower() for name in report.fleet.nodes}
+    own = {name.lower() for name in nodes}
     own |= {name.partition(".")[0] for name in own}
     texts: set[str] = set()
-    told = [*_told((report.verdicts, report.blames, *said), texts)]
-    told += [one for text in (*texts, *report.suspicions) for one in named_in(text)]
+    told = [*_told(said, texts)]
+    told += [one for text in texts for one in named_in(text)]
     for value, kind in told:
         in_the_fleet = kind == "host" and value.lower().partition(".")[0] in own
         if value not in _NOBODY and len(value) > 1 and not in_the_fleet:
             found.setdefault(value, kind)
-    hosts = [*report.fleet.nodes, *(value for value, kind in told if kind == "host")]
+    hosts = [*nodes, *(value for value, kind in told if kind == "host")]
     for domain in filter(None, map(domain_of, hosts)):
         found.setdefault(domain, "domain")
     return found

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from typing import Any
 
 import pytest
-from sweep import nccl_log
+from sweep import member, nccl_log, plan, supervisor
 
+from preflight.fabric.collect import Collected
+from preflight.fabric.events import NcclLog, Ready, decode_event
+from preflight.fabric.plan import LOGS_EACH, SweepPlan
+from preflight.fabric.roster import roster
 from tests.lab.rehearsal.fake_cuda import nccl_text
 
 HEAD = "gpu041:4711:4800 [3] NCCL INFO "
@@ -222,3 +229,66 @@ def test_the_log_of_every_version_says_the_same(
     )
     new = "\n".join(channels) + "\n"
     assert nccl_log.carried(before + new, new) == words
+
+
+ORDER: dict[str, Any] = {
+    "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "nccl", "address": "a",
+    "towards": "b", "interface": None, "store": ["a", 1], "seed": 7, "ladder": [[64, 2, 10]],
+    "meet_s": 1, "op_s": 1, "box_s": 1, "pair_s": 5, "barrier_s": 1,
+    "turns": [{"round": 0, "a": "h1", "b": "h2", "rank": 0, "partner": 1}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
+    monkeypatch: pytest.MonkeyPatch, *, keep: bool
+) -> None:
+    """It is where the reason of a hang stands; its account comes as ever. Unasked, none is sent."""
+
+    def hang(rail: plan.Rail, first_round: int, say: Any) -> None:
+        nccl_log.Log()
+        with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
+            nccl.write(said("NET/IB : No device found.\x1b[31m"))
+        del rail
+        say(round=first_round, phase="pair", within_s=0.1)
+        time.sleep(60)
+
+    monkeypatch.setattr(member, "take_part", hang)
+    reading, writing = os.pipe()
+    orders, no_orders = os.pipe()
+    os.close(no_orders)
+    go = plan.read({**ORDER, "keep_log": keep})
+    supervisor.supervise(plan.Rail(go, 0, "a", ("a", 1)), writing, orders)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        events = [json.loads(line) for line in file]
+    os.close(orders)
+    assert [one["event"] for one in events] == [*["nccl_log"] * keep, "pair", "rail_done"]
+    assert events[-2]["state"] == "hung"
+    if keep:
+        assert events[0]["text"] == said("NET/IB : No device found.[31m")
+        assert isinstance(decode_event(json.dumps(events[0]).encode()), NcclLog)
+
+
+def test_of_a_long_log_both_ends_are_kept() -> None:
+    """How it began, and what it said last; how much is missing stands between."""
+    file = nccl_log.memory()
+    os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
+    text = nccl_log.kept(file)
+    assert text.startswith("first line\n")
+    assert text.endswith("\nlast line\n")
+    assert "bytes are left out here]" in text
+    assert len(text) < 260 << 10
+
+
+def test_a_log_that_nobody_asked_for_is_not_taken() -> None:
+    """It ends the node's part as any other word that was not asked; asked ones are bounded."""
+    hosts = ("h1", "h2")
+    ready = {name: Ready("2.9.0", cuda=True, gpus=1) for name in hosts}
+    for keep in (True, False):
+        sweep = SweepPlan(nodes=hosts, rounds=((hosts,),), keep_logs=keep)
+        collected = Collected(roster(sweep, ready))
+        taken = [collected.take("h1", NcclLog(0, "NCCL INFO")) for _ in range(2 * LOGS_EACH)]
+        assert taken == [keep] * 2 * LOGS_EACH
+        assert len(collected.logs) == keep * LOGS_EACH
+        assert not collected.take("h1", NcclLog(1, "another rail"))

@@ -15,7 +15,7 @@ from preflight.report.html.page import Told, page
 from preflight.report.junit import junit
 from preflight.report.prometheus import metrics
 from preflight.report.public.hide import Hider
-from preflight.report.public.known import secrets
+from preflight.report.public.known import secrets, secrets_of
 from preflight.report.public.trie import any_of
 from preflight.report.rebuilt import found_in
 from preflight.report.terminal import summary
@@ -171,3 +171,32 @@ def test_one_pattern_finds_the_longest_of_many_words(words: list[str], data: st.
 def test_broken_patterns_are_no_trouble(text: str) -> None:
     """What is no node set is read as words."""
     assert isinstance(Hider(secrets(night())).words(text), str)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    host=st.from_regex(r"[a-z]{2,6}-?[a-z]{1,4}[0-9]{1,4}", fullmatch=True),
+    user=st.from_regex(r"[a-z]{5,9}q", fullmatch=True),
+    mac=st.binary(min_size=6, max_size=6),
+    guid=st.binary(min_size=8, max_size=8),
+    ip=st.ip_addresses(v=4).filter(lambda one: not one.is_loopback and not one.is_unspecified),
+)
+def test_texts_of_tools_name_nobody(
+    host: str, user: str, mac: bytes, guid: bytes, ip: object
+) -> None:
+    """What NCCL logs and what tools print: known names anywhere, addresses by their form."""
+    seen = {"uuid": f"0x{guid.hex()}", "mac": mac.hex(":"), "ip": str(ip)}
+    text = (
+        f"{host}:4711:4800 [3] NCCL INFO Bootstrap: Using eth0:{ip}<0>\n"
+        f"{host}.corp.example:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:{ip}<0>\n"
+        f"NCCL_TOPO_FILE=/home/{user}/topo.xml set by environment, /data/{user}/x\n"
+        f"\tNode GUID: 0x{guid.hex()}\n[  1.0] {host} kernel: mlx5_core 0000:18:00.0: "
+        f"{mac.hex(':')}\n    Serial Number   : 1650523012345\n"
+        f"    GPU UUID        : {UUID}\n"
+    )
+    hidden = Hider(secrets_of([host], {"host": f"{host}.corp.example", "user": user}, text))
+    shown = hidden.words(text)
+    for secret in (host, user, *seen.values(), "1650523012345", UUID, "corp.example"):
+        assert not told(shown, secret), (secret, shown)
+    for kept in ("NCCL INFO NET/IB : Using [0]mlx5_0:1/IB", "0000:18:00.0", "GPU UUID"):
+        assert kept in shown

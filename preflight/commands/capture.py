@@ -1,0 +1,281 @@
+"""`preflight capture`: everything that a real machine can teach, in one archive that stays there.
+
+Each node gives its facts and what its tools print; a run measures as ever and keeps what NCCL logs.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from preflight import __version__
+from preflight.commands.targets import fleet_of
+from preflight.errors import UsageError
+from preflight.facts.model import Facts
+from preflight.fleet.files import read_regular
+from preflight.fleet.nodeset import fold
+from preflight.history.place import VARIABLE
+from preflight.offline.archive import LARGEST, MANIFEST, Manifest, Part, pack
+from preflight.report.document import Report
+from preflight.report.files import write_typed
+from preflight.report.public.hide import Hider
+from preflight.report.public.known import secrets_of
+from preflight.report.text import printable
+from preflight.settings import BUDGET_S
+from preflight.stages.capture import capture_fleet
+from preflight.stages.measured import Measured
+from preflight.transport.ways import Ways
+
+if TYPE_CHECKING:
+    import argparse
+
+    from preflight.stages.capture import Shown
+
+ASK_S = 120.0
+"""For all nodes together to give facts and outputs."""
+
+LATE_S = 120.0
+"""How much longer than its budget a run may take to leave its nodes and write its report."""
+
+LEAVE_S = 60.0
+"""For a run that was told to end."""
+
+WRITTEN, NOT_ALL, INTERRUPTED, NOBODY = 0, 1, 2, 3
+_RUN = {"run/measured.json": Measured, "run/report.json": Report}
+
+
+class _Taken:
+    """Parts of the archive to be: what there is, and why something is not."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.files: dict[str, bytes] = {}
+
+    def add(self, part: Part, content: bytes) -> None:
+        self.parts.append(part)
+        if content:
+            self.files[part.name] = content
+        elif not part.error:
+            self.parts[-1] = replace(part, error="nothing was printed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collect and write: 0 done, 1 a node or the run gave less, 2 interrupted, 3 no node answered.
+
+    UsageError (exit 4) for a folder that takes no file, before anything is asked.
+    """
+    folder: Path = arguments.folder.expanduser().absolute()
+    _refuse(folder)
+    fleet = fleet_of(arguments)
+    names = [host.name for host in fleet.hosts]
+    taken = _Taken()
+    try:
+        _say(f"asking {fold(names)} for facts and for what its tools print")
+        ways = Ways(fleet.hosts)
+        try:
+            shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16), deadline_s=ASK_S)
+        finally:
+            ways.close()
+        for name, one in shown.items():
+            _take_node(taken, name, one)
+        if not any(one.facts or one.outputs for one in shown.values()):
+            for part in taken.parts:
+                _say(f"{part.node}: {part.error}")
+            _say("no node answered: nothing is written")
+            return NOBODY
+        run_exit = _take_run(taken, arguments, names)
+    except KeyboardInterrupt:
+        _say("interrupted: nothing is written")
+        return INTERRUPTED
+    if arguments.public:
+        taken, names = _hidden(taken, names)
+    now = datetime.now(UTC)
+    who = names[0] if len(names) == 1 else f"{len(names)}-nodes"
+    path = folder / f"preflight-capture-{_file(who)}-{now:%Y%m%d-%H%M%S}.tar.gz"
+    manifest = Manifest(
+        preflight=__version__, captured=f"{now:%Y-%m-%dT%H:%M:%SZ}", public=arguments.public,
+        tier=arguments.tier, run_exit=run_exit, parts=tuple(taken.parts),
+    )  # fmt: skip
+    _write(path, pack(manifest, taken.files))
+    _tell(path, manifest, len(taken.files))
+    answered = all(one.facts and one.outputs for one in shown.values())
+    return WRITTEN if answered and run_exit is not None else NOT_ALL
+
+
+def _refuse(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {folder}: {error.strerror}; give a folder that takes a new file"
+        ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        if path.exists():
+            raise UsageError(f"{path} is there already: run it again")
+        write_typed(path, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another folder") from error
+
+
+def _take_node(taken: _Taken, name: str, one: Shown) -> None:
+    place = f"nodes/{_file(name)}"
+    facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
+    taken.add(replace(facts, error=one.troubles.get("facts", "")[:512]), one.facts or b"")
+    for output in one.outputs:
+        part = Part(
+            name=f"{place}/{output.name}", node=name, command=output.command, cut=output.cut,
+            status=output.status, seconds=output.seconds, error=output.error,
+        )  # fmt: skip
+        taken.add(part, output.text.encode())
+    if trouble := one.troubles.get("outputs"):
+        taken.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
+
+
+def _take_run(taken: _Taken, arguments: argparse.Namespace, names: list[str]) -> int | None:
+    """Measure, and take what the run left; its exit code, None where it did not end by itself."""
+    with tempfile.TemporaryDirectory(prefix="preflight-capture-") as scratch:
+        folder = Path(scratch) / "run"
+        code = _measure(arguments, folder)
+        found = {name: _left(folder / name.rpartition("/")[2]) for name in _RUN}
+    ended = "" if code is not None else "; it did not end in its time"
+    logs: dict[str, str] = {}
+    for name, (content, error) in found.items():
+        if name == "run/measured.json" and content:
+            measured = Measured.decode(content)
+            logs = _logs(measured)
+            if measured.sweep is not None:
+                sweep = replace(measured.sweep, nccl_logs=())
+                content = replace(measured, sweep=sweep).encode()  # noqa: PLW2901
+        taken.add(Part(name=name, error=error and error + ended), content)
+    for name in names:
+        place = f"nodes/{_file(name)}/nccl-"
+        own = {file: text for file, text in logs.items() if file.startswith(place)}
+        for file, text in own.items():
+            taken.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
+        if not own:
+            error = f"NCCL did not run in the sweep{ended}: see run/report.json"
+            taken.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
+    return code
+
+
+def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
+    asked = {name: getattr(arguments, name) for name in ("nodes", "inventory", "exclude",
+             "transport", "python", "budget", "tier")}  # fmt: skip
+    words = [f"--preflight-{name}={value}" for name, value in asked.items() if value is not None]
+    words += [f"--preflight-report={folder}", "--preflight-fail-fast=never"]
+    program = [sys.executable, "-I", "-m", "preflight.cli", "run", "--preflight-keep-nccl-logs"]
+    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    process = subprocess.Popen([*program, *words], env=environ, stdin=subprocess.DEVNULL)
+    budget_s = BUDGET_S[arguments.tier] if arguments.budget is None else arguments.budget
+    try:
+        return process.wait(budget_s + LATE_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have a run leave its nodes; then make it. Ctrl-C has reached it as well."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _left(path: Path) -> tuple[bytes, str]:
+    """What the run wrote there, or why that cannot be taken."""
+    try:
+        return read_regular(path, LARGEST // 2), ""
+    except OSError as error:
+        return b"", f"the run left none: {error.strerror}"
+
+
+def _logs(measured: Measured) -> dict[str, str]:
+    """By file; of a rail with several processes the later ones are numbered."""
+    files: dict[str, str] = {}
+    for one in measured.sweep.nccl_logs if measured.sweep else ():
+        stem = f"nodes/{_file(one.node)}/nccl-rail-{one.rail}"
+        number = 1 + sum(name.startswith((f"{stem}.", f"{stem}-")) for name in files)
+        files[f"{stem}.log" if number == 1 else f"{stem}-{number}.log"] = one.text
+    return files
+
+
+def _hidden(taken: _Taken, names: list[str]) -> tuple[_Taken, list[str]]:
+    """The same with everything numbered that names anybody, alike in all files."""
+    kinds = {name: _kind(name) for name in taken.files}
+    values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
+    ours = {"user": getpass.getuser(), "host": os.uname().nodename}
+    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours))
+    hidden = _Taken()
+    for part in taken.parts:
+        place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
+        shown = replace(hider.all_of(part), name=place)
+        content = _encoded(hider.all_of(values.get(part.name, "")))
+        if content and not _legible(content, kinds[part.name]):
+            shown, content = replace(shown, error="it could not be hidden without damage"), b""
+        hidden.add(shown, content)
+    return hidden, [hider.words(name) for name in names]
+
+
+def _kind(name: str) -> type | None:
+    return Facts if name.endswith("/facts.json") else _RUN.get(name)
+
+
+def _value(content: bytes, kind: type | None) -> object:
+    """Typed where it is a document, so that the words which are ours stay; else its text."""
+    try:
+        return msgspec.json.decode(content, type=kind) if kind else content.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return content.decode("utf-8", "replace")
+
+
+def _encoded(value: object) -> bytes:
+    return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+
+
+def _legible(content: bytes, kind: type | None) -> bool:
+    return kind is None or not isinstance(_value(content, kind), str)
+
+
+def _file(name: str) -> str:
+    """A name as part of a path in the archive: a node may be called by an IPv6 address."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "node"
+
+
+def _tell(path: Path, manifest: Manifest, files: int) -> None:
+    lacking: dict[str, dict[str, None]] = {}
+    for part in manifest.parts:
+        if part.error:
+            what = f"{part.command or part.name}: {part.error}"
+            lacking.setdefault(what, {})[part.node] = None
+    for what, nodes in lacking.items():
+        of = fold(filter(None, nodes))
+        _say(f"could not collect {what}{f' ({of})' if of else ''}")
+    size = path.stat().st_size / 1e6
+    _say("the run's report is in the archive; the folder that the run named is removed")
+    _say(f"written: {path}, {size:.1f} MB, {files} files and {MANIFEST}; nothing was sent anywhere")
+    if not manifest.public:
+        _say("it names hosts, users and serials; for other eyes: --public")
+
+
+def _say(words: str) -> None:
+    print(f"preflight: {printable(words)}", file=sys.stderr)  # noqa: T201  a command speaks

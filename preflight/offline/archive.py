@@ -1,0 +1,135 @@
+"""The archive of `preflight capture`: one manifest and the files that it names, in a tar.gz.
+
+An archive may come from anybody. Nothing of it is written anywhere; names, sizes and kinds of its
+members are held to what `pack` writes, and everything else is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import tarfile
+import zlib
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from preflight.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA = 1
+MAGIC = b"\x1f\x8b"
+MANIFEST = "manifest.json"
+
+LARGEST = 256 << 20
+"""Bytes of everything together once it is unpacked; a node takes some 2 MiB with its samples."""
+
+MOST_FILES = 20_000
+_NAME = re.compile(r"(?:run|nodes/[A-Za-z0-9][A-Za-z0-9._-]{0,254})/[a-z0-9][a-z0-9._-]{0,79}")
+_Words = Annotated[str, Meta(max_length=512)]
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that was asked for: what came of it, and why it is less than it should be."""
+
+    name: Annotated[str, Meta(max_length=400)]
+    """Its file in the archive; where `error` says that nothing came, no file has this name."""
+    node: Annotated[str, Meta(max_length=255)] = ""
+    command: _Words = ""
+    status: int | None = None
+    seconds: float = 0.0
+    cut: bool = False
+    """It is longer than what is kept."""
+    error: _Words = ""
+    """Why it could not be collected, or not all of it."""
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a capture holds, and what it does not and why."""
+
+    schema: int = SCHEMA
+    preflight: Annotated[str, Meta(max_length=64)]
+    captured: Annotated[str, Meta(max_length=32)]
+    """When, in UTC: 2026-11-22T21:00:00Z."""
+    public: bool
+    tier: Annotated[str, Meta(max_length=16)]
+    run_exit: int | None
+    """The exit code of its run; None where the run did not end in its time."""
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MOST_FILES)]
+
+
+class Archive(Struct, frozen=True):
+    """A capture in memory. `files`: content by name, without the manifest."""
+
+    manifest: Manifest
+    files: dict[str, bytes]
+
+
+def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+    """Return the tar.gz; its members tell nothing of who packed them or when."""
+    packed = io.BytesIO()
+    whole = {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest)), **files}
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in whole.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o640
+            tar.addfile(member, io.BytesIO(content))
+    return gzip.compress(packed.getvalue(), mtime=0)
+
+
+def unpack(content: bytes) -> Archive:
+    """Read an archive; UsageError says in one line what is damaged or not as it should be."""
+    try:
+        files = _members(_inflated(content))
+        manifest = msgspec.json.decode(files.pop(MANIFEST, b"null"), type=Manifest)
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
+        reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
+        raise UsageError(f"it is no whole archive of preflight capture: {reason}") from error
+    except RecursionError as error:
+        raise UsageError("its manifest is nested too deep: capture again") from error
+    if manifest.schema != SCHEMA:
+        raise UsageError(
+            f"its schema is {manifest.schema}, this preflight reads {SCHEMA}: use the one that "
+            f"wrote it ({manifest.preflight})"
+        )
+    named = [part.name for part in manifest.parts]
+    if strange := sorted(set(files) - set(named)):
+        raise UsageError(f"it holds {strange[0]}, which its manifest does not name: capture again")
+    if missing := [part.name for part in manifest.parts if not (part.error or part.name in files)]:
+        raise UsageError(f"its manifest names {missing[0][:80]!a}, which it lacks: capture again")
+    if len(set(named)) != len(named):
+        raise UsageError("its manifest names a part twice: capture again")
+    return Archive(manifest, files)
+
+
+def _inflated(content: bytes) -> bytes:
+    """Decompress no more than is read: a small file can hold a large bomb."""
+    machine = zlib.decompressobj(wbits=31)
+    whole = machine.decompress(content, LARGEST + 1)
+    if len(whole) > LARGEST:
+        raise ValueError(f"it holds more than {LARGEST >> 20} MiB once it is unpacked")
+    if not machine.eof:
+        raise EOFError("it ends early")
+    return whole
+
+
+def _members(whole: bytes) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
+        for member in tar:
+            name = member.name
+            if name != MANIFEST and not _NAME.fullmatch(name):
+                raise ValueError(f"no capture has a file {name[:80]!a}")
+            if not member.isreg() or member.issparse():
+                raise ValueError(f"{name} is no regular file")
+            if name in files or len(files) > MOST_FILES:
+                raise ValueError(f"it holds {name} twice" if name in files else "too many files")
+            file = tar.extractfile(member)
+            files[name] = file.read() if file else b""
+            if len(files[name]) != member.size:
+                raise EOFError(f"{name} ends early")
+    return files

@@ -1,0 +1,202 @@
+"""`preflight capture` leaves one archive that `preflight read` takes, and that may name nobody."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.golden.hold import hold
+from tests.stories.conftest import LONGEST_S, clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.lab.cluster import Lab
+
+UUID, SERIAL = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427", "1650523012345"
+SMI = f"""
+==============NVSMI LOG==============
+
+Timestamp                                 : Sun Nov 22 21:00:00 2026
+Driver Version                            : 570.124.06
+CUDA Version                              : 12.8
+
+Attached GPUs                             : 1
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Serial Number                         : {SERIAL}
+    GPU UUID                              : {UUID}
+    MIG Mode
+        Current                           : Disabled
+        Pending                           : Disabled
+    ECC Errors
+        Volatile
+            SRAM Uncorrectable            : 0
+            DRAM Uncorrectable            : 4
+"""
+IBSTAT = """\
+CA 'mlx5_0'
+\tCA type: MT4129
+\tNumber of ports: 1
+\tFirmware version: 28.39.1002
+\tHardware version: 0
+\tNode GUID: 0x506b4b0300a1b2c3
+\tSystem image GUID: 0x506b4b0300a1b2c3
+\tPort 1:
+\t\tState: Active
+\t\tPhysical state: LinkUp
+\t\tRate: 400
+\t\tBase lid: 7
+\t\tLMC: 0
+\t\tSM lid: 1
+\t\tCapability mask: 0xa751e848
+\t\tPort GUID: 0x506b4b0300a1b2c3
+\t\tLink layer: InfiniBand
+"""
+KERNEL = """\
+[   12.1] {host} kernel: mlx5_core 0000:18:00.0: Port module event: b8:59:9f:0c:11:22 10.77.0.41
+[   13.2] {host} kernel: NVRM: Xid (PCI:0000:1b:00): 63, pid=7, Row Remapper: new row marked
+"""
+
+
+def _preflight(*words: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "preflight.cli", *map(str, words)],
+        env={**clean_environment(), **(env or {})},
+        capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def _archive(folder: Path) -> Path:
+    (path,) = folder.glob("preflight-capture-*.tar.gz")
+    return path
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """An environment in which this machine has the tools of a GPU node, which print secrets."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    texts = {
+        "nvidia-smi": SMI, "ibstat": IBSTAT, "journalctl": KERNEL.format(host=os.uname().nodename),
+        "ibdev2netdev": "mlx5_0 port 1 ==> ib0 (Up)\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        script = folder / name
+        script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+        script.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    return {"PATH": path, "NCCL_TOPO_FILE": "/home/alice/topo.xml", "NCCL_IB_HCA": "mlx5_0"}
+
+
+def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]) -> None:
+    """One file of our own; its texts are judged as pasted ones, and what is missing is named."""
+    code, _, err = _preflight("capture", tmp_path, "--tier=quick", env=tools)
+    assert code == 0, err
+    path = _archive(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert f"written: {path}" in err
+    assert "could not collect" in err
+    assert "NCCL did not run in the sweep" in err
+    archive, _ = hold(path)
+    names = {name.rpartition("/")[2] for name in archive.files}
+    assert {"facts.json", "nvidia-smi-q.txt", "ibstat.txt", "journalctl.txt", "env.txt"} <= names
+    assert {"measured.json", "report.json"} <= names
+    code, out, _ = _preflight("read", path)
+    assert code in (0, 1, 3)
+    assert SERIAL not in out
+    assert "ibstat.txt" in out
+    assert "ok     ib.port:" in out
+    assert "gpu.ecc" in out
+
+
+def test_a_public_archive_names_nobody_and_is_judged_alike(
+    tmp_path: Path, tools: dict[str, str]
+) -> None:
+    """No host, user, serial, UUID, GUID, address in any of its files, names of members included."""
+    said: list[list[str]] = []
+    for options in ([], ["--public"]):
+        folder = tmp_path / f"into{len(options)}"
+        folder.mkdir()
+        code, _, err = _preflight("capture", folder, "--tier=quick", *options, env=tools)
+        assert code == 0, err
+        out = _preflight("read", _archive(folder))[1]
+        bad = [line for line in out.splitlines() if line.startswith(("FAIL", "WARN"))]
+        said.append([line for line in bad if ".txt" in line])  # of the facts, load may differ
+    assert len(said[0]) == len(said[1]) > 0
+    path = _archive(tmp_path / "into1")
+    archive, _ = hold(path)
+    assert archive.manifest.public
+    with tarfile.open(path) as tar:
+        whole = {path.name: path.name}
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            whole[member.name] = member.name + file.read().decode()
+    secrets = [
+        UUID, SERIAL, "alice", os.uname().nodename, "0x506b4b0300a1b2c3", "b8:59:9f:0c:11:22",
+        "10.77.0.41",
+    ]  # fmt: skip
+    if getpass.getuser() != "root":
+        secrets.append(getpass.getuser())
+    for name, text in whole.items():
+        alone = set(re.split(r"[^\w.:-]+", text))  # a host of two letters stands in many a word
+        assert not [one for one in secrets if one in (text if len(one) > 3 else alone)], name
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("nosuch", "No such file"), ("/proc", "give a folder that takes a new file")],
+)
+def test_a_folder_that_takes_no_file_is_refused_before_anything_is_asked(
+    tmp_path: Path, folder: str, said: str
+) -> None:
+    """One line, exit 4."""
+    code, out, err = _preflight("capture", tmp_path / folder)
+    assert (code, out) == (4, "")
+    assert "cannot write into" in err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_nobody_who_answers_is_nothing_written(tmp_path: Path) -> None:
+    """Exit 3, with the reason of each node, and no file."""
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        '[defaults]\ntransport = "local"\npython = "/nonexistent/python3"\n'
+        '[group.a]\nnodes = "n1"\n[node.n1]\naddress = "127.0.0.1"\n'
+    )
+    into = tmp_path / "into"
+    into.mkdir()
+    code, _, err = _preflight("capture", into, f"--inventory={fleet}")
+    assert code == 3, err
+    assert "n1: /nonexistent/python3: not found" in err
+    assert list(into.iterdir()) == []
+
+
+@pytest.mark.lab
+def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) -> None:
+    """Over SSH, with emulated GPUs and NICs: facts, samples of a sweep; read without a fault."""
+    words = (f"--inventory={lab.inventory()}", "--nodes=h[1-2]", "--tier=quick")
+    code, out, err = _preflight("capture", tmp_path, *words)
+    assert code == 0, out + err
+    path = _archive(tmp_path)
+    archive, verdicts = hold(path)
+    assert archive.manifest.run_exit == 0, out
+    for name in ("h1", "h2"):
+        assert f"nodes/{name}/facts.json" in archive.files
+        assert f"nodes/{name}/nvidia-smi-topo-m.txt" in archive.files
+        assert "8 GPUs" in verdicts[f"nodes/{name}/facts.json", "gpu.count"].sentence
+    assert path.name.startswith("preflight-capture-2-nodes-")
+    failed = {check for (_, check), one in verdicts.items() if one.condemns}
+    assert failed == {"software.arch"}  # the lab's torch is built without CUDA
+    assert "GB/s" in verdicts["run/measured.json", "fabric.allreduce"].sentence

@@ -1,0 +1,83 @@
+"""What a node's tools print for a capture: bounded in size and time, and whatever they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preflight.stages.capture import decode_outputs
+from tests.unit.payload.node import NONCE, Remote
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.stages.capture import Output
+
+KERNEL = """\
+[    0.000000] gpu041 kernel: Linux version 5.15.0-105-generic
+[   12.100000] gpu041 kernel: mlx5_core 0000:18:00.0: firmware version: 28.39.1002
+[   13.000000] gpu041 kernel: nfs: server filer7 not responding, still trying
+[   99.000000] gpu041 kernel: NVRM: Xid (PCI:0000:1b:00): 79, pid=812, GPU has fallen off the bus.
+"""
+
+
+def _tools(folder: Path, **scripts: str) -> dict[str, str]:
+    """Programs of these names; all others that are asked for say that they are not themselves."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def _asked(env: dict[str, str], deadline_s: float = 20.0) -> dict[str, Output]:
+    remote = Remote("outputs", env=env)
+    remote.ask(nonce=NONCE, deadline_s=deadline_s)
+    outputs = {one.name: one for one in decode_outputs(remote.answer())}
+    assert remote.leave() == 0
+    return outputs
+
+
+def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
+    """Of the kernel log, lines on GPUs and NICs; of the environment, what NCCL and CUDA read."""
+    env = _tools(
+        tmp_path / "bin",
+        nvidia_smi='[ "$*" = -q ] && echo "==NVSMI LOG==" && exit; echo broken >&2; exit 9',
+        ibstat="printf \"CA 'mlx5_0'\\n\"",
+        journalctl=f"cat <<'END'\n{KERNEL}END",
+    )
+    wanted = {"NCCL_IB_HCA": "mlx5", "AWS_SECRET_ACCESS_KEY": "x", "NCCL_X_TOKEN": "hf_abcdefghij"}
+    seen = _asked({**env, **wanted})
+    assert seen["nvidia-smi-q.txt"].text == "==NVSMI LOG==\n"
+    assert seen["nvidia-smi-q.txt"].command == "nvidia-smi -q"
+    assert (seen["nvidia-smi-topo-m.txt"].status, seen["nvidia-smi-topo-m.txt"].text) == (
+        9,
+        "broken\n",
+    )
+    assert seen["ibstat.txt"].status == 0
+    log = seen["journalctl.txt"].text
+    assert "firmware version: 28.39.1002" in log
+    assert "Xid" in log
+    assert "filer7" not in log
+    assert "dmesg.txt" not in seen
+    assert "NCCL_IB_HCA=mlx5\n" in seen["env.txt"].text
+    assert "hf_abcdefghij" not in seen["env.txt"].text
+    assert "AWS_SECRET" not in seen["env.txt"].text
+
+
+def test_what_hangs_is_left_and_named_and_what_is_endless_is_cut(tmp_path: Path) -> None:
+    """A driver that never answers costs its own output only; a flood is kept to its bound."""
+    env = _tools(
+        tmp_path / "bin",
+        nvidia_smi="trap '' TERM; sleep 600",
+        ibstat="yes CA",
+        journalctl="exit 1",
+        dmesg="echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1",
+    )
+    seen = _asked(env, deadline_s=4.0)
+    assert seen["nvidia-smi-q.txt"].error == "no answer in time"
+    assert seen["nvidia-smi-q.txt"].status is None
+    assert seen["ibstat.txt"].cut
+    assert len(seen["ibstat.txt"].text) == 512 << 10
+    assert seen["dmesg.txt"].error == "this login may not read the kernel log"
+    assert "is not installed" in seen["ibdev2netdev.txt"].error
