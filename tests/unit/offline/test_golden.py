@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,3 +22,12 @@ def test_a_capture_of_a_real_machine_is_read(path: Path) -> None:
     archive, verdicts = hold(path)
     assert archive.files
     assert verdicts
+
+
+def test_the_page_of_what_has_run_names_tests_that_exist() -> None:
+    """docs/what-has-run.md claims nothing by a test that is gone, and lists every capture."""
+    root = FOLDER.parents[1]
+    page = (root / "docs" / "what-has-run.md").read_text()
+    named = set(re.findall(r"tests/[\w./-]*\w", page))
+    assert {name for name in named if not (root / name).exists()} == set()
+    assert [path.name for path in FOUND if path.name not in page] == []
