@@ -245,8 +245,8 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
 ) -> None:
     """It is where the reason of a hang stands; its account comes as ever. Unasked, none is sent."""
 
-    def hang(rail: plan.Rail, first_round: int, say: Any) -> None:
-        nccl_log.Log()
+    def hang(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> None:
+        nccl_log.Log(log)
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
             nccl.write(said("NET/IB : No device found.\x1b[31m"))
         del rail
@@ -272,7 +272,7 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
     """How it began, and what it said last; how much is missing stands between."""
-    file = nccl_log.memory()
+    file = nccl_log.made()
     os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
     text = nccl_log.kept(file)
     assert text.startswith("first line\n")
