@@ -39,6 +39,8 @@ Kind = Literal[
     "hang",
     "wrong sum",
     "slow gpu",
+    "slow p2p",
+    "wrong product",
     "spinning kernel",
     "connect error",
 ]
@@ -84,7 +86,7 @@ class Machine:
     shm_gbs: float = 9.0
     socket_gbs: float = 3.0
     kept_elements: int = 4096
-    """Of a vector on a GPU so many elements exist."""
+    """Of a vector on a GPU so many elements exist, of a matrix their root in rows and columns."""
 
 
 _GROUPS = {
@@ -108,7 +110,7 @@ class Fault:
     """Of bandwidth that is left."""
     latency_us: float = 0.0
     rate: float = 0.0
-    """Per operation: of spikes, of wrong sums."""
+    """Per operation: of spikes, of wrong sums, of wrong products."""
     ms: float = 10.0
     """Of a spike."""
     from_bytes: int = 0
@@ -129,6 +131,8 @@ class Rehearsal:
     folder: Path
     machines: dict[str, Machine]
     faults: dict[str, list[Fault]] = field(default_factory=dict)
+    trace: Path | None = None
+    """Where processes write which lines of the payload they run; None: they do not."""
 
     @property
     def python(self) -> Path:
@@ -157,6 +161,7 @@ class Rehearsal:
         """Write what one host has, from its NVML scenario and its machine."""
         document = described(self.machines[host.name], host.scenario)
         document["faults"] = [asdict(fault) for fault in self.faults.get(host.name, ())]
+        document["trace"] = str(self.trace) if self.trace else None
         put(self.folder, host.name, document)
 
     def inventory(self, name: str = "inventory.toml", **changes: Tables) -> Path:
@@ -199,7 +204,7 @@ def described(machine: Machine, hardware: Scenario) -> dict[str, Any]:
         }
         for nic in hardware.nics
     ]
-    return {**document, "faults": []}
+    return {**document, "faults": [], "trace": None}
 
 
 def put(folder: Path, name: str, document: dict[str, Any]) -> None:
@@ -211,11 +216,14 @@ def put(folder: Path, name: str, document: dict[str, Any]) -> None:
 
 
 @contextmanager
-def rehearsed(lab: Lab, machine: Machine | None = None) -> Iterator[Rehearsal]:
+def rehearsed(
+    lab: Lab, machine: Machine | None = None, trace: Path | None = None
+) -> Iterator[Rehearsal]:
     """Give every host of the lab this machine; afterwards the hosts are as before."""
     machine = machine or Machine()
     before = {name: host.scenario for name, host in lab.hosts.items()}
-    one = Rehearsal(lab, environment(lab.folder / "cuda"), dict.fromkeys(lab.hosts, machine))
+    machines = dict.fromkeys(lab.hosts, machine)
+    one = Rehearsal(lab, environment(lab.folder / "cuda"), machines, trace=trace)
     for host in lab.hosts.values():
         scenario = host.scenario
         slots = range(machine.gpus)

@@ -366,3 +366,53 @@ def ends(uses_gpu):
 print(ends(True) - ends(False) > 1)
 """)
     assert said == "True"
+
+
+def test_of_a_large_matrix_the_corner_exists_and_its_shape_is_whole(here: Here) -> None:
+    """Products, slices and flattened matrices agree with each other; a product costs its shape."""
+    (said,) = here.says("""
+def ones(*shape):
+    return torch.ones(*shape, device="cuda")
+one, other = ones(8192 * 256).view(8192, 256), ones(256, 8192)
+product = torch.mm(one, other)
+cost = timed(lambda: torch.mm(one, other, out=product))
+rows = torch.cat([product[at : at + 1024] @ ones(8192) for at in range(0, 8192, 1024)])
+print(tuple(product.shape), rows.shape[0], bool((rows == one @ (other @ ones(8192))).all().item()))
+print(round(cost / (2 * 8192 * 256 * 8192 / 700e6), 1))
+flat = product.to(torch.bfloat16).view(torch.int16).view(-1)
+place = torch.arange(5, 5 + flat.numel(), device="cuda")
+print(flat.numel(), flat[1 << 20 : 2 << 20].numel(), int((flat.to(torch.int64) * place).sum()) > 0)
+again = product.clone()
+again[2, 3] = 7
+print(int((again != product).view(-1).nonzero()[0].item()) == 2 * 8192 + 3)
+""")
+    assert said.splitlines() == [
+        "(8192, 8192) 8192 True",
+        "1.0",
+        "67108864 1048576 True",
+        "True",
+    ]
+
+
+def test_a_copy_between_host_and_gpu_costs_its_whole_length(here: Here) -> None:
+    """A pinned buffer is whole on the host; what exists on the GPU is copied."""
+    (said,) = here.says("""
+host = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True).fill_(2)
+own = torch.empty(64 << 20, dtype=torch.uint8, device="cuda").fill_(1)
+there = timed(lambda: own.copy_(host, non_blocking=True))
+own.add_(1)
+back = timed(lambda: host.copy_(own, non_blocking=True))
+print(round(there / 1342, 1), round(back / 1342, 1), int(host[0]), host.is_cuda)
+""")
+    assert said == "1.0 1.0 3 False"
+
+
+def test_a_planted_wrong_product_is_wrong_in_one_element(here: Here) -> None:
+    """On that GPU only, and not each time where a rate says so."""
+    here.has(Fault("wrong product", slot=1, rate=1.0))
+    (said,) = here.says("""
+for index in range(2):
+    x = torch.ones(64, 64, device=f"cuda:{index}")
+    print(int((x @ x != 64).sum().item()), end=" ")
+""")
+    assert said == "0 1"

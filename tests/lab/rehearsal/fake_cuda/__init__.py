@@ -13,7 +13,7 @@ import importlib.machinery
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import machine
+from . import machine, trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +52,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def watch_for_torch() -> None:
-    """Wait for `import torch`; nothing is imported before."""
-    if machine.scenario() is not None:
-        sys.meta_path.insert(0, _Finder())
+    """Wait for `import torch`; nothing is imported before. Lines are traced from here on."""
+    scenario = machine.scenario()
+    if scenario is None:
+        return
+    sys.meta_path.insert(0, _Finder())
+    if scenario["trace"]:
+        trace.start(scenario["trace"])
 
 
 def install(torch: Any) -> None:

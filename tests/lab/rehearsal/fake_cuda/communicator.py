@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import random
 import socket
@@ -272,9 +273,7 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
 
 
 def _bytes(tensor: Any) -> bytes:
-    count = 1
-    for length in tensor.shape:
-        count *= int(length)
+    count = math.prod(cuda.exists(tensor))
     return ctypes.string_at(tensor.data_ptr(), count * tensor.element_size())
 
 

@@ -1,13 +1,18 @@
 """torch.cuda and tensors "on" simulated GPUs, for a torch that was built without CUDA.
 
 A tensor's data lie in the host's memory and are computed when the call is made; when they would be
-ready on a GPU is simulated. Of a long vector only the first elements exist (`kept_elements`): it
-says its full length, and costs its full length.
+ready on a GPU is simulated. Of a long vector only the first elements exist (`kept_elements`), of a
+large matrix as many rows and columns as a square of so many elements has: it says its full shape,
+and costs its full shape. What exists is always the upper left corner, so slices, products, sums and
+comparisons of parts fit each other. A matrix as a vector (`view(-1)`) is that corner in a row;
+`nonzero` alone gives the places that they would have in the whole one.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +45,7 @@ _FREE = frozenset(
         "reshape", "detach", "is_contiguous", "untyped_storage", "expand", "squeeze", "unsqueeze",
     )
 )  # fmt: skip
+_PRODUCTS = frozenset(("mm", "matmul", "__matmul__"))
 _FACTORIES = frozenset(("empty", "zeros", "ones", "randn", "rand", "full", "tensor", "arange"))
 _LEAST_US = 2.0  # a kernel that does nothing
 
@@ -318,7 +324,18 @@ def _tensor_class(torch: Any) -> Any:
     class CudaTensor(torch.Tensor):  # type: ignore[misc]
         __torch_function__ = torch._C._disabled_torch_function_impl
         gpu: Gpu
-        claimed: int
+        claims: tuple[int, ...]
+        """The shape that it says it has."""
+        row: tuple[int, int] | None = None
+        """Of a matrix as a vector: how many columns exist, and how many it says it has."""
+
+        @property
+        def claimed(self) -> int:
+            return math.prod(self.claims)
+
+        @property
+        def shape(self) -> Any:
+            return torch.Size(self.claims)
 
         @property
         def device(self) -> Any:
@@ -352,42 +369,125 @@ def _call(tensor_class: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> An
             kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
     target = gpu(_torch.device(wanted)) if to_gpu else inputs[0].gpu
+    if name in ("view", "reshape") and isinstance(args[1], int):
+        return _wrapped(tensor_class, *_reshaped(args[0], args[1:]), target, inputs)
     if name in _FREE:
-        return _wrapped(tensor_class, func(*args, **kwargs), target, inputs)
+        result = func(*args, **kwargs)
+        return _wrapped(tensor_class, result, _claims(name, result, args), target, inputs)
     for one in {each.gpu.index: each.gpu for each in inputs}.values():
         settle(one)
-    args, kwargs, claimed = _kept(name, args, kwargs)
+    args = given = tuple(_torch.device("cpu") if _is_device(each) else each for each in args)
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": "cpu"}
+    claims = None
+    if name in _FACTORIES:
+        args, claims = _kept(name, args)
+    elif len(args) > 1:
+        args = _fitting(name, args)
     result = func(*args, **kwargs)
-    _account(name, target, inputs, args)
+    if name in _PRODUCTS:
+        _corrupt(result, target)
+    _account(name, target, inputs, given)
     if name in _SYNCHRONOUS:
         synchronise(target)
+    if name.endswith("_") and not name.endswith("__"):
+        return given[0]
     to_host = wanted is not None and not to_gpu
     if to_host or name in ("cpu", "numpy"):
         return result
-    return _wrapped(tensor_class, result, target, inputs, claimed)
+    if name == "nonzero" and inputs[0].row is not None:
+        real, claimed = inputs[0].row
+        result = result // real * claimed + result % real
+    claims = claims or _claims(name, result, given)
+    return _wrapped(tensor_class, result, claims, target, inputs)
 
 
-def _kept(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], int | None]:
-    """Leave the device out of a call, and most elements out of a long vector that it makes."""
-    args = tuple(_torch.device("cpu") if _is_device(each) else each for each in args)
-    if kwargs.get("device") is not None:
-        kwargs = {**kwargs, "device": "cpu"}
-    if name not in _FACTORIES:
-        return args, kwargs, None
-    count = args[-1] if args and isinstance(args[-1], int) else None
-    if name == "tensor" or count is None or len(args) > 1:
-        return args, kwargs, None
-    kept = _elements_of.setdefault(count, min(count, int(machine.known()["kept_elements"])))
-    return (kept,), kwargs, count
+def _kept(name: str, args: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Leave most elements out of what a call makes; and the shape that it asked for."""
+    if name in ("tensor", "full") or not all(isinstance(each, int) for each in args):
+        return args, None
+    if name == "arange":
+        start, end = args if len(args) > 1 else (0, args[0])
+        return (start, start + _keep((end - start,))[0]), (end - start,)
+    return _keep(args), args
+
+
+def _keep(claims: tuple[int, ...]) -> tuple[int, ...]:
+    """How much of a tensor of that shape exists."""
+    kept = int(machine.known()["kept_elements"])
+    if len(claims) == 1:
+        return (_elements_of.setdefault(claims[0], min(claims[0], kept)),)
+    return tuple(min(length, math.isqrt(kept)) for length in claims)
+
+
+def exists(tensor: Any) -> tuple[int, ...]:
+    """The shape of what exists."""
+    return tuple(_torch.Tensor.size(tensor))
+
+
+def _reshaped(tensor: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
+    """A vector as a matrix, or a matrix as a vector, and the shape that it says it has."""
+    known = -math.prod(shape) if -1 in shape else 1
+    claims = tuple(tensor.claimed // known if length == -1 else length for length in shape)
+    if exists(tensor) == tensor.claims:
+        return _torch.Tensor.view(tensor, claims), claims
+    flat = _torch.Tensor.view(tensor, -1)
+    if len(claims) == 1:
+        return flat, claims
+    kept = _keep(claims)
+    return flat[: math.prod(kept)].view(kept), claims
+
+
+def _fitting(name: str, args: Any) -> Any:
+    """Of two tensors that belong together the part that exists of both."""
+    one, other = args[:2]
+    if not isinstance(one, _torch.Tensor) or not isinstance(other, _torch.Tensor):
+        return args
+    first, second = exists(one), exists(other)
+    if name in _PRODUCTS:
+        inner = min(first[-1], second[0])
+        one, other = one.narrow(-1, 0, inner), other.narrow(0, 0, inner)
+    elif tuple(one.shape) == tuple(other.shape) and first != second:
+        part = tuple(slice(min(pair)) for pair in zip(first, second, strict=True))
+        one, other = (_torch.Tensor.__getitem__(each, part) for each in (one, other))
+    return (one, other, *args[2:])
+
+
+def _claims(name: str, result: Any, args: Any) -> tuple[int, ...] | None:
+    """The shape that a result says it has; None for one that is as it is."""
+    one = args[0] if args else None
+    if isinstance(one, tuple | list) and name == "cat":
+        return (sum(each.shape[0] for each in one), *one[0].shape[1:])
+    if not isinstance(result, _torch.Tensor) or not isinstance(one, _torch.Tensor):
+        return None
+    claims, real = tuple(one.shape), exists(result)
+    if name in _PRODUCTS:
+        return (*claims[:-1], *args[1].shape[1:])
+    if name == "__getitem__" and isinstance(args[1], slice):
+        return (len(range(claims[0])[args[1]]), *claims[1:])
+    if name == "view":  # as another type
+        scale = result.element_size() / one.element_size()
+        claims = (*claims[:-1], int(claims[-1] / scale))
+        if len(claims) == 1:
+            _elements_of.setdefault(claims[0], real[0])
+        return claims
+    alike = (each for each in args if isinstance(each, _torch.Tensor) and exists(each) == real)
+    return next((tuple(each.shape) for each in alike), None)
+
+
+def _corrupt(product: Any, one: Gpu) -> None:
+    """Where it is planted, one element of a product comes out wrong."""
+    fault = one.fault("wrong product")
+    if fault and random.random() < fault["rate"]:  # noqa: S311  # a simulation
+        product.view(-1)[-1:].add_(2)
 
 
 def _account(name: str, target: Gpu, inputs: list[Any], args: Any) -> None:
     """Enqueue what the call costs its GPU, by bytes or by floating point operations."""
     rates = machine.known()["gpu"]
-    if name in ("mm", "matmul", "__matmul__") and len(inputs) > 1:
-        rows, inner = inputs[0].shape[0], inputs[0].shape[-1]
-        columns = inputs[1].shape[-1] if len(inputs[1].shape) > 1 else 1
-        takes_us = 2.0 * rows * inner * columns / (rates["tflops"] * 1e6)
+    if name in _PRODUCTS and len(inputs) > 1:
+        columns = math.prod(inputs[1].claims[1:])
+        takes_us = 2.0 * inputs[0].claimed * columns / (rates["tflops"] * 1e6)
     else:
         size = max((each.claimed * each.element_size() for each in inputs), default=0)
         copies = name == "copy_"
@@ -395,32 +495,39 @@ def _account(name: str, target: Gpu, inputs: list[Any], args: Any) -> None:
         across = copies and (len({each.gpu.index for each in inputs}) > 1 or len(inputs) == 1)
         rate = rates["memory_gbs"] / 2
         if across and source is not None:
-            rate = rates["p2p_gbs"] if len(inputs) > 1 else rates["pcie_gbs"]
+            rate = _p2p_gbs(inputs) if len(inputs) > 1 else rates["pcie_gbs"]
         takes_us = size / (rate * 1e3)
     launch(target, max(_LEAST_US, takes_us))
 
 
+def _p2p_gbs(ends: list[Any]) -> float:
+    planted = [one.gpu.fault("slow p2p") for one in ends]
+    factor = min((fault["factor"] for fault in planted if fault), default=1.0)
+    return float(machine.known()["gpu"]["p2p_gbs"] * factor)
+
+
 def _wrapped(
-    tensor_class: Any, result: Any, target: Gpu, inputs: list[Any], claimed: int | None = None
+    tensor_class: Any,
+    result: Any,
+    claims: tuple[int, ...] | None,
+    target: Gpu,
+    inputs: list[Any],
 ) -> Any:
-    """A result as a tensor of that GPU; one as long as an input claims that input's length."""
+    """A result as a tensor of that GPU, which says that it has that shape."""
     if isinstance(result, tuple | list):
-        return type(result)(_wrapped(tensor_class, each, target, inputs) for each in result)
+        return type(result)(_wrapped(tensor_class, each, None, target, inputs) for each in result)
     if isinstance(result, tensor_class):
-        result.claimed = claimed or result.claimed  # arange(n, out=...) has made it as long
+        result.claims = claims or result.claims  # arange(n, out=...) has made it as long
         return result
     if not isinstance(result, _torch.Tensor):
         return result
-    count = _elements(result)
-    if claimed is None:
-        claimed = next((one.claimed for one in inputs if _elements(one) == count), count)
-        if inputs and result.data_ptr() == inputs[0].data_ptr():  # a view as another type
-            size, other = result.element_size(), inputs[0].element_size()
-            claimed = claimed if size == other else inputs[0].claimed * other // size
-            _elements_of.setdefault(claimed, count)
     made = result.as_subclass(tensor_class)
-    made.gpu, made.claimed = target, claimed
-    _allocate(target, made)
+    made.gpu, made.claims = target, exists(result) if claims is None else claims
+    origin = inputs[0] if inputs else None
+    if origin is None or result.untyped_storage().data_ptr() != origin.untyped_storage().data_ptr():
+        _allocate(target, made)
+    elif len(origin.claims) > 1 and len(made.claims) == 1:
+        made.row = exists(origin)[-1], origin.claims[-1]
     return made
 
 
@@ -442,13 +549,6 @@ def _allocate(target: Gpu, made: Any) -> None:
             target.allocated -= size
 
         weakref.finalize(made, release)
-
-
-def _elements(tensor: Any) -> int:
-    count = 1
-    for length in tensor.shape:
-        count *= int(length)
-    return count
 
 
 def _tensors(tensor_class: Any, values: Iterable[Any]) -> Iterable[Any]:
