@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -36,13 +37,30 @@ if TYPE_CHECKING:
 
 _PAYLOAD = Path(__file__).parents[2] / "preflight" / "payload"
 _LONGEST_S = 400
+_TWO_GPUS = Machine(gpus=2)
 
 BURN = ("--preflight-tier=standard", "-m", "preflight_local")
 
 WITHOUT_CUDA = {
-    "sweep/clocks.py": {"HostClock": "times operations of gloo"},
+    "sweep/clocks.py": {
+        "HostClock": "times operations of gloo",
+        "Clock.restart": "is called by HostClock",
+        "Clock.warm_up": "is called for HostClock",
+    },
+    "sweep/counters.py": {
+        "ethernet": "gloo's interface",
+        "tcp": "gloo's connections",
+        "table": "reads what tcp() asks for",
+    },
+    "sweep/groups.py": {"_gloo": "connects CPUs"},
+    "sweep/means.py": {
+        "Means._tcp": "tells which interface carried gloo's data",
+        "_local": "is called by _tcp",
+        "gloo_interfaces": "the interfaces of gloo",
+    },
+    "sweep/same.py": {"same": "compares data in the host's memory"},
 }
-"""By file: classes and functions that only a torch without GPUs runs, and what they do there."""
+"""By file: what only a torch without GPUs runs, and what it does there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +68,75 @@ class Case:
     """One run of preflight over lab hosts."""
 
     name: str
-    machine: Machine = Machine(gpus=2)
-    plant: Plant = lambda rehearsal: None
+    machine: Machine = _TWO_GPUS
+    plant: Plant = lambda _: None
     nodes: int = 2
+    beside: str = ""
+    """A Python program on h2, next to the run."""
     options: tuple[str, ...] = ()
+    twice: bool = False
+    """A second run beside the first one."""
+    ends_s: float = _LONGEST_S
+    """After so long the controller is killed."""
+
+
+_STRIKE = """
+import os, pathlib, signal, time
+def found():
+    for place in pathlib.Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if place.read_text().startswith("{name}"):
+                return int(place.parent.name)
+        except OSError:
+            pass
+while not (pid := found()):
+    time.sleep(0.01)
+time.sleep({after})
+os.kill(pid, signal.SIG{signal})
+"""
+
+
+def _struck(signal: str, name: str = "preflight-pair", after: float = 1.0) -> str:
+    return _STRIKE.format(signal=signal, name=name, after=after)
+
+
+_HOLDS_A_GPU = """
+import time, torch
+torch.zeros(1, device="cuda:1")
+time.sleep(300)
+"""
+
+
+def _exclusive(rehearsal: Rehearsal) -> None:
+    """Its NVML says so, too."""
+    rehearsal.change("h2", exclusive=True)
+    host = rehearsal.lab.hosts["h2"]
+    scenario = host.scenario
+    for index in range(2):
+        scenario = scenario.counted(index, "compute_mode", 3)
+    host.set_scenario(scenario.process(1, 1, 500))
+
+
+def _perftest(rehearsal: Rehearsal) -> None:
+    """NICs that perftest measures; on one of them it fails."""
+    tool = rehearsal.lab.folder / "sbin" / "ib_write_bw"
+    tool.write_text(_PERFTEST)
+    tool.chmod(0o755)
+
+
+_PERFTEST = """#!/bin/sh
+case "$*" in *127.0.0.1*) ;; *) sleep 1; exit ;; esac
+case "$*" in *mlx5_1*) echo "Couldn't allocate MR"; exit 1 ;; esac
+echo " 65536      27000            391.10             390.63             0.745"
+"""
+
+
+def _xids(rehearsal: Rehearsal) -> None:
+    host = rehearsal.lab.hosts["h2"]
+    bus_id = host.scenario.gpus[1].bus_id.lower()
+    for after_s in range(3, 30):
+        line = f"NVRM: Xid (PCI:{bus_id[4:-2]}): 79, pid=1, name=x, GPU has fallen off the bus."
+        threading.Timer(after_s, host.kernel_says, (line,)).start()
 
 
 def _fault(*faults: Fault, host: str = "h2") -> Plant:
@@ -62,15 +145,28 @@ def _fault(*faults: Fault, host: str = "h2") -> Plant:
 
 def _situation(name: str) -> Case:
     one = next(each for each in SITUATIONS if each.name == name)
-    return Case(name, plant=lambda rehearsal: one.plant(rehearsal, "h2", 1))
+    nodes = 4 if name == "slow rail" else 2  # with four, suspects are measured again
+    return Case(name, plant=lambda rehearsal: one.plant(rehearsal, "h2", 1), nodes=nodes)
 
 
 CASES = (
     *(_situation(one.name) for one in SITUATIONS),
-    Case("torch 2.7", replace(Machine(gpus=2), torch="2.7.1", cuda="12.6", nccl="2.26.2")),
-    Case("exclusive process", replace(Machine(gpus=2), exclusive=True)),
+    Case("torch 2.7", replace(_TWO_GPUS, torch="2.7.1", cuda="12.6", nccl="2.26.2")),
+    Case("exclusive process", replace(_TWO_GPUS, exclusive=True)),
     Case("connect error", plant=_fault(Fault("connect error", slot=1, last_error="NET/IB : no"))),
-    Case("burn", options=BURN),
+    Case("CUDA error", plant=lambda one: one.change("h2", init_error="CUDA error: unknown")),
+    Case("GPU held by a stranger", plant=_exclusive, beside=_HOLDS_A_GPU),
+    Case("killed process", beside=_struck("KILL")),
+    Case("stopped process", beside=_struck("STOP")),
+    Case("killed in CUDA's start", replace(_TWO_GPUS, init_s=5.0), beside=_struck("SEGV")),
+    Case("Xid", plant=_xids),
+    Case("no PCI address", replace(_TWO_GPUS, torch="2.4.1")),
+    Case("two runs at once", twice=True),
+    Case("killed controller", ends_s=14.0),
+    Case("torchrun"),
+    Case("burn", options=BURN, plant=_perftest),
+    Case("burn, killed process", beside=_struck("KILL", "preflight-cuda1"), options=BURN),
+    Case("burn, no time", options=(*BURN, "--preflight-budget=25")),
     Case("burn, slow GPU", plant=_fault(Fault("slow gpu", slot=1, factor=0.5)), options=BURN),
     Case(
         "burn, wrong product",
@@ -96,13 +192,13 @@ def main() -> int:
         for nodes in sorted({one.nodes for one in wanted}):
             with Lab(hosts=nodes) as lab:
                 for case in (one for one in wanted if one.nodes == nodes):
-                    _run(lab, case, folder)
+                    _run(lab, case, folder, verbose=options.verbose)
                     lab.heal()
         sys.stdout.write(table(traced(folder)))
     return 0
 
 
-def _run(lab: Lab, case: Case, folder: Path) -> None:
+def _run(lab: Lab, case: Case, folder: Path, *, verbose: bool) -> None:
     began = time.monotonic()
     with (
         rehearsed(lab, case.machine, folder) as rehearsal,
@@ -110,36 +206,72 @@ def _run(lab: Lab, case: Case, folder: Path) -> None:
     ):
         case.plant(rehearsal)
         report = Path(working) / "report"
-        done = _preflight(rehearsal, report, case.options)
+        beside = (
+            lab.hosts["h2"].spawn([rehearsal.python, "-c", case.beside]) if case.beside else None
+        )
+        other = threading.Timer(3.0, _preflight, (rehearsal, report.with_name("other"), case))
+        if case.twice:
+            other.start()
+        done = (
+            _torchrun(rehearsal, report)
+            if case.name == "torchrun"
+            else _preflight(rehearsal, report, case)
+        )
+        other.cancel()
+        if case.twice:
+            other.join()
+        if beside is not None:
+            beside.kill()
         try:
             found = named(report)
             said = ", ".join((*found.components, *found.open)) or "nobody"
         except OSError:
             said = f"no report: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        if os.environ.get("SHOW"):
-            sys.stderr.write(done.stdout)
     sys.stderr.write(f"{case.name}: exit {done.returncode}, named {said} ")
     sys.stderr.write(f"({time.monotonic() - began:.0f} s)\n")
+    if verbose:
+        sys.stderr.write(done.stdout)
 
 
-def _preflight(
-    rehearsal: Rehearsal, report: Path, options: tuple[str, ...]
-) -> subprocess.CompletedProcess[str]:
+def _preflight(rehearsal: Rehearsal, report: Path, case: Case) -> subprocess.CompletedProcess[str]:
     """As a person would, but from an environment that looks like nobody's allocation."""
+    words = [
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight"),
+        *(f"--preflight-inventory={rehearsal.inventory()}", f"--preflight-report={report}"),
+        *("--preflight-fail-fast=never", "--preflight-budget=240", *case.options),
+    ]
+    try:
+        return subprocess.run(words, cwd=report.parent, env=_environment(), capture_output=True,
+                              text=True, timeout=case.ends_s, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired:  # the controller was killed
+        time.sleep(20)  # the nodes notice by themselves
+        return subprocess.CompletedProcess(words, -9, "", "")
+
+
+def _torchrun(rehearsal: Rehearsal, report: Path) -> subprocess.CompletedProcess[str]:
+    """Two torchruns of two ranks each, on their hosts; the first one's output."""
+    hosts = list(rehearsal.lab.hosts.values())
+    running = []
+    for number, host in enumerate(hosts):
+        words = [
+            *(rehearsal.python, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
+            *("--nproc-per-node=2", f"--node-rank={number}", "--master-port=29500"),
+            *(f"--master-addr={hosts[0].address}", "-m", "pytest", "-p", "no:cacheprovider"),
+            *("--preflight", f"--preflight-report={report}", "--preflight-fail-fast=never"),
+        ]
+        environment = {**_environment(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        running.append(
+            subprocess.Popen(host.command(words), cwd=report.parent, env=environment, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )  # fmt: skip
+    outputs = [one.communicate(timeout=_LONGEST_S)[0] for one in running]
+    return subprocess.CompletedProcess([], running[0].returncode, "".join(outputs), "")
+
+
+def _environment() -> dict[str, str]:
     foreign = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH", "NCCL_")
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight"),
-            *(f"--preflight-inventory={rehearsal.inventory()}", f"--preflight-report={report}"),
-            *("--preflight-fail-fast=never", "--preflight-budget=240", *options),
-        ],
-        cwd=report.parent,
-        env={name: value for name, value in os.environ.items() if not name.startswith(foreign)},
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST_S,
-        check=False,
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**kept, "PYTHONPATH": str(_PAYLOAD.parents[1])}
 
 
 def traced(folder: Path) -> dict[str, set[int]]:
@@ -199,11 +331,12 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 def without_cuda(file: str) -> set[int]:
     """The lines of a file that only run without GPUs."""
-    names = WITHOUT_CUDA.get(file, {})
     found: set[int] = set()
-    for node in ast.walk(ast.parse((_PAYLOAD / file).read_text())):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
-            found |= set(range(node.body[0].lineno, _end(node) + 1))
+    for node in ast.parse((_PAYLOAD / file).read_text()).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else []
+        for one, name in ((node, ""), *((each, f"{node.name}.") for each in inner)):
+            if getattr(one, "name", None) and name + one.name in WITHOUT_CUDA.get(file, {}):
+                found |= set(range(one.body[0].lineno, _end(one) + 1))
     return found
 
 
@@ -230,6 +363,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.cuda_coverage")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="as in: 'slow rail' burn")
     parser.add_argument("--lines", type=Path, help="keep what was traced in that folder")
+    parser.add_argument("--verbose", action="store_true", help="show what each run printed")
     return parser.parse_args()
 
 
