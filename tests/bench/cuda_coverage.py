@@ -108,13 +108,11 @@ time.sleep(300)
 
 
 def _exclusive(rehearsal: Rehearsal) -> None:
-    """Its NVML says so, too."""
+    """NVML says so, too, but not who holds it: that process is in another container."""
     rehearsal.change("h2", exclusive=True)
     host = rehearsal.lab.hosts["h2"]
-    scenario = host.scenario
     for index in range(2):
-        scenario = scenario.counted(index, "compute_mode", 3)
-    host.set_scenario(scenario.process(1, 1, 500))
+        host.set_scenario(host.scenario.counted(index, "compute_mode", 3))
 
 
 def _perftest(rehearsal: Rehearsal) -> None:
@@ -217,7 +215,6 @@ def _run(lab: Lab, case: Case, folder: Path, *, verbose: bool) -> None:
             if case.name == "torchrun"
             else _preflight(rehearsal, report, case)
         )
-        other.cancel()
         if case.twice:
             other.join()
         if beside is not None:
@@ -254,7 +251,7 @@ def _torchrun(rehearsal: Rehearsal, report: Path) -> subprocess.CompletedProcess
     running = []
     for number, host in enumerate(hosts):
         words = [
-            *(rehearsal.python, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
+            *(str(rehearsal.python), "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"),
             *("--nproc-per-node=2", f"--node-rank={number}", "--master-port=29500"),
             *(f"--master-addr={hosts[0].address}", "-m", "pytest", "-p", "no:cacheprovider"),
             *("--preflight", f"--preflight-report={report}", "--preflight-fail-fast=never"),
@@ -332,10 +329,13 @@ def _is_type_checking(test: ast.expr) -> bool:
 def without_cuda(file: str) -> set[int]:
     """The lines of a file that only run without GPUs."""
     found: set[int] = set()
+    apart = WITHOUT_CUDA.get(file, {})
     for node in ast.parse((_PAYLOAD / file).read_text()).body:
-        inner = node.body if isinstance(node, ast.ClassDef) else []
-        for one, name in ((node, ""), *((each, f"{node.name}.") for each in inner)):
-            if getattr(one, "name", None) and name + one.name in WITHOUT_CUDA.get(file, {}):
+        parts: list[tuple[ast.stmt, str]] = [(node, "")]
+        if isinstance(node, ast.ClassDef):
+            parts += [(each, f"{node.name}.") for each in node.body]
+        for one, prefix in parts:
+            if isinstance(one, ast.ClassDef | ast.FunctionDef) and prefix + one.name in apart:
                 found |= set(range(one.body[0].lineno, _end(one) + 1))
     return found
 

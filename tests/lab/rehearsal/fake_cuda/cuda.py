@@ -157,12 +157,12 @@ def settle(one: Gpu) -> None:
         one.stream.resolve()
 
 
-def launch(one: Gpu, takes_us: float) -> None:
-    """Enqueue a kernel."""
+def launch(one: Gpu, takes_us: float, *, copies: bool = False) -> None:
+    """Enqueue a kernel, or a copy over a link, whatever the clock of the GPU."""
     clock = spend("enqueue")
     if one.fault("spinning kernel"):
         one.stream.spins = True
-    slow = one.fault("slow gpu")
+    slow = None if copies else one.fault("slow gpu")
     takes_us *= 1.0 / slow["factor"] if slow else 1.0
     one.stream.enqueue(Work(clock.now_us, takes_us))
 
@@ -392,7 +392,7 @@ def _call(  # noqa: C901, PLR0911, PLR0912  # a table of cases, most particular 
     result = func(*args, **kwargs)
     if name in _PRODUCTS:
         _corrupt(result, target)
-    _account(name, target, inputs, given)
+    _account(name, target, inputs)
     if name in _SYNCHRONOUS:
         synchronise(target)
     if name.endswith("_") and not name.endswith("__"):
@@ -501,22 +501,23 @@ def _corrupt(product: Any, one: Gpu) -> None:
         product.view(-1)[-1:].add_(2)
 
 
-def _account(name: str, target: Gpu, inputs: list[Any], args: Any) -> None:
+def _account(name: str, target: Gpu, inputs: list[Any]) -> None:
     """Enqueue what the call costs its GPU, by bytes or by floating point operations."""
     rates = machine.known()["gpu"]
+    across = False
     if name in _PRODUCTS and len(inputs) > 1:
         columns = math.prod(inputs[1].claims[1:])
         takes_us = 2.0 * inputs[0].claimed * columns / (rates["tflops"] * 1e6)
     else:
         size = max((each.claimed * each.element_size() for each in inputs), default=0)
-        copies = name == "copy_"
-        source = args[1] if copies and len(args) > 1 else None
-        across = copies and (len({each.gpu.index for each in inputs}) > 1 or len(inputs) == 1)
+        across = name == "copy_" and (
+            len({each.gpu.index for each in inputs}) > 1 or len(inputs) == 1
+        )
         rate = rates["memory_gbs"] / 2
-        if across and source is not None:
+        if across:
             rate = _p2p_gbs(inputs) if len(inputs) > 1 else rates["pcie_gbs"]
         takes_us = size / (rate * 1e3)
-    launch(target, max(_LEAST_US, takes_us))
+    launch(target, max(_LEAST_US, takes_us), copies=across)
 
 
 def _p2p_gbs(ends: list[Any]) -> float:
