@@ -59,8 +59,13 @@ WITHOUT_CUDA = {
         "gloo_interfaces": "the interfaces of gloo",
     },
     "sweep/same.py": {"same": "compares data in the host's memory"},
+    "sweep/verify.py": {"if not same(self.buffer, self._wanted)": "data in the host's memory"},
+    "sweep/watch.py": {"if interface": "gloo's interface"},
+    "burn/clocks.py": {"if bench.kind != 'cuda'": "a CPU has no NVML"},
+    "burn/device.py": {"if self._kind == 'cpu'": "CPUs that stand for devices"},
+    "burn/integrity.py": {"if bench.kind != 'cuda'": "of a CPU's memory a fixed part is tested"},
 }
-"""By file: what only a torch without GPUs runs, and what it does there."""
+"""By file: what only a torch without GPUs runs (a function, a branch), and what it does there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,7 @@ CASES = (
     Case("GPU held by a stranger", plant=_exclusive, beside=_HOLDS_A_GPU),
     Case("killed process", beside=_struck("KILL")),
     Case("stopped process", beside=_struck("STOP")),
+    Case("stopped rail", beside=_struck("STOP", "preflight-rank", 0.0), nodes=3),
     Case("killed in CUDA's start", replace(_TWO_GPUS, init_s=5.0), beside=_struck("SEGV")),
     Case("Xid", plant=_xids),
     Case("no PCI address", replace(_TWO_GPUS, torch="2.4.1")),
@@ -164,6 +170,12 @@ CASES = (
     Case("torchrun"),
     Case("burn", options=BURN, plant=_perftest),
     Case("burn, killed process", beside=_struck("KILL", "preflight-cuda1"), options=BURN),
+    Case(
+        "burn, killed copies, two runs at once",
+        beside=_struck("KILL", "preflight-p2p", 0.2),
+        options=BURN,
+        twice=True,
+    ),
     Case("burn, no time", options=(*BURN, "--preflight-budget=25")),
     Case("burn, slow GPU", plant=_fault(Fault("slow gpu", slot=1, factor=0.5)), options=BURN),
     Case(
@@ -330,7 +342,11 @@ def without_cuda(file: str) -> set[int]:
     """The lines of a file that only run without GPUs."""
     found: set[int] = set()
     apart = WITHOUT_CUDA.get(file, {})
-    for node in ast.parse((_PAYLOAD / file).read_text()).body:
+    tree = ast.parse((_PAYLOAD / file).read_text())
+    for branch in (one for one in ast.walk(tree) if isinstance(one, ast.If)):
+        if f"if {ast.unparse(branch.test)}" in apart:
+            found |= set(range(branch.body[0].lineno, _end(branch.body[-1]) + 1))
+    for node in tree.body:
         parts: list[tuple[ast.stmt, str]] = [(node, "")]
         if isinstance(node, ast.ClassDef):
             parts += [(each, f"{node.name}.") for each in node.body]
