@@ -221,6 +221,7 @@ class Judgement:
                 job=self._fleet.job,
                 net=self._net(name),
                 inside=self.sweep.inside.get(name),
+                over_nvlink=self.sweep.over_nvlink.get(name),
                 burn=self.burn.get(name),
             )
         return self._nodes[name]

@@ -24,6 +24,7 @@ from preflight.fabric.suspects import suspects
 from preflight.facts.burned import Burned
 from preflight.facts.cut_links import cut_links
 from preflight.facts.environ.conf import settings
+from preflight.facts.nvlink_domain import nvlink_domain
 from preflight.fleet.master import master_names
 from preflight.judgement import Judgement, stages_needed
 from preflight.owed import Selection, owed
@@ -263,6 +264,7 @@ class Run:
             catch_rate=self.settings.soak_rate,
             suspects=suspects,
             inside=self._selection.inside,
+            domains=self._domains() if self._selection.inside else {},
             stop_early=self.settings.fail_fast == "first",
             cut=cut_links(self.judgement.measured.ports),
             keep_logs=self.settings.keep_nccl_logs,
@@ -302,6 +304,12 @@ class Run:
             or (one := facts.get(host.name)) is None
             or "NCCL_SOCKET_IFNAME" in settings(one.nccl_conf or ())
         )
+
+    def _domains(self) -> dict[str, str]:
+        """Node → its NVLink domain, where NVML tells one."""
+        facts = self.judgement.measured.facts
+        found = {name: nvlink_domain(one.gpus or ()) for name, one in facts.items()}
+        return {name: domain for name, domain in found.items() if domain}
 
     def _keep(self, sweep: Sweep) -> None:
         self.swept_s = self.seconds

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.facts.inside import Inside
+    from preflight.facts.nvlink_domain import OverNvlink
     from preflight.fleet.model import Host
 
 
@@ -42,6 +43,7 @@ class _Node:
 
     name: str
     inside: Inside
+    over_nvlink: OverNvlink | None
     facts: _Facts = _Facts()
 
 
@@ -65,7 +67,8 @@ def _judged(
     decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
 ) -> Judged:
     shared = (one for one in decoded.blames if one.kind == "systemic")
-    entries = (*_entries(decoded), *_inside(decoded, [one.node for one in sweep.inside]))
+    after = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
+    entries = (*_entries(decoded), *_inside(decoded, tuple(after)))
     return Judged(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
@@ -91,7 +94,9 @@ def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
     for registered in load_folder(shipped_folder()):
         if registered.check.stage == "fabric" and registered.subject == "node":
             for name in (each for each in names if each in decoded.inside):
-                verdict = registered.conclude(_Node(name, decoded.inside[name]))
+                verdict = registered.conclude(
+                    _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
+                )
                 yield Entry(registered.check.id, subject((name,)), (name,), verdict)
 
 

@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from preflight.fabric.clocks import clock_words
-from preflight.fabric.events import NcclLog, PairSeen
-from preflight.fabric.insides import Insides, end
+from preflight.fabric.events import DomainSeen, NcclLog, PairSeen
+from preflight.fabric.insides import DomainPairs, Insides, end
 from preflight.fabric.plan import LOGS_EACH
 from preflight.fabric.samples import End, Logged, PairSamples, Phase, Timing
 from preflight.fabric.silence import NOBODY, Silence, Word, explain
@@ -54,6 +54,7 @@ class Collected:
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
         self.logs: list[Logged] = []
+        self.domain = DomainPairs(who)
         self.told = 0
         """Pairs of which all ends have spoken, on all rails."""
 
@@ -86,24 +87,27 @@ class Collected:
     def open(self) -> bool:
         """Whether any pair of two nodes still under way has not been heard of by either end.
 
-        Or not all of what goes on inside of such a node.
+        Or not all of what goes on inside of such a node, or in its NVLink domain.
         """
         under_way = set(self.waiting())
         return (
             len(under_way) > _FEW
             or not under_way.isdisjoint(self.inside.missing)
+            or not under_way.isdisjoint(self.domain.missing)
             or any(
                 not ends and a in under_way and b in under_way
                 for (_, _, a, b), ends in self._ends.items()
             )
         )
 
-    def take(self, name: str, seen: PairSeen | InsideSeen | NcclLog) -> bool:
+    def take(self, name: str, seen: PairSeen | InsideSeen | DomainSeen | NcclLog) -> bool:
         """Keep one account or log; False if that node was not asked or cannot have seen it."""
         if isinstance(seen, PairSeen):
             return self._take_pair(name, seen)
         if isinstance(seen, NcclLog):
             return self._take_log(name, seen)
+        if isinstance(seen, DomainSeen):
+            return self.domain.take(name, seen)
         return self.inside.take(name, seen)
 
     def _take_log(self, name: str, said: NcclLog) -> bool:

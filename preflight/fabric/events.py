@@ -91,6 +91,14 @@ class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
     text: Annotated[str, Meta(max_length=260 << 10, pattern=r"^[\t\n -~]*\Z")]
 
 
+class DomainSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="domain"):
+    """One end's account of one rail of a pair over NVLink between nodes."""
+
+    round: _Small
+    a: _Name
+    b: _Name
+
+
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
     """It could not go on."""
 
@@ -124,6 +132,7 @@ Event = (
     | PairSeen
     | InsideSeen
     | NcclLog
+    | DomainSeen
     | Trouble
     | Done
     | Rest

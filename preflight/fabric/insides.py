@@ -1,15 +1,18 @@
-"""What the rails of each node say of their own all-reduce, checked against what was asked."""
+"""What rails say of the all-reduces after the rounds, checked against what was asked.
+
+Those inside of each node, and those over NVLink between the nodes of a domain.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.samples import End, InsideSamples
+from preflight.fabric.samples import End, InsideSamples, PairSamples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.fabric.events import Account, InsideSeen
+    from preflight.fabric.events import Account, DomainSeen, InsideSeen
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Timing
 
@@ -19,7 +22,7 @@ class Insides:
 
     def __init__(self, who: Roster) -> None:
         self._backend = who.backend
-        self._most = {rung.size_bytes: rung.iterations for rung in (*who.ladder, *who.inside_sizes)}
+        self._asked = _Asked(who)
         self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
         self._ends: dict[str, dict[int, End]] = {name: {} for name in self._rails}
 
@@ -31,14 +34,7 @@ class Insides:
     def take(self, name: str, seen: InsideSeen) -> bool:
         """Keep one account; False if that node was never asked for it or cannot have seen it."""
         ends = self._ends.get(name)
-        sizes = [timing.size_bytes for timing in seen.timings]
-        plausible = (
-            seen.rail in self._rails.get(name, ())
-            and seen.backend == self._backend
-            and len(set(sizes)) == len(sizes)
-            and (seen.state != "measured" or bool(sizes))
-            and all(self._asked(timing) for timing in seen.timings)
-        )
+        plausible = seen.rail in self._rails.get(name, ()) and self._asked.fits(seen)
         if ends is None or not plausible or seen.rail in ends:
             return False
         ends[seen.rail] = end(name, seen)
@@ -55,6 +51,61 @@ class Insides:
             )
             for name, ends in self._ends.items()
             for rails in (self._rails[name],)
+        )
+
+
+class DomainPairs:
+    """One account of each end on every rail of every pair over NVLink between nodes."""
+
+    def __init__(self, who: Roster) -> None:
+        self._backend = who.backend
+        self._asked = _Asked(who)
+        self._ends: dict[tuple[int, int, str, str], dict[str, End]] = {
+            (number, rail, a, b): {}
+            for number, around in enumerate(who.domain_rounds)
+            for a, b in around
+            for rail in who.rails_of(a, b)
+        }
+
+    @property
+    def missing(self) -> Iterator[str]:
+        """Nodes of which not all accounts are there."""
+        return (
+            name for (_, _, *pair), ends in self._ends.items() for name in pair if name not in ends
+        )
+
+    def take(self, name: str, seen: DomainSeen) -> bool:
+        """Keep one account; False if that node was never asked for it or cannot have seen it."""
+        ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
+        plausible = name in (seen.a, seen.b) and self._asked.fits(seen)
+        if ends is None or not plausible or name in ends:
+            return False
+        ends[name] = end(name, seen)
+        return True
+
+    def samples(self) -> tuple[PairSamples, ...]:
+        """All that was told."""
+        return tuple(
+            PairSamples(a, b, rail, number, self._backend, ends.get(a), ends.get(b))
+            for (number, rail, a, b), ends in self._ends.items()
+        )
+
+
+class _Asked:
+    """The sizes of the ladder and those beyond it, each once, no more iterations than ordered."""
+
+    def __init__(self, who: Roster) -> None:
+        self._backend = who.backend
+        self._most = {rung.size_bytes: rung.iterations for rung in (*who.ladder, *who.inside_sizes)}
+
+    def fits(self, seen: Account) -> bool:
+        """Whether such an account can be."""
+        sizes = [timing.size_bytes for timing in seen.timings]
+        return (
+            seen.backend == self._backend
+            and len(set(sizes)) == len(sizes)
+            and (seen.state != "measured" or bool(sizes))
+            and all(self._asked(timing) for timing in seen.timings)
         )
 
     def _asked(self, timing: Timing) -> bool:

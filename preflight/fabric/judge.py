@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from preflight.fabric.blame import Blame, blames, components
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
+from preflight.fabric.domain_judge import judge_domains
 from preflight.fabric.fallen import absorbed, fallen
 from preflight.fabric.healed import healed
 from preflight.fabric.inside_judge import judge_inside
@@ -22,6 +23,7 @@ from preflight.fabric.subtle import subtle
 from preflight.fabric.unsettled import certain, doubts
 from preflight.fabric.words import gbs
 from preflight.facts.inside import Inside
+from preflight.facts.nvlink_domain import OverNvlink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,6 +52,8 @@ class Decoded(Struct, frozen=True):
     """The sweep, condensed."""
     inside: dict[str, Inside] = {}
     """What goes on inside of each node of the fleet, by name."""
+    over_nvlink: dict[str, OverNvlink] = {}
+    """NVLink between nodes, by name of each node that is in an NVLink domain."""
 
 
 def judge_sweep(
@@ -102,7 +106,8 @@ def judge_sweep(
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
     inside = judge_inside(sweep, hosts)
-    return Decoded(seen, found, pairs | owed(sweep, names, pairs), observed, inside)
+    domains = judge_domains(sweep, hosts)
+    return Decoded(seen, found, pairs | owed(sweep, names, pairs), observed, inside, domains)
 
 
 def _by_pair(

@@ -15,6 +15,7 @@ from preflight.fabric.agreed import Agreed
 from preflight.fabric.collect import Collected
 from preflight.fabric.cut_short import CutShort
 from preflight.fabric.events import (
+    DomainSeen,
     Done,
     Event,
     InsideSeen,
@@ -266,13 +267,17 @@ class _Stage:
             # Who failed to meet the others waited about as long as they will, unless some have met.
             return plan.start_s if collected.stuck and not collected.told else None
         if collected.open():
-            return limits.barrier_s * (2 if who.inside else 1)
+            more = len(who.domain_rounds)
+            rest_s = limits.barrier_s * (1 + who.inside + more)
+            return rest_s + limits.init_s * bool(more)
         return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
 
     def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
         if name not in collected.names:
             return  # it was ready, and was not asked to take part
-        if isinstance(event, PairSeen | InsideSeen | NcclLog) and collected.take(name, event):
+        if isinstance(event, PairSeen | InsideSeen | DomainSeen | NcclLog) and collected.take(
+            name, event
+        ):
             return
         if isinstance(event, Done):
             collected.done.add(name)
@@ -317,4 +322,6 @@ class _Stage:
             unsettled=self._unsettled + (collected.unsettled() if collected else ()),
             inside=collected.inside.samples() if collected else (),
             nccl_logs=tuple(collected.logs) if collected else (),
+            domains=self._plan.domains,
+            domain=collected.domain.samples() if collected else (),
         )

@@ -93,6 +93,8 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """On the nodes; elsewhere in tests."""
     stop_early: bool = False
     """Leave a size as soon as its spikes condemn the pair; else all iterations are wanted."""
+    domains: dict[str, str] = {}
+    """Node name → its NVLink domain; after the rounds, nodes of one are measured over NVLink."""
     inside: bool = True
     """After the rounds, nodes with two rails or more all-reduce among their own."""
     keep_logs: bool = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 from msgspec import Struct
 
 from preflight.fabric.limits import limit
@@ -14,10 +16,11 @@ from preflight.fabric.schedule import Rounds, repair
 from preflight.fabric.store_host import cut_off, host_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from preflight.fabric.events import Ready
     from preflight.fabric.plan import Budget, SweepPlan
+    from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Host
 
 _SOME = 2
@@ -48,6 +51,8 @@ class Roster(Struct, frozen=True, kw_only=True):
     """After the rounds each node's rails all-reduce among themselves."""
     keep_logs: bool = False
     """Each rail sends what NCCL logged."""
+    domain_rounds: Rounds = ()
+    """Last of all, pairs of nodes of one NVLink domain."""
     cut_off: frozenset[str] = frozenset()
     """Ready and fit, but the store's host is out of their reach."""
 
@@ -106,7 +111,27 @@ def roster(
         inside_sizes=plan.nccl_inside if nccl else (),
         inside=plan.inside and rails.count >= _SOME,
         keep_logs=plan.keep_logs and nccl,
+        domain_rounds=neighbours(names, plan.domains) if nccl else (),
     )
+
+
+def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
+    """Pair every node with the one before and the one after it in its NVLink domain.
+
+    Two rounds, a third for the last pair of a domain of an odd number of nodes. A node that is slow
+    is so with both of its neighbours, each of which is fine with its other one.
+    """
+    members: dict[str, list[str]] = {}
+    for name in names:
+        if name in domains:
+            members.setdefault(domains[name], []).append(name)
+    rounds: list[list[Pairing]] = [[], [], []]
+    for own in members.values():
+        pairs = list(pairwise(own)) + [(own[0], own[-1])] * (len(own) > _SOME)
+        for place, pair in enumerate(pairs):
+            closing = place == len(own) - 1 and len(own) % 2
+            rounds[2 if closing else place % 2].append(pair)
+    return tuple(tuple(around) for around in rounds if around)
 
 
 def budget(plan: SweepPlan, who: Roster) -> Budget:
@@ -149,6 +174,7 @@ def go_order(
         "ladder": [rung_order(rung) for rung in who.ladder],
         "soak": None if who.soak is None else rung_order(who.soak),
         "turns": turns_of(who, name),
+        "domain": turns_of(msgspec.structs.replace(who, rounds=who.domain_rounds), name),
         "seed": plan.seed,
         "sysfs": plan.sysfs,
         "meet_s": limits.meet_s,

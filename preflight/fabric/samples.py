@@ -175,3 +175,7 @@ class Sweep(Struct, frozen=True):
     """Of nodes with two rails or more."""
     nccl_logs: tuple[Logged, ...] = ()
     """Of a capture: in the order in which the processes ended."""
+    domains: dict[str, str] = {}
+    """Node name → its NVLink domain, of nodes whose GPUs NVML says are in one."""
+    domain: tuple[PairSamples, ...] = ()
+    """Pairs over NVLink between the nodes of a domain; their rounds are numbered by themselves."""

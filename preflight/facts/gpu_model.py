@@ -113,6 +113,9 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     """How its registration with the NVSwitch fabric stands: "completed", "not started", ..."""
     fabric_status: Line | None = None
     """How that ended: "Success", or NVML's words."""
+    fabric_domain: Line | None = None
+    """"cluster UUID/clique": GPUs of one are joined by NVLink, also in other nodes (GB200 NVL72).
+    None within one node's NVSwitches, where the UUID is zero, and before registration."""
     fabric_trouble: Lines = ()
     """What the fabric's health says against it: "degraded bandwidth"."""
 

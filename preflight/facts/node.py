@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burn
     from preflight.facts.inside import Inside
     from preflight.facts.model import Facts
+    from preflight.facts.nvlink_domain import OverNvlink
     from preflight.facts.ports import Attempt, Ports
     from preflight.fleet.model import Job, Promise
 
@@ -144,6 +145,8 @@ class Node:
     net: Net
     inside: Inside | None = None
     """What its own GPUs did together in the sweep; None before, and where there was none."""
+    over_nvlink: OverNvlink | None = None
+    """What its GPUs did over NVLink with other nodes; None where NVML tells no NVLink domain."""
     burn: Burn | None = None
     """What its devices did under load; None before, and where there was no burn-in."""
 

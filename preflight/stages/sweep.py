@@ -51,6 +51,7 @@ def sweep_fleet(
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
     suspects: Callable[[Sweep], Rounds] | None = None,
     inside: bool = True,
+    domains: Mapping[str, str] | None = None,
     stop_early: bool = False,
     cut: frozenset[tuple[str, str]] = frozenset(),
     unpinned: frozenset[str] = frozenset(),
@@ -61,11 +62,12 @@ def sweep_fleet(
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
     one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
     `job`: it is measured in the job's environment, where one is known.
-    `inside`: nodes with two rails or more also all-reduce among their own. `stop_early`: a pair
-    that its samples condemn is not measured to the end. `cut`: (from, to) of connections known not
-    to come about. `unpinned`: see `SweepPlan`. `keep_logs`: what NCCL logged is kept, too.
-    `gathering` hears of nodes whose Python has imported torch, `progress` of pairs. On Ctrl-C
-    `interrupted` gets what was measured until then.
+    `inside`: nodes with two rails or more also all-reduce among their own. `domains`: node name →
+    its NVLink domain, over which it is measured, too. `stop_early`: a pair that its samples condemn
+    is not measured to the end. `cut`: (from, to) of connections known not to come about.
+    `unpinned`: see `SweepPlan`. `keep_logs`: what NCCL logged is kept, too. `gathering` hears of
+    nodes whose Python has imported torch, `progress` of pairs. On Ctrl-C `interrupted` gets what
+    was measured until then.
     """
     names = dict.fromkeys([host.name for host in hosts])
     plan = SweepPlan(
@@ -76,6 +78,7 @@ def sweep_fleet(
         leaves=dict(leaves or {}),
         seed=seed,
         inside=inside,
+        domains=dict(domains or {}),
         stop_early=stop_early,
         cut=cut,
         unpinned=unpinned,

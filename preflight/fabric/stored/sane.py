@@ -70,6 +70,7 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
             if end is not None:
                 refuse_end(f"{where}.{side}", end, name, pair.b if end is pair.first else pair.a)
     _refuse_insides(sweep, backends)
+    _refuse_domains(sweep)
     refuse_partakers(sweep)
     within("sweep", "retested", sweep.retested, len(sweep.rounds))
     _refuse_names("leaves", sweep.leaves)
@@ -94,6 +95,20 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
         for rail, end in enumerate(one.rails):
             if end is not None:
                 refuse_end(f"{where}.rails[{rail}]", end, one.node)
+
+
+def _refuse_domains(sweep: Sweep) -> None:
+    _refuse_names("domains", sweep.domains)
+    turns = _Turns(sweep.domains)
+    for number, pair in enumerate(sweep.domain):
+        where = _where("domain", number, pair)
+        refuse_backend(where, pair.backend)
+        turns.take(where, pair.a, pair.b, pair.rail, pair.round)
+        if sweep.domains[pair.a] != sweep.domains[pair.b]:
+            raise absurd(where, "its nodes are of two domains", "correct domains")
+        for side, end, name in (("first", pair.first, pair.a), ("second", pair.second, pair.b)):
+            if end is not None:
+                refuse_end(f"{where}.{side}", end, name, pair.b if end is pair.first else pair.a)
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from .text import clean
 
 TYPE_CHECKING = False
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 _STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 """nvmlGpuFabricState_t."""
+
+_COMPLETED = 3
 
 _AGAINST = (
     (0, "degraded bandwidth"),
@@ -34,7 +38,7 @@ _WRONG_SETUP = {
 
 
 def read(reader: Reader) -> None:
-    """Fill `fabric_state`, `fabric_status` and `fabric_trouble`, by the newest form there is."""
+    """Fill the fields `fabric_...`, by the newest form there is."""
     forms = (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
@@ -49,6 +53,9 @@ def read(reader: Reader) -> None:
         return
     reader.values["fabric_state"] = state
     reader.values["fabric_status"] = _words(reader, info.status)
+    cluster = _cluster(info)
+    if info.state == _COMPLETED and any(cluster):  # zeros are no domain: NCCL's src/mnnvl.cc
+        reader.values["fabric_domain"] = f"{uuid.UUID(bytes=cluster)}/{info.cliqueId}"
     reader.values["fabric_trouble"] = _trouble(getattr(info, "healthMask", 0))
 
 
@@ -83,6 +90,13 @@ def _filled(reader: Reader, field: str, forms: tuple[tuple[str, str], ...]) -> A
             break
     reader.refuse(field, code)
     return None
+
+
+def _cluster(info: Any) -> bytes:
+    """Read the bytes themselves: an array of characters would end at the first zero."""
+    import ctypes
+
+    return ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16)
 
 
 def _words(reader: Reader, status: int) -> str:

@@ -40,6 +40,12 @@ def inside_account(rail: plan.Rail, state: str, error: str = "") -> dict[str, An
     return {"event": "inside", **_account(rail, state, error)}
 
 
+def domain_account(rail: plan.Rail, turn: plan.Turn, state: str, error: str = "") -> dict[str, Any]:
+    """Make the event for one pair over NVLink between nodes."""
+    pair = {"round": turn.round, "a": turn.a, "b": turn.b}
+    return {"event": "domain", **pair, **_account(rail, state, error)}
+
+
 def _account(rail: plan.Rail, state: str, error: str) -> dict[str, Any]:
     return {
         "rail": rail.rail,

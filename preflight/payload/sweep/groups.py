@@ -139,6 +139,8 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(NCCL_ENVIRONMENT)
+    if rail.mnnvl:
+        os.environ["NCCL_MNNVL_ENABLE"] = "1"
     interface = rail.go.interface or (means.interface_of(rail.local) if rail.go.pinned else "")
     if interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + interface

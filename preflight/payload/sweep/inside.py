@@ -1,16 +1,17 @@
-"""A node's own rails all-reduce among themselves: what no pair over the network shows.
+"""All-reduces that NVLink carries, where it is there: what no pair over the network shows.
 
-NVLink, PCIe and shared memory carry it; a job's every step goes over them, too.
+A node's own rails, over NVLink, PCIe and shared memory; and two nodes of one NVLink domain. A job's
+every step goes over them, too.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from . import pattern, starvation, wall
-from .account import WHOLE_LIMIT, because, inside_account, printable, short
+from .account import WHOLE_LIMIT, because, domain_account, inside_account, printable, short
 from .ladder import BEAT_S, MARGIN_S, Ladder
 from .pair import Unfit, connect_s, state_of
 from .watch import MOST, PATIENCE_S
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from . import plan
     from .pair import Seat
 
     Alive = Callable[[str, float], None]
@@ -30,24 +32,58 @@ CPU_WAIT = "cpu wait_s"
 _ROUND = -1  # of the pattern's key: no pair has the same data
 
 
+@dataclass(frozen=True)
+class _Members:
+    """Who all-reduces: where in the store they meet, by which names, and which of them we are."""
+
+    place: str
+    names: list[str]
+    rank: int
+    within_s: float
+    """For all of them to come."""
+    data: int
+    """Keeps their data apart from all others', by the round of the pattern's key."""
+
+
 def measure(seat: Seat, alive: Alive) -> dict[str, Any]:
     """Measure once with all rails of this node, and return this rail's account; never raises.
 
     `alive`: as in `pair.measure`. The other rails may still be held up in the last round.
     """
-    rail, place = seat.rail, f"inside/{seat.rail.go.index}"
-    seen = inside_account(rail, "measured")
+    go, own = seat.rail.go, seat.rail.go.own_rails
+    names = [f"rail {each} of this node" for each in own]
+    # Rounds of pairs use the keys of ranks 0 and 1; a node's number keeps its data apart, too.
+    data = _ROUND - go.index
+    place, rank = f"inside/{go.index}", own.index(seat.rail.rail)
+    all_own = _Members(place, names, rank, go.barrier_s, data)
+    return _among(seat, all_own, inside_account(seat.rail, "measured"), alive)
+
+
+def measure_domain(seat: Seat, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
+    """Measure the same rail of two nodes over NVLink, and return this end's account; as above.
+
+    The partner may still be in its last round, or inside; then it starts a process, as we did.
+    """
+    rail, go = seat.rail, seat.rail.go
+    place = f"domain/{turn.round}/{turn.a}-{turn.b}/{rail.rail}"
+    within_s = (1 if turn.round else 2) * go.barrier_s + go.init_s
+    data = _ROUND - go.nodes * (1 + turn.round) - min(go.index, turn.partner)
+    both = _Members(place, [turn.a, turn.b], turn.rank, within_s, data)
+    return _among(seat, both, domain_account(rail, turn, "measured"), alive)
+
+
+def _among(seat: Seat, members: _Members, seen: dict[str, Any], alive: Alive) -> dict[str, Any]:
+    rail, place = seat.rail, members.place
     before, waited = None, 0.0
     try:
-        alive("connect", rail.go.barrier_s + MARGIN_S)
-        _assemble(seat, place)
+        alive("connect", members.within_s + MARGIN_S)
+        _assemble(seat, members)
         alive("connect", connect_s(rail.go) + PATIENCE_S)
         seat.means.prepare()
         before = seat.watch.read(seat.means.question())
         waited = _waited_s()
-        seen.update(_measure(seat, place, alive))
-        own = rail.go.own_rails
-        seat.meeting.gather(f"{place}/left", own.index(rail.rail), len(own), rail.go.op_s)
+        seen.update(_measure(seat, members, alive))
+        seat.meeting.gather(f"{place}/left", members.rank, len(members.names), rail.go.op_s)
     except Unfit as unfit:
         seen.update(unfit.seen, state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
     except RuntimeError as failure:
@@ -67,27 +103,24 @@ def _waited_s() -> float:
     return sum(starvation.waited_s(os.getpid()).values())
 
 
-def _assemble(seat: Seat, place: str) -> None:
-    go, own = seat.rail.go, seat.rail.go.own_rails
-    rank = own.index(seat.rail.rail)
-    missing = seat.meeting.gather(f"{place}/here", rank, len(own), go.barrier_s)
+def _assemble(seat: Seat, members: _Members) -> None:
+    place, names = f"{members.place}/here", members.names
+    missing = seat.meeting.gather(place, members.rank, len(names), members.within_s)
     if missing:
-        raise Unfit("absent", f"rail {own[missing[0]]} of this node did not come")
+        raise Unfit("absent", f"{names[missing[0]]} did not come")
 
 
-def _measure(seat: Seat, place: str, alive: Alive) -> dict[str, Any]:
-    rail, go, own = seat.rail, seat.rail.go, seat.rail.go.own_rails
-    rank = own.index(rail.rail)
+def _measure(seat: Seat, members: _Members, alive: Alive) -> dict[str, Any]:
+    go, rank, size = seat.rail.go, members.rank, len(members.names)
     begun = time.monotonic()
-    group = seat.connect(f"{place}/group", rank, len(own))
+    group = seat.connect(f"{members.place}/group", rank, size)
     met = time.monotonic()
     alive("pair", go.op_s + BEAT_S + MARGIN_S)
     seen: dict[str, Any] = {
         "started_s": wall.now_s(),
         "setup_ms": round((met - begun) * 1000.0, 1),
     }
-    # Rounds of pairs use the keys of ranks 0 and 1; a node's number keeps its data apart, too.
-    keys = [pattern.key(go.seed, _ROUND - go.index, each) for each in range(len(own))]
+    keys = [pattern.key(go.seed, members.data, each) for each in range(size)]
     larger = replace(go, ladder=go.ladder + go.inside_sizes)
     ladder = Ladder(seat.torch, group, larger, pattern.Ends(keys, rank), alive)
     ladder.climb(begun, met, soak=False)

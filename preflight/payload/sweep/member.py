@@ -5,6 +5,7 @@ It may hang in a driver or a collective for ever; its supervisor then kills and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from . import cuda, inside, means, pair, plan, wall, watch
@@ -38,6 +39,7 @@ def take_part(
     import torch  # loaded by the agent already; here it only gets its name
     import torch.distributed as dist
 
+    rail = replace(rail, mnnvl=first_round >= rail.go.domain_step)
     torch.set_num_threads(1)
     say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
     counting = watch.Watch(rail.go.sysfs)  # before there are threads and connections to inherit
@@ -60,8 +62,15 @@ def take_part(
         turn = rail.turn(number)
         if turn is not None and not _told(seat, number, _take_turn(seat, turn, say), say):
             return False
-    if rail.go.inside:
+    if rail.go.inside and not rail.mnnvl:
         _look_inside(seat, say)
+    if rail.go.domain and not rail.mnnvl:  # NCCL reads its environment once in a process
+        say(round=rail.go.domain_step, phase="between", within_s=_MARGIN_S)
+        return False
+    for step in range(max(first_round, rail.go.domain_step), rail.go.steps):
+        turn = rail.domain_turn(step)
+        if turn is not None and not _told(seat, step, _over_nvlink(seat, step, turn, say), say):
+            return False
     return True
 
 
@@ -108,6 +117,15 @@ def _look_inside(seat: pair.Seat, say: Callable[..., None]) -> None:
         say(round=number, phase=phase, within_s=within_s)
 
     say(account=inside.measure(seat, alive), round=number)
+
+
+def _over_nvlink(
+    seat: pair.Seat, step: int, turn: plan.Turn, say: Callable[..., None]
+) -> dict[str, Any]:
+    def alive(phase: str, within_s: float) -> None:
+        say(round=step, phase=phase, within_s=within_s)
+
+    return inside.measure_domain(seat, turn, alive)
 
 
 def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 
@@ -86,6 +87,8 @@ class Go:
     """After the last round, this node's own rails all-reduce among themselves."""
     inside_sizes: tuple[Rung, ...] = ()
     """Larger sizes, which only the rails of one node climb to after the ladder's."""
+    domain: tuple[Turn | None, ...] = ()
+    """Last of all, pairs with nodes of the same NVLink domain; each costs those two only."""
     missing: frozenset[int] = frozenset()
     """Members of rails that their node does not have: node number x `rails` + rail."""
     keep_log: bool = False
@@ -93,7 +96,12 @@ class Go:
 
     @property
     def steps(self) -> int:
-        """The rounds, and after them what goes on inside of the node."""
+        """The rounds, then what goes on inside of the node, then its NVLink domain."""
+        return self.domain_step + len(self.domain)
+
+    @property
+    def domain_step(self) -> int:
+        """The first step over NVLink between nodes, in a process that NCCL starts anew in."""
         return len(self.turns) + int(self.inside)
 
     @property
@@ -113,6 +121,8 @@ class Rail:
     store: tuple[str, int]
     gpu: int | None = None
     """The CUDA index of this rail's GPU; None: the rail's number."""
+    mnnvl: bool = False
+    """NCCL may use NVLink between nodes, which pairs of the rounds may not."""
 
     @property
     def member(self) -> int:
@@ -131,7 +141,13 @@ class Rail:
 
     def turn(self, number: int) -> Turn | None:
         """Return the rail's pair of a round; None without one, or if the partner lacks it."""
-        turn = self.go.turns[number]
+        return self._here(self.go.turns[number])
+
+    def domain_turn(self, step: int) -> Turn | None:
+        """The same of a step over NVLink between nodes."""
+        return self._here(self.go.domain[step - self.go.domain_step])
+
+    def _here(self, turn: Turn | None) -> Turn | None:
         return None if turn is None or self.partner(turn) in self.go.missing else turn
 
     def partner(self, turn: Turn) -> int:
@@ -154,15 +170,21 @@ def extended(go: Go, more: dict[str, Any]) -> Go:
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
     soak, condemn = order.get("soak"), order.get("condemn")
-    turns = tuple(None if turn is None else Turn(**turn) for turn in order["turns"])
-    if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
-        raise ValueError("turns out of order")
+    turns = _turns(order["turns"], first)
     return dict(
         order,
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
         condemn=None if condemn is None else Condemn(*condemn),
         turns=turns,
+        domain=_turns(order.get("domain", ()), 0),
         inside_sizes=tuple(Rung(*rung) for rung in order.get("inside_sizes", ())),
         missing=frozenset(order.get("missing", ())),
     )
+
+
+def _turns(listed: Iterable[dict[str, Any] | None], first: int) -> tuple[Turn | None, ...]:
+    turns = tuple(None if turn is None else Turn(**turn) for turn in listed)
+    if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
+        raise ValueError("turns out of order")
+    return turns

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from . import lifeline, lines, member, nccl_log, plan, starvation
-from .account import account, because, inside_account, short
+from .account import account, because, domain_account, inside_account, short
 from .cuda import NoCuda
 from .stalls import Stalls
 
@@ -129,8 +129,12 @@ def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
         turn = rail.turn(number)
         if turn is not None:
             lines.write(output, account(rail, turn, "not_run", error))
-    if rail.go.inside:
+    if rail.go.inside and at < rail.go.domain_step:
         lines.write(output, inside_account(rail, "not_run", error))
+    for step in range(max(at, rail.go.domain_step), rail.go.steps):
+        turn = rail.domain_turn(step)
+        if turn is not None:
+            lines.write(output, domain_account(rail, turn, "not_run", error))
 
 
 def _step_out(rail: plan.Rail) -> None:
@@ -146,6 +150,9 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
     """The account of what a measuring process was at when it was lost; None for nothing."""
     if ended.phase not in _LOST_IN:
         return None
+    if ended.round >= rail.go.domain_step:
+        turn = rail.domain_turn(ended.round)
+        return None if turn is None else domain_account(rail, turn, ended.state, ended.error)
     if ended.round == len(rail.go.turns):
         return inside_account(rail, ended.state, ended.error)
     turn = rail.turn(ended.round)

@@ -651,6 +651,8 @@ int nvmlDeviceGetGpuFabricInfoV(device d, struct fabric_v3 *into)
     into->status = number(d, "fabric_status", 0);
     into->mask = number(d, "fabric_mask", 0xAA); /* two bits each: no trouble of four kinds */
     into->summary = 1;
+    memset(into->cluster, number(d, "fabric_cluster", 0), sizeof into->cluster);
+    into->clique = number(d, "fabric_clique", 0);
     return OK;
 }
 

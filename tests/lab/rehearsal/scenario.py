@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import site
 import sys
+import zlib
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -76,6 +77,8 @@ class Machine:
     seed: int = 1
     leaf: str = "leaf1"
     nvlink_domain: str | None = None
+    imex: bool = True
+    """Whether GPUs may map the memory of other nodes of the NVLink domain."""
     p2p: Literal["nvlink", "none"] = "nvlink"
     ib_plugin: bool = True
     gdr: bool = True
@@ -94,8 +97,8 @@ _GROUPS = {
     "process": ("init_s", "exit_s", "init_error", "exclusive", "free_mib"),
     "gpu": ("memory_gbs", "pcie_gbs", "p2p_gbs", "tflops"),
     "fabric": (
-        "noise", "leaf", "nvlink_domain", "p2p", "ib_plugin", "gdr", "rail_gbs", "latency_us",
-        "nvlink_gbs", "nvlink_fill_us", "shm_gbs", "socket_gbs",
+        "noise", "leaf", "nvlink_domain", "imex", "p2p", "ib_plugin", "gdr", "rail_gbs",
+        "latency_us", "nvlink_gbs", "nvlink_fill_us", "shm_gbs", "socket_gbs",
     ),
 }  # fmt: skip
 
@@ -114,7 +117,8 @@ class Fault:
     ms: float = 10.0
     """Of a spike."""
     from_bytes: int = 0
-    where: Literal["network", "inside"] = "network"
+    where: Literal["network", "inside", "domain"] = "network"
+    """`domain`: NVLink between nodes."""
     once: bool = False
     after: int = 0
     """Of a hang: how many operations of its communicator go well before."""
@@ -227,13 +231,16 @@ def rehearsed(
     for host in lab.hosts.values():
         scenario = host.scenario
         slots = range(machine.gpus)
-        host.set_scenario(
-            replace(
-                scenario,
-                gpus=tuple(gpu for gpu in scenario.gpus if gpu.slot in slots),
-                nics=tuple(nic for nic in scenario.nics if nic.slot in slots),
-            )
+        scenario = replace(
+            scenario,
+            gpus=tuple(gpu for gpu in scenario.gpus if gpu.slot in slots),
+            nics=tuple(nic for nic in scenario.nics if nic.slot in slots),
         )
+        if machine.nvlink_domain:
+            cluster = 1 + zlib.crc32(machine.nvlink_domain.encode()) % 255
+            for index in range(len(scenario.gpus)):
+                scenario = scenario.counted(index, "fabric_cluster", cluster)
+        host.set_scenario(scenario)
         one.write(host)
     try:
         yield one

@@ -120,6 +120,16 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         ),
         "inside[0] ('h5'): it stands in left_out too",
     ),
+    "a pair over NVLink between two domains": (
+        lambda d: d.update(
+            domains={"h1": "rack/1", "h2": "rack/2"},
+            domain=[
+                {"a": "h1", "b": "h2", "rail": 0, "round": 0, "backend": "nccl"}
+                | {"first": None, "second": None}
+            ],
+        ),
+        "domain[0] ('h1-h2'): its nodes are of two domains; correct domains",
+    ),
     "a size of nothing": (
         lambda d: d["ladder"][0].update(size_bytes=0),
         "ladder[0]: a size of 0 bytes; correct size_bytes",

@@ -47,7 +47,8 @@ def test_a_healthy_machine_tells_every_reading(
     assert first.lacks == ("repair_pending", "fan_pct")
     assert (first.denied, first.errors) == ((), ())
     missing = {name for name, value in msgspec.structs.asdict(first).items() if value is None}
-    assert missing == {"repair_pending", "fan_pct", "uncorrected_said", "unrepairable"}
+    told_of_others = {"uncorrected_said", "unrepairable"}
+    assert missing == {"repair_pending", "fan_pct", "fabric_domain", *told_of_others}
     assert first.clock_reasons == ("idle",)
     assert (first.margin_c, first.power_limit_w, first.recovery_action) == (57, 700.0, "none")
     assert first.link_errors is not None
@@ -56,6 +57,17 @@ def test_a_healthy_machine_tells_every_reading(
     assert (facts.driver.counted, facts.driver.slowest_s is not None) == (8, True)
     outcomes = {check: judge(check, facts).outcome for check in CHECKS}
     assert set(outcomes.values()) == {"ok"}, outcomes
+
+
+def test_a_gpu_of_an_nvlink_domain_names_it(
+    machine: Machine, healthy: Scenario, tmp_path: Path
+) -> None:
+    """Cluster UUID and clique, once it is registered; zeros, as within one node, are none."""
+    rack = healthy.counted(0, "fabric_cluster", 0x5A).counted(0, "fabric_clique", 3)
+    rack = rack.counted(1, "fabric_cluster", 0x5A).counted(1, "fabric_state", 2)
+    facts = told(machine, rack, tmp_path)
+    assert health(facts, 0).fabric_domain == "5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a/3"
+    assert health(facts, 1).fabric_domain is health(facts, 2).fabric_domain is None
 
 
 FAULTS = {

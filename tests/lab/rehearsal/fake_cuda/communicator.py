@@ -88,6 +88,14 @@ class Communicator:
         """What carries the data: "IB", "Socket", "P2P", "SHM"."""
         return str(self.ends[0]["carrier"])
 
+    @property
+    def mnnvl(self) -> bool:
+        """Whether NVLink joins the nodes of these ends. Source: src/mnnvl.cc, ncclMnnvlCheck."""
+        domains = {end["domain"] for end in self.ends}
+        several = len({end["host"] for end in self.ends}) > 1
+        allowed = os.environ.get("NCCL_MNNVL_ENABLE") != "0"
+        return several and allowed and len(domains) == 1 and None not in domains
+
     def _profile(self) -> dict[str, Any]:
         known = machine.known()
         nics = _usable_nics()
@@ -99,6 +107,7 @@ class Communicator:
             "host": os.uname().nodename,
             "leaf": known["fabric"]["leaf"],
             "domain": known["fabric"]["nvlink_domain"],
+            "p2p": known["fabric"]["p2p"] == "nvlink" and os.environ.get("NCCL_P2P_DISABLE") != "1",
             "slot": self.gpu.slot,
             "gpu": self.gpu.index,
             "nics": nics,
@@ -112,11 +121,8 @@ class Communicator:
     def _carrier(self) -> str:
         """P2P, shared memory, network: NCCL's order. Source: src/transport.cc, ncclTransports."""
         hosts = {end["host"] for end in self.ends}
-        domains = {end["domain"] for end in self.ends}
-        one_domain = len(domains) == 1 and None not in domains
-        near = len(hosts) == 1 or (one_domain and os.environ.get("NCCL_MNNVL_ENABLE") != "0")
-        fabric = machine.known()["fabric"]
-        if near and fabric["p2p"] == "nvlink" and os.environ.get("NCCL_P2P_DISABLE") != "1":
+        near = len(hosts) == 1 or self.mnnvl
+        if near and all(end["p2p"] for end in self.ends):
             return "P2P"
         if len(hosts) == 1 and os.environ.get("NCCL_SHM_DISABLE") != "1":
             return "SHM"
@@ -193,9 +199,9 @@ class Communicator:
 
     def _hang_if_planted(self) -> None:
         """Where it is planted, our kernel never ends: once, or whenever it comes so far."""
-        inside = len({end["host"] for end in self.ends}) == 1
+        assert self._wire is not None
         for fault in cuda.faults("hang", self.gpu.slot):
-            if (fault["where"] == "inside") != inside or self._run < fault["after"]:
+            if fault["where"] != self._wire.where or self._run < fault["after"]:
                 continue
             if not fault["once"] or machine.first_time("hang.once"):
                 spin()

@@ -38,7 +38,7 @@ def connected(communicator: Communicator) -> None:
     carrier = {
         "IB": f"NET/IB/{number}{direct}",
         "Socket": "NET/Socket/0",
-        "P2P": "P2P/CUMEM",
+        "P2P": "P2P/MNNVL" if communicator.mnnvl else "P2P/CUMEM",
         "SHM": "SHM/direct/direct",
     }[communicator.carrier]
     lines += nccl_text.channel_lines(

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 _POLL_S = 1.0
 _SIGNAL = "exception_dump"
+_NO_IMEX = (
+    "MNNVL (cliqueSize 2) is available but not working on this system. Check the IMEX "
+    "configuration (nvidia-imex-ctl -N). Set NCCL_MNNVL_ENABLE=0 to ignore this issue."
+)
+"""src/mnnvl.cc of NCCL 2.28."""
+
 _SETUP_US = (60_000.0, 25_000.0)  # the first communicator of a process, and each later one
 _TORCH_2_8 = (2, 8)
 
@@ -184,6 +190,9 @@ class ProcessGroupNCCL:
                     "or a network set up issue."
                 ) from error
         communicator.connect(unique_id, _SETUP_US[self.uid > 0])
+        if communicator.mnnvl and not machine.known()["fabric"]["imex"]:
+            communicator.close()
+            raise _error(log.connect_failed({"last_error": _NO_IMEX}))
         log.connected(communicator)
         self._communicator = communicator
 

@@ -60,9 +60,10 @@ class Wire:
         self._fabric = fabric
         self._draw = random.Random(seed)  # noqa: S311  # a simulation
         self._noise = Noise(fabric["noise"], self._draw)
-        self._where = "inside" if len({end["host"] for end in ends}) == 1 else "network"
-        self._done = 0
         self.carrier = ends[0]["carrier"]
+        over_nics = "domain" if self.carrier == "P2P" else "network"
+        self.where = "inside" if len({end["host"] for end in ends}) == 1 else over_nics
+        self._done = 0
 
     def takes_us(self, size_bytes: int) -> float:
         """Microseconds of the next all-reduce of that size."""
@@ -92,7 +93,7 @@ class Wire:
         for rank, end in enumerate(self._ends):
             for fault in end["faults"]:
                 large = size_bytes >= fault.get("from_bytes", 0)
-                here = fault["where"] == self._where
+                here = fault["where"] == self.where
                 if fault["kind"] == "wrong sum" and here and large and self._hits(fault):
                     return rank
         return None
@@ -105,11 +106,11 @@ class Wire:
         return self._draw.random() < float(fault["rate"])
 
     def _faults(self) -> list[dict[str, Any]]:
-        """Those of this kind of way: of the network, or of what is inside of a node."""
+        """Those of this kind of way: the network, inside of a node, NVLink between nodes."""
         names = {end["host"] for end in self._ends}
         return [
             fault
             for end in self._ends
             for fault in end["faults"]
-            if fault["where"] == self._where and (fault["to"] is None or fault["to"] in names)
+            if fault["where"] == self.where and (fault["to"] is None or fault["to"] in names)
         ]

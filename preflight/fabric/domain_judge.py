@@ -1,0 +1,202 @@
+"""NVLink between the nodes of a domain: each node by its better neighbour, so a bad one is named.
+
+A node that is bad is so with both neighbours, each of which is fine with its other one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight.fabric.inside_measure import Measured, measure_inside
+from preflight.fabric.limits import limit
+from preflight.fabric.samples import InsideSamples
+from preflight.fabric.words import gbs, size
+from preflight.facts.board_links import nvlink_gbs
+from preflight.facts.nvlink_domain import OverNvlink
+from preflight.stats.quantiles import median
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preflight.fabric.samples import Sweep
+    from preflight.facts import Gpu
+    from preflight.fleet.model import Host
+
+_LEAST_PEERS = 2
+_NVLINK_FROM = 64 << 20
+_BROKEN = (
+    "look at IMEX on {0} (nvidia-imex-ctl -N, /dev/nvidia-caps-imex-channels), at its NVLinks and "
+    "Xids; run again"
+)
+_FELL_BACK = (
+    "look why NCCL does not use NVLink on {0}: NCCL_P2P_DISABLE, NCCL_CUMEM_ENABLE=0, the IMEX "
+    "channel (/dev/nvidia-caps-imex-channels) in its container; run again"
+)
+_SLOW = "look at its NVLink errors (nvidia-smi nvlink -e) and at the NVLink switches; run again"
+_CORRUPT = "take {0} out of service now and run its memory and NVLink diagnostics (dcgmi diag -r 3)"
+
+
+class _Met(Struct, frozen=True):
+    """One rail of one node with one neighbour, as that node sees it."""
+
+    partner: str
+    measured: Measured
+    error: str = ""
+    own_fault: bool = False
+    """NCCL itself says at this end that NVLink between nodes does not work here."""
+
+    @property
+    def best_gbs(self) -> float:
+        """Of the fastest operation; 0 where NVLink did not carry it, or nothing came to an end."""
+        carried = self.measured.state == "measured" and "P2P" in self.measured.net.split()
+        return self.measured.sizes[-1].best_gbs if carried else 0.0
+
+
+def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
+    """Judge every node that is in an NVLink domain, by name; also those not measured, with why."""
+    met = _met(sweep)
+    members: dict[str, list[str]] = {}
+    for name, domain in sweep.domains.items():
+        if name not in sweep.left_out:
+            members.setdefault(domain, []).append(name)
+    best = {
+        (name, rail): max(each.best_gbs for each in rails[rail])
+        for name, rails in met.items()
+        for rail in rails
+    }
+    found: dict[str, OverNvlink] = {}
+    for name in (host.name for host in hosts if host.name in sweep.domains):
+        domain = sweep.domains[name]
+        plain = OverNvlink(state="alone", domain=domain, nodes=len(members.get(domain, ())))
+        peers = [value for (other, _), value in best.items() if other != name and value]
+        found[name] = _missing(name, plain, met, sweep) or _judged(
+            name, met, median(peers) if len(peers) >= _LEAST_PEERS else None, plain
+        )
+    return found
+
+
+def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu]) -> OverNvlink:
+    """Blame a node whose NVLinks carry much more than it reached, whatever its peers reach."""
+    share, linked = limit("nvlink", "inside_share"), nvlink_gbs(gpus, len(gpus))
+    if one.why or one.best_gbs is None or one.at_bytes < _NVLINK_FROM or not (share and linked):
+        return one
+    if one.best_gbs >= share * linked:
+        return one
+    least = f"their NVLinks carry {gbs(linked)} each way, and at least {gbs(share * linked)} is"
+    return replace(one, why=f"{_reached(one)}; {least} expected", advice=_SLOW)
+
+
+def _missing(
+    name: str, plain: OverNvlink, met: Mapping[str, object], sweep: Sweep
+) -> OverNvlink | None:
+    """Why there is nothing to judge, if there is nothing."""
+    if name in sweep.left_out:
+        return replace(plain, state="not_run", reason=sweep.left_out[name])
+    if name in sweep.troubles:
+        return replace(plain, state="trouble", reason=sweep.troubles[name])
+    if name in met:
+        return None
+    if name in sweep.waited or sweep.unfinished:
+        why = sweep.waited.get(name) or sweep.unfinished
+        return replace(plain, state="not_run", reason=why, stopped=True)
+    return plain
+
+
+def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
+    """By node and rail. A pair that was never begun, or that we cut short, is not here."""
+    found: dict[str, dict[int, list[_Met]]] = {}
+    for pair in sweep.domain:
+        ends = {pair.a: pair.first, pair.b: pair.second}
+        said = {name: end for name, end in ends.items() if end is not None}
+        if not said or (sweep.unfinished and len(said) < len(ends)):
+            continue
+        both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
+        measured = measure_inside(both)
+        if measured.state == "not_run":
+            continue
+        for name, partner in ((pair.a, pair.b), (pair.b, pair.a)):
+            own = said[name].error if name in said else "it never reported"
+            other = said[partner].error if partner in said else "it never reported"
+            error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
+            fault = "MNNVL" in own and "MNNVL" not in other
+            one = _Met(partner, measured, error, fault)
+            found.setdefault(name, {}).setdefault(pair.rail, []).append(one)
+    return found
+
+
+def _judged(
+    name: str,
+    met: Mapping[str, Mapping[int, Sequence[_Met]]],
+    peers_gbs: float | None,
+    plain: OverNvlink,
+) -> OverNvlink:
+    """Its worst rail stands for the node."""
+    ratio = limit("nccl", "peers_ratio") or 0.0
+    least = ratio * (peers_gbs or 0.0)
+    rails = met[name]
+    wrong = [(r, each) for r, several in rails.items() for each in several if _wrong(name, each)]
+    rail = min(rails, key=lambda at: max(each.best_gbs for each in rails[at]))
+    best = max(rails[rail], key=lambda each: each.best_gbs)
+    if wrong:
+        rail, best = wrong[0]
+    top = best.measured.sizes[-1] if best.measured.sizes else None
+    one = replace(
+        plain,
+        state="measured" if best.measured.state == "measured" else "broken",
+        rails=len(rails),
+        rail=rail,
+        partners=tuple(each.partner for each in rails[rail]),
+        way=best.measured.net,
+        at_bytes=top.size_bytes if top else 0,
+        best_gbs=top.best_gbs if top else None,
+        peers_gbs=peers_gbs,
+    )
+    with_whom = " and ".join(one.partners)
+    if wrong:
+        why = f"sums over NVLink with {best.partner} came out wrong on GPU {rail} ({best.error})"
+        return replace(one, why=why, advice=_CORRUPT.format(name), proven=True)
+    others_fine = all(_fine(met, partner, rail, least, but=name) for partner in one.partners)
+    one = replace(one, proven=others_fine or any(each.own_fault for each in rails[rail]))
+    if one.state == "broken":
+        state = best.measured.state
+        did = {"hung": "hung", "corrupt": "came out wrong"}.get(state, "did not come about")
+        why = f"the all-reduce of GPU {rail} over NVLink with {with_whom} {did} ({best.error})"
+        return replace(one, why=why, advice=_BROKEN.format(name))
+    if not best.best_gbs:
+        why = f"{_reached(one)}, not over NVLink, which joins the {one.nodes} nodes of its domain"
+        return replace(one, why=why, advice=_FELL_BACK.format(name))
+    if best.best_gbs < least:
+        usual = f"the median of the others is {gbs(peers_gbs or 0.0)}"
+        why = f"{_reached(one)}; {usual}, at least {gbs(least)} is expected"
+        return replace(one, why=why, advice=_SLOW)
+    for at, several in rails.items():
+        for each in several:
+            if not _good(each, least) and _fine(met, each.partner, at, least, but=name):
+                what = each.error or f"{gbs(each.best_gbs)} over {each.measured.net}"
+                why = f"GPU {at} with {each.partner}: {what}; both are fine with another node"
+                return replace(one, why=why, advice="run again", proven=False)
+    return one
+
+
+def _fine(
+    met: Mapping[str, Mapping[int, Sequence[_Met]]], name: str, rail: int, least: float, *, but: str
+) -> bool:
+    """Whether that rail of a node is good with anybody else than `but`."""
+    several = met.get(name, {}).get(rail, ())
+    return any(each.partner != but and _good(each, least) for each in several)
+
+
+def _good(each: _Met, least: float) -> bool:
+    return bool(each.best_gbs) and each.best_gbs >= least
+
+
+def _wrong(name: str, each: _Met) -> bool:
+    return each.measured.state == "corrupt" and each.error.startswith(f"{name}: ")
+
+
+def _reached(one: OverNvlink) -> str:
+    reached = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
+    return f"{reached} on GPU {one.rail} with {' and '.join(one.partners)}, over {one.way}"
