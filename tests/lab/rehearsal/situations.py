@@ -30,6 +30,13 @@ class Situation:
     plant: Plant
     must_name: Verdict
 
+    def wrong(self, named: Named, host: str, *, pairs_only: bool = False) -> tuple[str, ...]:
+        """Healthy hosts that are named: of two hosts none, where the other one is named, too."""
+        said = (*named.components, *named.open)
+        guilty = {host} if self.must_name != "nobody" else set()
+        strangers = tuple(name for name in said if guilty.isdisjoint(_hosts(name)))
+        return () if pairs_only and guilty and len(strangers) < len(said) else strangers
+
     def off(self, named: Named, host: str, *, pairs_only: bool = False) -> str:
         """What is not right about a run; nothing if all is.
 
@@ -37,7 +44,7 @@ class Situation:
         culprit is right.
         """
         said = (*named.components, *named.open)
-        strangers = [name for name in said if host not in _hosts(name)]
+        strangers = self.wrong(named, host, pairs_only=pairs_only)
         if strangers:
             return f"named {', '.join(strangers)}"
         if self.must_name == "nobody" and said:
