@@ -189,7 +189,7 @@ def run(rehearsal: Rehearsal, case: Case, code: str, kept: Path) -> Line:
         else:
             said = (*found.components, *found.open)
             off = situation.off(found, host, pairs_only=nodes == 2)
-            wrong = tuple(name for name in said if host not in name or case.what == "healthy")
+            wrong = situation.wrong(found, host, pairs_only=nodes == 2)
         if off and report.exists():
             shutil.copytree(report, kept / f"{code}-{case.id}".replace(" ", "-").replace(":", "-"),
                             dirs_exist_ok=True)  # fmt: skip
