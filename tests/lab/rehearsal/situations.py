@@ -34,7 +34,7 @@ class Situation:
         """Healthy hosts that are named: of two hosts none, where the other one is named, too."""
         said = (*named.components, *named.open)
         guilty = {host} if self.must_name != "nobody" else set()
-        strangers = tuple(name for name in said if guilty.isdisjoint(_hosts(name)))
+        strangers = tuple(name for name in said if guilty.isdisjoint(hosts_of(name)))
         return () if pairs_only and guilty and len(strangers) < len(said) else strangers
 
     def off(self, named: Named, host: str, *, pairs_only: bool = False) -> str:
@@ -56,7 +56,7 @@ class Situation:
         return f"{named.lost} verdicts are missing" if named.lost else ""
 
 
-def _hosts(component: str) -> set[str]:
+def hosts_of(component: str) -> set[str]:
     """The hosts of "h3", "pair h1-h2", "h1 or h2", "rail 1 of h2"."""
     words = component.replace("-", " ").replace(",", " ").split()
     return {word for word in words if word[:1] == "h" and word[1:].isdigit()}
