@@ -28,7 +28,7 @@ TOGETHER = (("GPU missing", "NVLink fallback", "NIC port down"),
 ALONE = [(name,) for name in BY_NAME if not any(name in some for some in TOGETHER)]
 
 
-@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids=lambda some: "+".join(some))
+@pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids="+".join)
 def test_the_culprit_is_named_and_nobody_healthy(
     lab: Lab, preflight: Callable[..., Told], names: tuple[str, ...]
 ) -> None:
