@@ -13,6 +13,11 @@ _ANOTHER_VERSION = (
     "look for another version of preflight installed on {0}, and at its memory (ECC); run again"
 )
 _NO_ROOM = ("No space left on device", "No usable temporary directory", "Disk quota exceeded")
+_NO_CUDA = ("CUDA did not initialise", "CUDA error")
+_LOOK_AT_DRIVER = (
+    "on {0}: nvidia-smi, and Xids in the kernel log (dmesg); reset the GPU or reboot, run again"
+)
+_NO_MEMORY = "on {0}: nvidia-smi tells which process holds the GPU's memory; end it, run again"
 _BY_SIGKILL = "its measuring process was killed by SIGKILL"
 """A supervisor's words: nothing but the kernel, or somebody with its rights, does that."""
 
@@ -25,6 +30,10 @@ def advice_on(name: str, error: str) -> str:
     """Return what the operator is to do; nothing where the words alone do not say."""
     if error == OTHER_PLAN:
         return _ANOTHER_VERSION.format(name)
+    if "CUDA out of memory" in error:
+        return _NO_MEMORY.format(name)
+    if any(each in error for each in _NO_CUDA):
+        return _LOOK_AT_DRIVER.format(name)
     return _MAKE_ROOM.format(name) if any(each in error for each in _NO_ROOM) else ""
 
 

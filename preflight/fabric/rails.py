@@ -88,7 +88,9 @@ def _expected(
     """How many GPUs each node of a group should have, and who says so; 0 where nobody does."""
     promised = hosts[members[0]].promised.gpus if members[0] in hosts else None
     counts = Counter(ready[name].gpus for name in members)
-    if promised is not None and promised in counts:
+    unlike = len({ready[name].bus_ids for name in members}) > 1
+    # Where nobody has all of them, addresses that differ may be holes in different places.
+    if promised is not None and (promised in counts or (unlike and promised > max(counts))):
         return promised, f"{promised} promised"
     usual, votes = counts.most_common(1)[0]
     if votes > 1 and votes * 2 > len(members):

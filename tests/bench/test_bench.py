@@ -121,11 +121,16 @@ def test_testinfra_and_we_read_the_same_twelve_facts() -> None:
     assert len(infra.READ) == 12
 
 
-_NOT_THERE = {"env.ranks", "ib.gid", "ib.switch", "launch.script", "software.nccl_plugin"}
-"""What synthetic nodes have none of: a second environment, RoCE, a switch, a script, a plugin."""
+_NOT_THERE = {
+    "env.ranks", "fabric.nvlink_domain", "ib.gid", "ib.switch", "launch.script",
+    "software.nccl_plugin",
+}  # fmt: skip
+"""What synthetic nodes have none of: a second environment, NVLink between nodes, RoCE, a switch, a
+script, a plugin."""
 
 _NOBODY_TELLS = {
     "driver.survivor",
+    "gpus.health.fabric_domain",
     "gpus.health.memory_temperature_c",
     "gpus.health.fan_pct",
     "gpus.health.repair_pending",

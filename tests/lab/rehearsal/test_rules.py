@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SERVER = """
-import json, os, sys, time, threading
+import json, os, signal, sys, time, threading
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -45,6 +45,7 @@ for line in sys.stdin:
     for rank, files in enumerate(asked["files"]):
         pid = os.fork()
         if not pid:
+            signal.alarm(90)  # what hangs longer ends, and fails its test
             for number, path in enumerate(files, 1):
                 os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
             os.environ.update(asked["env"])
@@ -293,7 +294,12 @@ torch.cuda.set_device(rank)
 x = torch.ones(2, dtype=torch.int32, device="cuda")
 pg.allreduce([x]).wait()
 print("enqueued", flush=True)
-threading.Timer(6, lambda: (print(raw.check(["exception_dump"]), flush=True), os._exit(0))).start()
+def leave():
+    try:
+        print(raw.check(["exception_dump"]), flush=True)
+    finally:
+        os._exit(0)
+threading.Timer(8 - 2 * rank, leave).start()  # rank 0 hosts the store: it stays longest
 torch.cuda.synchronize()
 """
 

@@ -15,6 +15,7 @@ from preflight.fabric.collect import Collected
 from preflight.fabric.events import InsideSeen, PairSeen, Ready
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import SweepPlan
+from preflight.fabric.rails import match
 from preflight.fabric.roster import Roster, go_order, roster
 from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
@@ -204,3 +205,17 @@ def test_a_short_node_fails_by_its_peers() -> None:
         "fail", "7 of 8 GPUs answer; 3 of 4 nodes of its group have 8",
     )  # fmt: skip
     assert judge_count(None, whole[0].gpus, usual_gpus(group)).outcome == "ok"
+
+
+def test_holes_in_different_places_are_not_measured_as_one_rail() -> None:
+    """Each node lacks another of the eight GPUs that are promised: no node is whole."""
+    ready = {
+        f"h{at + 1}": replace(WHOLE, gpus=7, bus_ids=BUS_IDS[:at] + BUS_IDS[at + 1 :])
+        for at in range(4)
+    }
+    fleet = {one.name: replace(one, promised=Promise(gpus=8)) for one in hosts(4)}
+    found = match(ready, list(ready), fleet, nccl=True)
+    assert found.unknown.keys() == ready.keys()
+    assert "7 GPUs, 8 promised" in found.unknown["h1"]
+    alike = dict.fromkeys(ready, ready["h1"])
+    assert match(alike, list(alike), fleet, nccl=True).count == 7

@@ -61,10 +61,12 @@ class Gpu:
         self.stream = Stream(clock)
         self.lock: int | None = None
         self.allocated = 0
-        self._faults = {kind: faults(kind, self.slot) for kind in ("spinning kernel", "slow gpu")}
+        self._faults: dict[str, list[dict[str, Any]]] = {}
 
     def fault(self, kind: str) -> dict[str, Any] | None:
         """The first fault of that kind that is planted on this GPU, if its moment has come."""
+        if kind not in self._faults:
+            self._faults[kind] = faults(kind, self.slot)
         return next((one for one in self._faults[kind] if _its_time(one)), None)
 
 
