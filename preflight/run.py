@@ -238,11 +238,11 @@ class Run:
         odd = strangers(self.fleet, self.judgement.measured.facts)
         partakers = self._partakers()
         able = [host for host in partakers.able("fabric") if not partakers.hindered(host.name)]
-        hosts = [host for host in able if host.name not in odd.nodes]
+        hosts = [host for host in able if host.name not in odd.reasons]
         if hosts and not self.rounds and not any(map(self._may_have_rails, hosts)):
             return  # one node with one rail: nothing to start a launch for
         out = partakers.left_out("fabric", hosts)
-        out |= {host.name: odd.reason for host in able if host.name in odd.nodes}
+        out |= {host.name: odd.reasons[host.name] for host in able if host.name in odd.reasons}
         names = [host.name for host in self.fleet.hosts]
         repaired = repair(self.rounds, names, out)
         self._besides(repaired.new)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from preflight.facts.rdma_model import Gid
 
 _REFUSED: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
+LOOKED_AT: Final = 32
+"""So many entries of a GID table a node tells of (payload/probe/rdma_port.py)."""
+
 _MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
 
 
@@ -39,6 +42,12 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Oddity]:
             sentence = f"GID {index} of {port.name}, which NCCL_IB_GID_INDEX asks for, is RoCE v1"
             advice = better or "enable RoCE v2 (cma_roce_mode)"
             yield Oddity(f"{sentence}: no router passes it on; it has {has}", advice, grave=False)
+
+
+def without_gid(port: Port, index: int) -> bool:
+    """Whether a port surely has no GID at that index; its first `LOOKED_AT` entries are told."""
+    gids = port.port.gids
+    return gids is not None and index < LOOKED_AT and index not in [gid.index for gid in gids]
 
 
 def is_v2(gid: Gid) -> bool:

@@ -33,7 +33,7 @@ def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str
         return None
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
-    if name == _LOOPBACK and _machines(hosts) > 1:
+    if name == _LOOPBACK and machines(hosts) > 1:
         raise UsageError(
             f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it away (each "
             f"node then takes its way to the others), or name the network's, as in {OPTION}=eth0"
@@ -41,7 +41,7 @@ def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str
     return name
 
 
-def _machines(hosts: Sequence[Host]) -> int:
+def machines(hosts: Sequence[Host]) -> int:
     """How many there are behind these names; all that are local are this one."""
     here = [host.transport == "local" or _is_here(host.address) for host in hosts]
     away = {host.address for host, local in zip(hosts, here, strict=True) if not local}

@@ -1,18 +1,34 @@
-"""Whether the nodes have the interface that was named: a setting of all is no fault of each."""
+"""Whether the nodes have what the sweep is told to go over: a setting of all is no fault of each.
+
+It is named by --preflight-interface, or by the job's environment and the nodes' nccl.conf.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.errors import UsageError
-from preflight.fleet.interface import OPTION
+from preflight.facts.environ.conf import settings
+from preflight.facts.environ.remark import told
+from preflight.facts.gids import without_gid
+from preflight.facts.rdma import ports_of
+from preflight.facts.selected import (
+    gloo_interfaces,
+    hca_of,
+    nccl_interfaces,
+    nccl_ports,
+    to_others,
+)
+from preflight.fleet.interface import OPTION, machines
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from preflight.fabric.samples import Sweep
     from preflight.facts.model import Facts
@@ -23,15 +39,30 @@ _TOLD = 64
 """A node tells of so many interfaces at most: what is not among them may be there all the same."""
 
 _SHOWN = 8
+_SEVERAL = 2
+_LOOPBACK = "no node reaches another by loopback"
 _LEAVE_AWAY = "or leave it away: each node then takes its way to the others"
+_RDMA = ("infiniband", "ethernet")
 
 
 class Strangers(Struct, frozen=True, kw_only=True):
-    """The nodes without the interface, and what is said of all of them alike."""
+    """The nodes on which a setting of all selects nothing; in the same words where it is one."""
 
-    nodes: tuple[str, ...] = ()
-    reason: str = ""
-    advice: str = ""
+    reasons: dict[str, str] = {}
+    advice: dict[str, str] = {}
+
+
+class _Setting(Struct, frozen=True):
+    """What selects nothing on some node, and who says so."""
+
+    origin: str
+    setting: str
+    of_all: str
+    """What is wrong where no node has it."""
+    of_one: str
+    advice: str
+    what: str
+    """What should be there, for the node's own advice; "" where that is no device."""
 
 
 def strangers(fleet: Fleet, facts: Mapping[str, Facts]) -> Strangers:
@@ -39,26 +70,17 @@ def strangers(fleet: Fleet, facts: Mapping[str, Facts]) -> Strangers:
 
     UsageError (exit 4) where no node that told has it: then it is the setting that is wrong.
     """
-    wanted = fleet.interface
-    told = {name: has for name, one in facts.items() if (has := _interfaces(one))}
-    without = tuple(
-        name
-        for name, has in told.items()
-        if len(has) < _TOLD and wanted not in [one.name for one in has]
-    )
-    if wanted is None or not without:
-        return Strangers()
-    there = _shown([one for name in without for one in told[name]])
-    if len(without) == len(told):
-        raise UsageError(
-            f"{fleet.interface_origin} = {wanted}: no node has such an interface, "
-            f"{fold(without)} has {there}; give one that all nodes have, {_LEAVE_AWAY}"
-        )
+    backends, usual = _backends(facts), _usual(facts)
+    lacking: dict[_Setting, dict[str, Sequence[str]]] = {}
+    for name, one in facts.items():
+        for wrong, there in islice(_wrong(fleet, name, one, backends, usual), 1):
+            lacking.setdefault(wrong, {})[name] = there
+    without = {name for nodes in lacking.values() for name in nodes}
+    if without and without >= {name for name, one in facts.items() if _interfaces(one)}:
+        raise UsageError("; ".join(_of_all(wrong, nodes) for wrong, nodes in lacking.items()))
     return Strangers(
-        nodes=without,
-        reason=f"no interface {wanted} there ({fleet.interface_origin}), only {there}",
-        advice=f"give an interface that all nodes have ({OPTION}), {_LEAVE_AWAY}; where {wanted} "
-        f"should be, bring it up on {fold(without)}",
+        reasons={n: _of_one(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
+        advice={n: _advice(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
     )
 
 
@@ -66,17 +88,173 @@ def told_of(sweep: Sweep, out: Strangers) -> Sweep:
     """Note why they took no part, so that it is a finding and no pass."""
     return replace(
         sweep,
-        troubles={**sweep.troubles, **dict.fromkeys(out.nodes, out.reason)},
-        advice={**sweep.advice, **dict.fromkeys(out.nodes, out.advice)},
+        troubles={**sweep.troubles, **out.reasons},
+        advice={**sweep.advice, **out.advice},
     )
+
+
+def _of_all(wrong: _Setting, nodes: Mapping[str, Sequence[str]]) -> str:
+    has = "has" if len(nodes) == 1 else "have"
+    there = f"{fold(nodes)} {has} {_shown(nodes)}"
+    return f"{wrong.origin}{wrong.setting}: {wrong.of_all}, {there}; {wrong.advice}"
+
+
+def _of_one(wrong: _Setting, nodes: Mapping[str, Sequence[str]]) -> str:
+    return f"{wrong.of_one} ({wrong.origin}{wrong.setting}); there is {_shown(nodes)}"
+
+
+def _advice(wrong: _Setting, nodes: Mapping[str, Sequence[str]]) -> str:
+    bring = f"; where {wrong.what} should be, bring it up on {fold(nodes)}" if wrong.what else ""
+    return wrong.advice + bring
+
+
+def _shown(nodes: Mapping[str, Sequence[str]]) -> str:
+    each = sorted({name for there in nodes.values() for name in there})
+    more = f" and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""
+    return ", ".join(each[:_SHOWN]) + more or "none but loopback"
+
+
+def _wrong(
+    fleet: Fleet, name: str, one: Facts, backends: Container[str], usual: str
+) -> Iterator[tuple[_Setting, Sequence[str]]]:
+    """Yield what selects nothing on this node, with what there is instead, the first cause first.
+
+    The option wins over the environment; what the sweep does not use is not judged here.
+    """
+    environ = _measured_in(fleet, name)
+    if fleet.interface is not None:
+        yield from _named(fleet.interface, fleet.interface_origin, one)
+    elif len(fleet.hosts) >= _SEVERAL or len(one.gpus or ()) >= _SEVERAL:
+        if "nccl" in backends:
+            yield from _nccl_socket(fleet, environ, one, usual)
+        if "gloo" in backends:
+            yield from _gloo_socket(fleet, environ, one, usual)
+    if "nccl" in backends:
+        yield from _rdma(fleet, environ, one)
+
+
+def _named(wanted: str, origin: str, one: Facts) -> Iterator[tuple[_Setting, Sequence[str]]]:
+    has = _interfaces(one)
+    if not has or len(has) >= _TOLD or wanted in [each.name for each in has]:
+        return
+    yield _Setting(
+        origin, f" = {wanted}", "no node has such an interface", f"no interface {wanted} there",
+        f"give one that all nodes have ({OPTION}=NAME), {_LEAVE_AWAY}", wanted,
+    ), _leading(has)  # fmt: skip
+
+
+def _nccl_socket(
+    fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
+) -> Iterator[tuple[_Setting, Sequence[str]]]:
+    """NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, `=` exact, `^` all but."""
+    name = "NCCL_SOCKET_IFNAME"
+    origin, value = _source(fleet, environ, one, name)
+    has = _interfaces(one)
+    if len(value) < _SEVERAL or not has or len(has) >= _TOLD:
+        return  # NCCL takes no notice of a single character
+    found = nccl_interfaces(one, value, environ.get("NCCL_SOCKET_FAMILY", ""))
+    loops = bool(found) and found[0].loopback and machines(fleet.hosts) >= _SEVERAL
+    if not found or loops:
+        yield (
+            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=loops),
+            _leading(has),
+        )
+
+
+def _gloo_socket(
+    fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
+) -> Iterator[tuple[_Setting, Sequence[str]]]:
+    """GLOO_SOCKET_IFNAME as torch reads it: whole names, each of which must be there."""
+    name = "GLOO_SOCKET_IFNAME"
+    value, has = environ.get(name, ""), _interfaces(one)
+    if not value or not has or len(has) >= _TOLD:
+        return
+    found, missing = gloo_interfaces(one, value)
+    loops = any(each.loopback for each in found) and machines(fleet.hosts) >= _SEVERAL
+    if missing or loops:
+        origin = fleet.job.environ_origin
+        yield (
+            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=not missing),
+            _leading(has),
+        )
+
+
+def _socket(origin: str, setting: str, better: str, usual: str, *, loops: bool) -> _Setting:
+    return _Setting(
+        f"{origin}: ", setting,
+        _LOOPBACK if loops else "it selects no interface of any node",
+        "the job selects loopback there" if loops else "no interface there that the job selects",
+        f"write one that all nodes have (as in {better}), or measure over another than the job's: "
+        f"{OPTION}={usual}", "" if loops else "it",
+    )  # fmt: skip
+
+
+def _rdma(
+    fleet: Fleet, environ: Mapping[str, str], one: Facts
+) -> Iterator[tuple[_Setting, Sequence[str]]]:
+    """NCCL_IB_HCA without any device, NCCL_IB_GID_INDEX that no port has: NCCL's rules again."""
+    ports = [port for port in ports_of(one) if port.layer in _RDMA]
+    off = _source(fleet, environ, one, "NCCL_IB_DISABLE")[1].strip() == "1"
+    if not ports or off or environ.get("NCCL_NET", "IB") != "IB":
+        return
+    hca = hca_of(environ)  # the sweep sets it where the environment does not: a file never counts
+    chosen = [port for port in nccl_ports(one, hca) if port.layer in _RDMA]
+    if not chosen:
+        devices = [port.nic.name for port in ports]
+        yield _Setting(
+            f"{fleet.job.environ_origin}: ", told("NCCL_IB_HCA", hca),
+            "it selects no RDMA device of any node", "no RDMA device there that the job selects",
+            f"write one that is there (as in NCCL_IB_HCA={devices[0]}), or take it out", "",
+        ), devices  # fmt: skip
+        return
+    origin, text = _source(fleet, environ, one, "NCCL_IB_GID_INDEX")
+    roce = [port for port in chosen if port.active and port.layer == "ethernet"]
+    if text.strip().isdecimal() and roce:
+        index = int(text)
+        if all(without_gid(port, index) for port in roce):
+            has = sorted({str(gid.index) for port in roce for gid in port.port.gids or ()})
+            yield _Setting(
+                f"{origin}: ", told("NCCL_IB_GID_INDEX", text),
+                "no RoCE port of any node has that GID", "no RoCE port there has that GID",
+                "take it out (NCCL 2.21 and newer chooses), or write one that is there "
+                "(show_gids)", "",
+            ), has  # fmt: skip
+
+
+def _measured_in(fleet: Fleet, name: str) -> Mapping[str, str]:
+    """The job's variables that measuring processes have on a node."""
+    job = fleet.job  # the children of the job's own ranks have all of it
+    return (job.environ_of(name) or {}) if fleet.ranks else job.measured_in(name)
+
+
+def _source(fleet: Fleet, environ: Mapping[str, str], one: Facts, name: str) -> tuple[str, str]:
+    """Who sets a variable of NCCL's on a node, and its value: a file counts after the job."""
+    if name in environ:
+        return fleet.job.environ_origin, environ[name]
+    value = settings(one.nccl_conf or ()).get(name, "")
+    files = [file for file in one.nccl_conf or () if name in [each.name for each in file.settings]]
+    return (files[0].path if files else "nccl.conf"), value
+
+
+def _backends(facts: Mapping[str, Facts]) -> set[str]:
+    """What the sweep may measure: NCCL where half of the nodes have GPUs and a torch for them."""
+    seeing = [one for one in facts.values() if one.gpus]
+    if not seeing or 2 * len(seeing) < len(facts):
+        return {"gloo"}
+    torches = [one.software.torch for one in seeing if one.software and one.software.torch]
+    return {"nccl"} if all(torch.cuda for torch in torches) else {"nccl", "gloo"}
+
+
+def _usual(facts: Mapping[str, Facts]) -> str:
+    """The interface by which most nodes reach the others."""
+    used = Counter(one.name for each in facts.values() if (one := to_others(each)))
+    return used.most_common(1)[0][0] if used else "eth0"
 
 
 def _interfaces(facts: Facts) -> tuple[Interface, ...]:
     return (facts.network.interfaces if facts.network else None) or ()
 
 
-def _shown(found: Sequence[Interface]) -> str:
+def _leading(found: Sequence[Interface]) -> list[str]:
     """Those that lead anywhere, by name."""
-    each = sorted({one.name for one in found if not one.loopback})
-    more = f" and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""
-    return ", ".join(each[:_SHOWN]) + more or "none but loopback"
+    return [one.name for one in found if not one.loopback]

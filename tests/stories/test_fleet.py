@@ -420,8 +420,8 @@ def test_an_interface_that_some_nodes_lack(judge: Callable[..., Told], lab: Lab)
     assert findings[-1] == "UNKN   h[3-4]  fabric.allreduce"
     said = " ".join(told.out.split())
     assert (
-        "h[3-4] were left out: no interface eth0 there (--preflight-interface), only net9 do: give "
-        "an interface that all nodes have"
+        "h[3-4] were left out: no interface eth0 there (--preflight-interface = eth0); there is "
+        "net9 do: give one that all nodes have"
     ) in said
     assert [p["state"] for p in told.report["pairs"]] == ["measured"]
 

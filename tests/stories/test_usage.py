@@ -67,7 +67,7 @@ def test_an_interface_that_no_node_has(here: Here) -> None:
     words = ("--preflight-checks=fabric.allreduce", "--preflight-interface=nope0")
     told = here.judge_all(*words)
     assert told.exit == 4, told.out
-    assert "--preflight-interface = nope0: no node has such an interface, n[1-3] has " in told.err
+    assert "--preflight-interface = nope0: no node has such an interface, n[1-3] have " in told.err
     assert "Traceback" not in told.out + told.err
     assert here.judge_all(*words, "-n", "1").exit == 4
 

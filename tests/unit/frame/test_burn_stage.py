@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from preflight.judgement import Key
     from preflight.transport.protocol import Remote
 
-CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "bond0"),))
+CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "eth0"),))
 NAMES = ("h1", "h2", "h3")
 REACHED = Measured(
     nonce="n",
