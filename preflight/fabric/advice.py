@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from preflight.fabric.agreed import OTHER_PLAN
@@ -14,6 +15,10 @@ _ANOTHER_VERSION = (
 )
 _NO_ROOM = ("No space left on device", "No usable temporary directory", "Disk quota exceeded")
 _NO_CUDA = ("CUDA did not initialise", "CUDA error")
+NO_GPU_MEMORY = "CUDA out of memory"
+OWN_CAUSES = (NO_GPU_MEMORY, "CUDA error")
+"""What a measuring process ends with for a cause of its own node, whatever the other end does."""
+
 _LOOK_AT_DRIVER = (
     "on {0}: nvidia-smi, and Xids in the kernel log (dmesg); reset the GPU or reboot, run again"
 )
@@ -30,11 +35,45 @@ def advice_on(name: str, error: str) -> str:
     """Return what the operator is to do; nothing where the words alone do not say."""
     if error == OTHER_PLAN:
         return _ANOTHER_VERSION.format(name)
-    if "CUDA out of memory" in error:
+    if NO_GPU_MEMORY in error:
         return _NO_MEMORY.format(name)
     if any(each in error for each in _NO_CUDA):
         return _LOOK_AT_DRIVER.format(name)
     return _MAKE_ROOM.format(name) if any(each in error for each in _NO_ROOM) else ""
+
+
+_PORT = re.compile(r"(?:\bon dev |\bhca )([A-Za-z0-9_.-]+)(?::(\d+))?")
+"""NCCL's words of a queue pair and of a completion: misc/ibvwrap.cc, net_ib.cc (2.27 to 2.31)."""
+
+_GID = re.compile(r"\blocal GID index (\d+)")
+_CARRIER = re.compile(r"NET/IB ([A-Za-z0-9_.+-]+)( RoCE)?")
+
+
+def on_port(name: str, error: str, partner: str) -> str:
+    """Say where to look after an error of NCCL that names an RDMA port; "" where it names none."""
+    port = _PORT.search(error)
+    if port is None:
+        return ""
+    device, number = port[1], port[2] or "1"
+    gid = _GID.search(error)
+    table = f", its GID {gid[1]} (show_gids {device})" if gid else ""
+    return (
+        f"on {name} look at {device} port {number}: cable, switch port and error counters (rdma "
+        f"link show {device}/{number}){table}; at the same port of {partner}; run again"
+    )
+
+
+def on_slow_port(name: str, net: str) -> str:
+    """Say where to look at a slow rail that RDMA carries; "" where something else does."""
+    carrier = _CARRIER.match(net)
+    if carrier is None:
+        return ""
+    device = carrier[1]
+    counters = f"rdma statistic show link {device}/1" if carrier[2] else f"perfquery -C {device}"
+    return (
+        f"check link rate, cable and error counters of {device} on {name} (rdma link show "
+        f"{device}/1; {counters}); exclude it"
+    )
 
 
 def after_signal(error: str) -> str:

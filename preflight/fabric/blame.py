@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.advice import after_signal, more_partners, unresolved_advice
+from preflight.fabric.advice import (
+    OWN_CAUSES,
+    advice_on,
+    after_signal,
+    more_partners,
+    on_port,
+    on_slow_port,
+    unresolved_advice,
+)
 from preflight.fabric.decode import decode
 from preflight.fabric.explained import ends_words, explained
 from preflight.fabric.observed import STOOD_STILL
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Found
     from preflight.fabric.decode import Culprit
-    from preflight.fabric.samples import PairState, Sweep
+    from preflight.fabric.samples import End, PairState, Sweep
 
 _CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
 _TWO = 2
@@ -128,11 +136,16 @@ def _worded(
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
     mine = [one for one in mine if not _others(one, culprit, troubles)] or mine
     worst = _worst(mine)
+    told = _ends(worst, sweep)
+    cause = _own_cause(told)
+    if cause is not None:  # the other end merely waited for it, or lost it
+        worst = replace(worst, state=cause.state)
     if culprit.kind == "node":
         name = culprit.among[0]
         sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
         if worst.suspect == name and not culprit.cleared_partners:
             how = "stood still" if STOOD_STILL in worst.summary.error else "died"
+            how = "failed" if cause is not None else how
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
             sentence = f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine)}"
@@ -152,7 +165,7 @@ def _worded(
         component=component,
         sentence=sentence,
         confidence=confidence,
-        advice=sweep.advice.get(component) or _advice(culprit, worst, partners),
+        advice=sweep.advice.get(component) or _advice(culprit, worst, partners, told),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
         suspects=culprit.among if culprit.kind == "unresolved" else (),
     )
@@ -163,11 +176,36 @@ def _others(one: Seen, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
     return any(name in troubles and name not in culprit.among for name in (one.a, one.b))
 
 
-def _advice(culprit: Culprit, worst: Seen, partners: str) -> str:
-    who = either(culprit.among)
+def _ends(worst: Seen, sweep: Sweep) -> tuple[End, ...]:
+    """What either end told of that pair on that rail, the worst last."""
+    own = (worst.a, worst.b, worst.rail)
+    told = [pair for pair in sweep.pairs if (pair.a, pair.b, pair.rail) == own]
+    ends = [end for pair in told for end in (pair.first, pair.second) if end is not None]
+    return tuple(sorted(ends, key=lambda end: (end.state != "measured", bool(end.error))))
+
+
+def _own_cause(ends: Sequence[End]) -> End | None:
+    """The end that says what went wrong with it, where the other one only ended for that."""
+    owns = [end for end in ends if any(each in end.error for each in OWN_CAUSES)]
+    ports = [end for end in ends if end.error and on_port("", end.error, "")]
+    found = owns or ports
+    return found[-1] if found and found[-1].state != "measured" else None
+
+
+def _advice(culprit: Culprit, worst: Seen, partners: str, ends: Sequence[End]) -> str:
+    who, both = either(culprit.among), " and ".join(culprit.among)
+    cause = _own_cause(ends)
+    said = ""
+    if cause is not None:
+        other = worst.a if cause.node == worst.b else worst.b
+        said = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
+    elif culprit.kind == "node" and worst.slow:
+        carried = [end.net for end in ends if end.node == who and end.net]
+        said = on_slow_port(who, carried[-1]) if carried else ""
     if culprit.kind == "path" and worst.state != "corrupt":
-        return _PATH_ADVICE.format(" and ".join(culprit.among))
-    said = _SLOW_ADVICE if worst.slow else after_signal(worst.summary.error)
+        apart = f"{said.removesuffix('; run again')}; until then keep {both} in different jobs"
+        return apart if said else _PATH_ADVICE.format(both)
+    said = said or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
     said = (said or _ADVICE[worst.state]).format(who)
     return unresolved_advice(said, culprit.among, partners)
 

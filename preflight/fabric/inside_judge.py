@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.fabric.advice import OWN_CAUSES, advice_on
 from preflight.fabric.inside_measure import measure_inside
 from preflight.fabric.inside_peers import Bound, Peers
 from preflight.fabric.limits import limit
@@ -174,10 +175,13 @@ def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
         what, advice = "sums came out wrong", _CORRUPT
     else:
         guilty = [rail for rail, end in samples.numbered.items() if end is None]
-        for words in (_STOPPED, STOOD_STILL):
+        for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL):
             guilty = guilty or [rail for rail, error in said.items() if words in error]
         guilty = guilty or sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))})
         what, advice = f"the all-reduce among its {own.rails} rails {_DID[own.state]}", _STUCK
+        if guilty and (known := advice_on(own.name, said.get(guilty[0], ""))):
+            did, advice = "broke off", known
+            what = f"the all-reduce among its {own.rails} rails {did}"
     named = guilty if len(guilty) < own.rails else []
     first = next((rail for rail in guilty if rail in said), next(iter(said)))
     where = f" on {_rails(named, own.backend)} of {own.name}" if named else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.digest import Digest, digests
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
 from preflight.fabric.samples import Moved, PairState, StallKind
@@ -123,7 +124,7 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
 def failed_by_itself(pair: PairSamples) -> str:
     """The one end whose own measuring process hung or died, by its own supervisor's word."""
     ends = [end for end in (pair.first, pair.second) if end is not None]
-    for words in (_DIED, (_STOPPED,), (STOOD_STILL,)):
+    for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
         own = [end for end in ends if any(each in end.error for each in words)]
         if own:
             return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""

@@ -260,6 +260,19 @@ def test_what_was_not_measured_says_why() -> None:
     assert (late["h1"].outcome, late["h1"].sentence) == (Outcome.NOT_RUN, "time was up")
 
 
+def test_a_rail_without_gpu_memory_is_no_hang() -> None:
+    """The others of the node stood still for it: headline and advice are those of its cause."""
+    still, own = "its measuring process stood still for 6 s", "CUDA out of memory. Tried to allo"
+    states: tuple[PairState, ...] = ("hung", "hung", "error", "hung")
+    one = verdicts(
+        [broken(node("h1", 350.0), *states, errors=(still, still, own, still))], hosts(1)
+    )["h1"]
+    assert "broke off" in one.sentence
+    assert own in one.sentence
+    assert "hung" not in one.sentence
+    assert one.advice.startswith("on h1: nvidia-smi tells which process holds the GPU's memory")
+
+
 H100 = Promise(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
 
 

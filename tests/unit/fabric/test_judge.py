@@ -362,6 +362,88 @@ def test_with_nccl_an_end_that_stood_still_may_have_waited_for_the_other(
     assert found.kind == ("path" if culprit.startswith("pair") else "node")
 
 
+MODIFY_QP = (
+    "unhandled system error; NCCL: Call to ibv_modify_qp failed with 110 Connection timed out, on "
+    "dev mlx5_3:1, curr state INIT, next state RTR, local GID index 3, local GID fe80::1"
+)
+COMPLETION = (
+    "remote process exited or there was a network error; NCCL: NET/IB: Got completion from peer "
+    "10.0.0.42<38111> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) hca mlx5_3"
+)
+OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "headline", "advice"),
+    [
+        ("no_connect", MODIFY_QP, "no connection came about", "on h3 look at mlx5_3 port 1: cable"),
+        ("no_connect", MODIFY_QP, "on dev mlx5_3:1", "its GID 3 (show_gids mlx5_3)"),
+        ("error", COMPLETION, "all-reduces broke off", "(rdma link show mlx5_3/1)"),
+        ("error", OUT_OF_MEMORY, "all-reduces broke off", "on h3: nvidia-smi tells which process"),
+        ("no_connect", OUT_OF_MEMORY, "no connection came about", "holds the GPU's memory; end it"),
+        (
+            "error",
+            "CUDA error: unspecified launch failure",
+            "broke off",
+            "on h3: nvidia-smi, and X",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_cause_that_one_end_tells_decides_headline_and_advice(
+    nodes: int, state: PairState, error: str, headline: str, advice: str
+) -> None:
+    """The other end stood still for it: that is no hang; the advice is for the node that told."""
+    fleet = hosts(nodes)
+    bad = "h3" if nodes > 2 else "h2"
+    whole = sweep(fleet, lambda *_: 46.0, backend="nccl")
+
+    def change(pair: PairSamples) -> PairSamples:
+        if bad not in (pair.a, pair.b):
+            return pair
+        ends = [
+            End(name, state, error=error) if name == bad else End(name, "hung", error=STILL)
+            for name in (pair.a, pair.b)
+        ]
+        return msgspec.structs.replace(pair, first=ends[0], second=ends[1])
+
+    (found,) = blame(msgspec.structs.replace(whole, pairs=tuple(map(change, whole.pairs))), fleet)
+    assert headline in found.sentence
+    assert "hung" not in found.sentence
+    assert advice.replace("h3", bad) in found.advice
+    if nodes > 2 or "CUDA" in error:
+        assert (found.kind, found.component) == ("node", bad)
+
+
+@pytest.mark.parametrize(
+    ("net", "advice"),
+    [
+        (
+            "NET/IB mlx5_3 GDRDMA",
+            "error counters of mlx5_3 on h3 (rdma link show mlx5_3/1; perfquery",
+        ),
+        ("NET/IB mlx5_3 RoCE", "rdma statistic show link mlx5_3/1)"),
+        ("NET/Socket eth0", "port errors (ethtool -S)"),
+    ],
+)
+def test_the_advice_on_a_slow_rail_names_what_carried_it(net: str, advice: str) -> None:
+    """An InfiniBand port is not read by ethtool."""
+    fleet = hosts(4)
+    whole = sweep(fleet, lambda a, b: 2.0 if "h3" in (a, b) else 46.0, backend="nccl")
+    pairs = tuple(
+        msgspec.structs.replace(
+            pair,
+            first=pair.first and msgspec.structs.replace(pair.first, net=net),
+            second=pair.second and msgspec.structs.replace(pair.second, net=net),
+        )
+        for pair in whole.pairs
+    )
+    (found,) = blame(msgspec.structs.replace(whole, pairs=pairs), fleet)
+    assert found.component == "h3"
+    assert advice in found.advice
+    assert ("ethtool" in found.advice) is (net == "NET/Socket eth0")
+
+
 def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_nobody_is_blamed() -> None:
     """Its partners waited in vain, and say so: that is no failure of either."""
     held = "exclusive process: pid 4711 (python) holds GPU 0"
