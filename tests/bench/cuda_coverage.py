@@ -115,9 +115,6 @@ time.sleep(300)
 def _exclusive(rehearsal: Rehearsal) -> None:
     """NVML says so, too, but not who holds it: that process is in another container."""
     rehearsal.change("h2", exclusive=True)
-    host = rehearsal.lab.hosts["h2"]
-    for index in range(2):
-        host.set_scenario(host.scenario.counted(index, "compute_mode", 3))
 
 
 def _perftest(rehearsal: Rehearsal) -> None:

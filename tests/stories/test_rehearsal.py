@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
+from tests.lab import wire
 from tests.lab.named import named
 from tests.lab.rehearsal.scenario import Machine, rehearsed
 from tests.lab.rehearsal.situations import SITUATIONS, hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.lab.cluster import Lab
     from tests.lab.named import Named
@@ -25,7 +28,9 @@ TOGETHER = (("GPU missing", "NVLink fallback", "NIC port down"),
             ("slow exit", "init skew", "host stalls"))  # fmt: skip
 """Situations that do not mix, each on a host of its own, in one run: the machine has two cores."""
 
-ALONE = [(name,) for name in BY_NAME if not any(name in some for some in TOGETHER)]
+ALONE = [
+    (name,) for name in BY_NAME if name != "healthy" and not any(name in some for some in TOGETHER)
+]
 
 
 @pytest.mark.parametrize("names", [*ALONE, *TOGETHER], ids="+".join)
@@ -34,7 +39,11 @@ def test_the_culprit_is_named_and_nobody_healthy(
 ) -> None:
     """NCCL over SSH: what is planted on a host is named, and what is no fault blames nobody."""
     planted = {f"h{number}": BY_NAME[name] for number, name in enumerate(names, 2)}
-    with rehearsed(lab, Machine(gpus=2)) as rehearsal:
+    with ExitStack() as stack:
+        rehearsal = stack.enter_context(rehearsed(lab, Machine(gpus=2)))
+        if names == TOGETHER[1]:
+            for each in lab.hosts.values():
+                stack.enter_context(wire.more_networks(each))
         for host, situation in planted.items():
             situation.plant(rehearsal, host, 1)
         told = preflight(
@@ -46,6 +55,43 @@ def test_the_culprit_is_named_and_nobody_healthy(
         said = _without(named(told.folder), planted.keys() - {host})
         assert not (off := situation.off(said, host)), f"{off}\n{told.out}"
     assert {pair["backend"] for pair in told.report["pairs"]} == {"nccl"}, told.out
+    if (
+        names == TOGETHER[1]
+    ):  # no environment of a job is known: measured over the way to the others
+        assert {("net.interface", name) for name in lab.hosts} <= told.found(), told.out
+        assert "NCCL's own choice selects ib0 (10.98." in told.out
+
+
+def test_nccl_is_measured_in_the_environment_of_the_job(
+    lab: Lab, preflight: Callable[..., Told], tmp_path: Path
+) -> None:
+    """A healthy fleet is ready; NCCL finds the variables of the job, and the header says which."""
+    environ = tmp_path / "job.env"
+    environ.write_text(
+        "NCCL_SOCKET_IFNAME=job0\nNCCL_IB_TC=106\nNCCL_IB_GID_INDEX=3\nNCCL_ALGO=Tree\n"
+        "LD_LIBRARY_PATH=/opt/nccl/lib\nCUDA_VISIBLE_DEVICES=0,1\n"
+    )
+    wanted = {"NCCL_SOCKET_IFNAME": "job0", "NCCL_IB_TC": "106", "NCCL_IB_GID_INDEX": "3"}
+    wanted |= {"LD_LIBRARY_PATH": "/opt/nccl/lib", "NCCL_ALGO": "Ring"}
+    with ExitStack() as stack:
+        rehearsal = stack.enter_context(rehearsed(lab, Machine(gpus=2)))
+        for host in lab.hosts.values():
+            stack.enter_context(wire.more_networks(host))
+        told = preflight(
+            f"--preflight-inventory={rehearsal.inventory()}",
+            f"--preflight-env-file={environ}",
+            "--preflight-fail-fast=never",
+            "--preflight-budget=240",
+        )
+        seen = {name: rehearsal.environs(name) for name in lab.hosts}
+    assert not (off := BY_NAME["healthy"].off(named(told.folder), "h2")), f"{off}\n{told.out}"
+    for name, found in seen.items():
+        assert found, name
+        assert all(wanted.items() <= one.items() for one in found), (name, found[:1])
+    assert (
+        "environ burn-in and sweep run with the job's LD_LIBRARY_PATH, NCCL_IB_GID_INDEX, "
+        "NCCL_IB_TC, NCCL_SOCKET_IFNAME; without NCCL_ALGO (the sweep has its own)"
+    ) in " ".join(told.out.split())
 
 
 def _without(said: Named, others: set[str]) -> Named:

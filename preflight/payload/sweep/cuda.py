@@ -51,13 +51,18 @@ def initialise(torch: Any, index: int, patience_s: float = lifeline.EXIT_S) -> N
 
 
 def _holder(torch: Any, index: int) -> str:
-    """Who has this GPU to itself; "" where its mode lets several in, or NVML does not tell."""
+    """Who has this GPU to itself; "" where its mode lets several in, so that it is broken.
+
+    Where NVML does not tell the mode, nothing is proven: the words say so.
+    """
     try:
         at = torch.cuda._get_nvml_device_index(index)  # noqa: SLF001 - heeds CUDA_VISIBLE_DEVICES
     except (AttributeError, RuntimeError, ValueError):
         at = index
-    pids = gpu_counters.Gpus().sole_holders(at)
-    if pids is None:
+    alone, pids = gpu_counters.Gpus().sole_holders(at)
+    if alone is None:
+        return f"GPU {at} is busy or unavailable; NVML does not tell whether a process holds it"
+    if not alone:
         return ""
     who = ", ".join(f"pid {pid}{_name(pid)}" for pid in pids) or "another process"
     return f"exclusive process: {who} holds GPU {at}"

@@ -77,10 +77,13 @@ class Gpus:
             throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
         return counters, throttled
 
-    def sole_holders(self, index: int) -> list[int] | None:
-        """The processes on a GPU, by NVML's number, that takes one at a time; None of any other."""
+    def sole_holders(self, index: int) -> tuple[bool | None, list[int]]:
+        """Whether a GPU, by NVML's number, takes one process at a time, and those on it then.
+
+        None where NVML does not tell.
+        """
         gpu = None if self._nvml is None else _found(self._nvml, index)
-        return None if gpu is None else gpu.sole_holders()
+        return (None, []) if gpu is None else gpu.sole_holders()
 
     def bus_ids(self, visible: list[Any]) -> list[str]:
         """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
@@ -172,11 +175,12 @@ class _Gpu:
         bits = int(self._ask(self._reasons) or 0)
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
-    def sole_holders(self) -> list[int] | None:
-        """The processes on it where it takes one at a time; None in any other mode."""
-        if self._ask("ComputeMode") != _EXCLUSIVE_PROCESS:
-            return None
-        return [int(one.pid) for one in self._ask("ComputeRunningProcesses") or ()]
+    def sole_holders(self) -> tuple[bool | None, list[int]]:
+        """Whether it takes one process at a time (None: NVML does not tell), and those on it."""
+        mode = self._ask("ComputeMode")
+        if mode != _EXCLUSIVE_PROCESS:
+            return None if mode is None else False, []
+        return True, [int(one.pid) for one in self._ask("ComputeRunningProcesses") or ()]
 
     def _learn(self) -> None:
         links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)

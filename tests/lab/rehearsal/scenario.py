@@ -146,7 +146,9 @@ class Rehearsal:
     def change(self, name: str, **changes: Any) -> None:
         """Change one host's machine."""
         self.machines[name] = replace(self.machines[name], **changes)
-        self.write(self.lab.hosts[name])
+        host = self.lab.hosts[name]
+        host.set_scenario(with_mode(host.scenario, self.machines[name]))
+        self.write(host)
 
     def plant(self, name: str, *faults: Fault) -> None:
         """Plant faults on a host."""
@@ -160,6 +162,11 @@ class Rehearsal:
             mark.unlink()
         for host in self.lab.hosts.values():
             self.write(host)
+
+    def environs(self, name: str) -> list[dict[str, str]]:
+        """What NCCL found in the environment of each process of a host that measured."""
+        lines = (self.folder / "scenarios" / f"{name}.environ").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
     def write(self, host: Host) -> None:
         """Write what one host has, from its NVML scenario and its machine."""
@@ -219,6 +226,13 @@ def put(folder: Path, name: str, document: dict[str, Any]) -> None:
     fresh.replace(path)
 
 
+def with_mode(hardware: Scenario, machine: Machine) -> Scenario:
+    """NVML tells the compute mode that CUDA keeps to."""
+    for index in range(len(hardware.gpus)):
+        hardware = hardware.counted(index, "compute_mode", 3 if machine.exclusive else 0)
+    return hardware
+
+
 @contextmanager
 def rehearsed(
     lab: Lab, machine: Machine | None = None, trace: Path | None = None
@@ -240,7 +254,7 @@ def rehearsed(
             cluster = 1 + zlib.crc32(machine.nvlink_domain.encode()) % 255
             for index in range(len(scenario.gpus)):
                 scenario = scenario.counted(index, "fabric_cluster", cluster)
-        host.set_scenario(scenario)
+        host.set_scenario(with_mode(scenario, machine))
         one.write(host)
     try:
         yield one

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from tests.lab.nvml.scenario import h100
-from tests.lab.rehearsal.scenario import Fault, Machine, described, environment, put
+from tests.lab.rehearsal.scenario import Fault, Machine, described, environment, put, with_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,6 +272,13 @@ os.kill(third, 9); os.waitpid(third, 0)
 print(busy, refused, again)
 """)
     assert said == "False True False"
+
+
+def test_nvml_tells_the_compute_mode_that_cuda_keeps_to() -> None:
+    """3 is NVML_COMPUTEMODE_EXCLUSIVE_PROCESS (nvml.h)."""
+    for exclusive, mode in ((True, 3), (False, 0)):
+        told = with_mode(h100("h1"), Machine(exclusive=exclusive))
+        assert all(("compute_mode", mode) in gpu.counters for gpu in told.gpus)
 
 
 def test_the_unique_id_is_awaited_for_the_stores_time_out(here: Here) -> None:

@@ -258,9 +258,9 @@ class Driver:
         """A device."""
 
 
-def nvml(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None) -> None:
-    """NVML's word: a GPU in exclusive-process mode with these processes, or one that is not."""
-    gpus = SimpleNamespace(sole_holders=lambda _index: pids)
+def nvml(monkeypatch: pytest.MonkeyPatch, alone: object, pids: list[int]) -> None:
+    """NVML's word: whether a GPU is in exclusive-process mode (None: no word), and who is on it."""
+    gpus = SimpleNamespace(sole_holders=lambda _index: (alone, pids))
     monkeypatch.setattr(gpu_counters, "Gpus", lambda: gpus)
 
 
@@ -275,18 +275,19 @@ def test_a_gpu_that_the_process_before_still_holds_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("pids", "held", "words"),
+    ("alone", "pids", "held", "words"),
     [
-        ([1], True, r"^exclusive process: pid 1 \(.+\) holds GPU 2$"),
-        ([], True, "^exclusive process: another process holds GPU 2$"),
-        (None, False, r"^CUDA did not initialise: .*device\(s\) is/are busy or unavailable$"),
+        (True, [1], True, r"^exclusive process: pid 1 \(.+\) holds GPU 2$"),
+        (True, [], True, "^exclusive process: another process holds GPU 2$"),
+        (None, [], True, "^GPU 2 is busy or unavailable; NVML does not tell whether a process hol"),
+        (False, [], False, r"^CUDA did not initialise: .*device\(s\) is/are busy or unavailable$"),
     ],
 )
 def test_who_holds_a_gpu_is_told_where_its_mode_lets_one_in(
-    monkeypatch: pytest.MonkeyPatch, pids: list[int] | None, held: object, words: str
+    monkeypatch: pytest.MonkeyPatch, alone: object, pids: list[int], held: object, words: str
 ) -> None:
-    """In any other mode a GPU that is unavailable is broken."""
-    nvml(monkeypatch, pids)
+    """In any other mode a GPU that is unavailable is broken; an unknown mode proves nothing."""
+    nvml(monkeypatch, alone, pids)
     with pytest.raises(cuda.NoCuda, match=words) as refused:
         cuda.initialise(Driver(busy=9), 2, patience_s=-1.0)
     assert refused.value.held is held

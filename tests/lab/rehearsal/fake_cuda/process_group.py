@@ -170,6 +170,7 @@ class ProcessGroupNCCL:
         if self._communicator is not None:
             return
         clock = cuda.spend("enqueue")
+        log.environment()
         communicator = Communicator(_torch, self._rank, self._size, gpu)
         key = "0"
         for fault in cuda.faults("connect error", gpu.slot):
