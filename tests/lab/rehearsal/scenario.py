@@ -176,11 +176,11 @@ class Rehearsal:
         put(self.folder, host.name, document)
 
     def inventory(self, name: str = "inventory.toml", **changes: Tables) -> Path:
-        """The fleet as the lab writes it, with this Python and the number of GPUs."""
+        """The fleet as the lab writes it, with this Python and what an H100 machine has."""
         gpus = max(machine.gpus for machine in self.machines.values())
         tables: dict[str, Any] = {
             "defaults": {"python": str(self.python)},
-            "group": {"lab": {"gpus": gpus, "nics": gpus}},
+            "group": {"lab": {"gpus": gpus, "nics": gpus, "nic_gbits": 400, "nic_link": "ib"}},
         }
         for key, table in changes.items():
             tables[key] = {**tables.get(key, {}), **table}

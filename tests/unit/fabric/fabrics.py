@@ -39,6 +39,8 @@ class Made:
     """A host that begins some operations 10 ms late."""
     spiky: Where = never
     spikes: int = 5
+    apart_s: float = 1.0
+    """Between two spikes."""
     one_sided: bool = False
     """Spikes show at one end only, without a gap: a loss in one direction."""
     failed: Where = never
@@ -101,7 +103,7 @@ class Made:
     def _standouts(self, a: str, b: str, rail: int, p50_us: float) -> tuple[Standout, ...]:
         made: list[Standout] = []
         for number in range(self.spikes):
-            at_s, place = 1000.0 + number, 100 * number
+            at_s, place = 1000.0 + self.apart_s * number, 100 * number
             if self.late in (a, b):
                 first, second = (p50_us, 10_000.0) if a == self.late else (10_000.0, p50_us)
                 gaps = (9_990.0, 1.0) if a == self.late else (1.0, 9_990.0)

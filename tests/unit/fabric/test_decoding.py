@@ -87,6 +87,16 @@ def test_spikes_are_the_endpoints_also_where_one_end_sees_them(one_sided: bool) 
     assert named(made) == [("spikes", "n6 rail 1")]
 
 
+@pytest.mark.parametrize("apart_s", [1.0, 0.011])
+def test_spikes_in_close_succession_are_many(apart_s: float) -> None:
+    """One in fifty of the smallest operations is a spike of 10 ms: 11 ms lie between two of them.
+
+    Of two nodes nobody knows whose it is, but the pair's other rails are calm.
+    """
+    made = Made(nodes=2, rails=8, spikes=40, apart_s=apart_s, spiky=lambda _a, _b, r: r == 1)
+    assert named(made) == [("spikes", "n1 rail 1 | n2 rail 1 | n1-n2 rail 1")]
+
+
 def test_a_late_host_is_not_the_network() -> None:
     """Its own gaps explain why its partners waited."""
     assert named(Made(nodes=8, late="n4")) == [("late", "n4")]
