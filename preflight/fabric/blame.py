@@ -241,7 +241,7 @@ def _least(one: Seen) -> int:
 
 def _bandwidth(one: Seen) -> str:
     bound = one.bound
-    peers = f"peers' median {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
+    peers = f"{bound.peers_are} {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
     return f"{peers}limit {gbs(bound.gbs or 0.0)} ({bound.origin})"
 
 

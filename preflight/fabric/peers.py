@@ -1,4 +1,7 @@
-"""What the pairs that share no node with one reached: a slow node cannot drag its own yardstick."""
+"""What a pair is compared with: pairs without its nodes, so that no slow node is its own peer.
+
+Of two or three nodes there is none: then its own other rails, or the fastest of the other pairs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ if TYPE_CHECKING:
     from preflight.fabric.measure import Summary
     from preflight.fabric.samples import PairSamples
 
-_FEW_RAILS = 2
+INDEPENDENT = "peers' median"
+_FEW = 2
 
 
 class Peers:
@@ -32,20 +36,23 @@ class Peers:
         self._times = {at: LeaveOut(values) for at, values in times.items()}
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, int, str]:
-        """Median GB/s, of how many, and in words of whom; other rails where no pair is left."""
+        """GB/s to compare with, of how many measurements, and in words which."""
         others = self._speeds[size_bytes]
-        gbs = others.median((pair.a, pair.b))
+        ends = (pair.a, pair.b)
+        gbs = others.median(ends)
         if gbs is not None:
-            return gbs, others.count((pair.a, pair.b)), "peers"
-        rails = [
-            same.busbw_gbs
-            for other, summary in self._measured
-            if (other.a, other.b) == (pair.a, pair.b) and other.rail != pair.rail
-            if (same := summary.size(size_bytes)) is not None
-        ]
-        if len(rails) < _FEW_RAILS:
-            return None, 0, ""
-        return median(rails), len(rails), "other rails"
+            return gbs, others.count(ends), INDEPENDENT
+        rails: list[float] = []
+        pairs: list[float] = []
+        for other, summary in self._measured:
+            if other is not pair and (same := summary.size(size_bytes)) is not None:
+                (rails if (other.a, other.b) == ends else pairs).append(same.busbw_gbs)
+        if len(rails) >= _FEW:
+            return median(rails), len(rails), "other rails' median"
+        # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
+        if len(pairs) >= _FEW:
+            return max(pairs), len(pairs), "fastest other pair"
+        return None, 0, ""
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
         """How many peers came to a larger size, and of how many."""

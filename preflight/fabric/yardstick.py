@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from preflight.fabric.limits import limit
 from preflight.fabric.measure import wire_from
+from preflight.fabric.peers import INDEPENDENT
 from preflight.fleet.baselines import rail_floor
 from preflight.stats.quantiles import median, nearest_rank
 
@@ -36,6 +37,8 @@ class Bound(Struct, frozen=True):
     peers_gbs: float | None = None
     peers: int = 0
     decided_by: Yard = ""
+    peers_are: str = ""
+    """What `peers_gbs` is, as in "fastest other pair"."""
 
 
 class Yardstick(NamedTuple):
@@ -51,10 +54,11 @@ class Yardstick(NamedTuple):
 
 
 def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
-    """The stricter of a share of the peers' median and of an absolute limit.
+    """The stricter of a share of what peers reached and of an absolute limit.
 
-    That is the promise; without one, the floor of the promised platform; without peers as well,
-    what the pair itself reached in earlier runs; and the floor of any network. Bandwidth is judged
+    That is the promise; without one, the floor of the promised platform; without peers that share
+    no node with it as well, what the pair itself reached in earlier runs; and the floor of any
+    network. Bandwidth is judged
     on none of the sizes below `wire_from`; absolute limits are for the largest size, or for
     whatever a pair reached that was too slow to be asked for it.
     """
@@ -64,10 +68,10 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
     ratio = limit(pair.backend, "peers_ratio")
     if peers_gbs is not None and ratio is not None:
-        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}' median", "peers"))
+        bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
         known = _promised(pair, yardstick.promised)
-        if known is None and not bounds:
+        if known is None and which != INDEPENDENT:
             known = _history(pair, at, yardstick.earlier)
         floor = yardstick.floors.get(pair.backend)
         least = None if floor is None else (floor, f"shipped floor for {pair.backend}")
@@ -76,9 +80,9 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
         if least is not None and (known is None or known[2] == "history"):
             bounds.append((*least, "least"))
     if not bounds:
-        return Bound(peers_gbs=peers_gbs, peers=count)
+        return Bound(peers_gbs=peers_gbs, peers=count, peers_are=which)
     gbs, origin, yard = max(bounds)
-    return Bound(gbs, origin, peers_gbs, count, yard)
+    return Bound(gbs, origin, peers_gbs, count, yard, which)
 
 
 def latency_limit_us(backend: str, peers_us: float | None) -> float | None:

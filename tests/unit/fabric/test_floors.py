@@ -19,9 +19,9 @@ from preflight.verdict import Outcome, Verdict
 from tests.unit.fabric.synthetic import TOP, hosts, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.samples import Sweep
+    from preflight.fabric.samples import PairState, Sweep
     from preflight.fleet.model import Host
 
 COST = Cost(round_s=2.0, other_s=25.0)
@@ -54,14 +54,13 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     )
     assert slow.outcome is Outcome.FAIL
     assert slow.sentence.startswith("30 GB/s at 64 MiB between ")
-    assert f"; limit 40 GB/s ({which})" in slow.sentence
+    assert f"limit 40 GB/s ({which})" in slow.sentence
     assert slow.evidence["decided_by"] == "platform"
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_of_an_unknown_network_without_peers_nobody_can_say(nodes: int) -> None:
+def test_of_an_unknown_network_without_peers_nobody_can_say() -> None:
     """46 GB/s may be good or bad: that is unknown, no pass; below any network's least is bad."""
-    fleet = hosts(nodes)
+    fleet = hosts(2)
     verdict = _judge(_nccl(fleet, 46.0), fleet)
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.UNKNOWN,
@@ -71,6 +70,34 @@ def test_of_an_unknown_network_without_peers_nobody_can_say(nodes: int) -> None:
     assert _judge(_nccl(fleet, 0.3), fleet).outcome is Outcome.FAIL
     one_sided = [replace(fleet[0], promised=NDR), *fleet[1:]]
     assert _judge(_nccl(one_sided, 46.0), one_sided).outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("rails", [1, 2, 8])
+@pytest.mark.parametrize("lost", [(), ("h4",)])
+def test_three_nodes_are_compared_with_each_other(rails: int, lost: tuple[str, ...]) -> None:
+    """Any two pairs of three nodes share one: a slow node is named by the pair without it."""
+    fleet = hosts(3 + len(lost))
+
+    def speed(slow: str) -> Callable[[str, str], float | PairState]:
+        return lambda a, b: "hung" if {a, b} & {*lost} else 20.0 if slow in (a, b) else 46.0
+
+    measured = sweep(fleet, speed(""), backend="nccl", rails=rails)
+    assert {CHECK.conclude(judge_sweep(measured, fleet).pairs[ends]).outcome
+            for ends in (("h1", "h2"), ("h1", "h3"), ("h2", "h3"))} == {Outcome.OK}  # fmt: skip
+    for name in ("h1", "h2", "h3"):
+        measured = sweep(fleet, speed(name), backend="nccl", rails=rails)
+        named = {one.component for one in judge_sweep(measured, fleet).blames}
+        assert named == {name, *lost}
+
+
+def test_three_nodes_that_all_got_slower_are_held_to_their_own_past() -> None:
+    """That they are alike clears nobody of what all of them have lost."""
+    fleet = hosts(3)
+    measured = _nccl(fleet, 30.0)
+    earlier = {speed_key(pair, TOP["nccl"]): [46.0] * 3 for pair in measured.pairs}
+    slow = _judge(measured, fleet, earlier)
+    assert slow.outcome is Outcome.FAIL
+    assert "0.8 of its median in 3 earlier runs" in slow.sentence
 
 
 def test_a_promise_overrides_the_floor_and_the_slower_end_counts() -> None:
