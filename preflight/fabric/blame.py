@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ from preflight.fabric.words import either, gbs, size, time_us
 from preflight.stats.shared_cause import LEAST, shared_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Found
@@ -110,8 +111,9 @@ def blames(
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
     nodes = {name for one in seen for name in (one.a, one.b)}
     partners = more_partners(len(nodes), len({(one.a, one.b) for one in seen}))
+    bad_nodes = {name for one in culprits if one.kind == "node" for name in one.among}
     worded = [
-        _worded(culprit, bad, sweep, found, all_bad=all_bad, partners=partners)
+        _worded(culprit, bad, sweep, found, bad_nodes, all_bad=all_bad, partners=partners)
         for culprit in culprits
     ]
     causes = [_cause(culprit, bad) for culprit in culprits]
@@ -128,6 +130,7 @@ def _worded(
     bad: Sequence[Seen],
     sweep: Sweep,
     found: Sequence[Found],
+    bad_nodes: Collection[str],
     *,
     all_bad: bool,
     partners: str,
@@ -135,20 +138,25 @@ def _worded(
     troubles = sweep.troubles
     mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
     mine = [one for one in mine if not _others(one, culprit, troubles)] or mine
-    worst = _worst(mine)
+    if culprit.kind == "node":
+        mine = _on_own_rails(mine)
+    alone = [one for one in mine if len({one.a, one.b}.intersection(bad_nodes)) < _TWO]
+    worst = _worst(alone or mine)
     told = _ends(worst, sweep)
     cause = _own_cause(told)
     if cause is not None:  # the other end merely waited for it, or lost it
         worst = replace(worst, state=cause.state)
     if culprit.kind == "node":
         name = culprit.among[0]
-        sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine)}"
+        sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine, sweep)}"
         if worst.suspect == name and not culprit.cleared_partners:
             how = "stood still" if STOOD_STILL in worst.summary.error else "died"
             how = "failed" if cause is not None else how
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
-            sentence = f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine)}"
+            sentence = (
+                f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine, sweep)}"
+            )
         certain = culprit.cleared_partners >= _TWO
         component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
     elif culprit.kind == "path":
@@ -174,6 +182,13 @@ def _worded(
 def _others(one: Seen, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
     """Whether a pair is bad because of its other end, which fell silent."""
     return any(name in troubles and name not in culprit.among for name in (one.a, one.b))
+
+
+def _on_own_rails(mine: Sequence[Seen]) -> list[Seen]:
+    """A node's bad pairs without those on a rail that is bad with few partners: theirs, not its."""
+    partners = Counter(one.rail for one in mine)
+    most = max(partners.values())
+    return [one for one in mine if 2 * partners[one.rail] > most]
 
 
 def _ends(worst: Seen, sweep: Sweep) -> tuple[End, ...]:
@@ -252,11 +267,13 @@ def _latency(one: Seen) -> str:
     )
 
 
-def _each(worst: Seen, name: str, mine: Sequence[Seen]) -> str:
+def _each(worst: Seen, name: str, mine: Sequence[Seen], sweep: Sweep) -> str:
     partners = {one.a if one.b == name else one.b for one in mine}
     how = "slow" if worst.slow else "bad"
     rails = sorted({one.rail for one in mine if one.bad})
-    only = f" on rail {', '.join(map(str, rails))}" if rails != [0] else ""
+    only = (
+        f" on rail {', '.join(map(str, rails))}" if any(pair.rail for pair in sweep.pairs) else ""
+    )
     whom = f"each of its {len(partners)} partners" if len(partners) > 1 else "its only partner"
     return f"{name} is {how} with {whom}{only}"
 

@@ -39,7 +39,8 @@ class Peers:
         """GB/s to compare with, of how many measurements, and in words which."""
         others = self._speeds[size_bytes]
         ends = (pair.a, pair.b)
-        gbs = others.median(ends)
+        # Of two peers one may be bad itself: the better one is the yardstick.
+        gbs = others.median(ends, between=1.0)
         if gbs is not None:
             return gbs, others.count(ends), INDEPENDENT
         rails: list[float] = []
@@ -66,4 +67,4 @@ class Peers:
 
     def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
-        return self._times[size_bytes].median((pair.a, pair.b))
+        return self._times[size_bytes].median((pair.a, pair.b), between=0.0)

@@ -26,14 +26,20 @@ class LeaveOut:
         """How many values belong to none of `without`."""
         return len(self._values) - len(self._out(without))
 
-    def median(self, without: Iterable[Hashable]) -> float | None:
-        """Median of the values that belong to none of `without`; None if there are none."""
+    def median(self, without: Iterable[Hashable], between: float = 0.5) -> float | None:
+        """Median of the values that belong to none of `without`; None if there are none.
+
+        `between`: of an even number, where between the two in the middle (0: the lower, 1: the
+        higher).
+        """
         out = self._out(without)
         left = len(self._values) - len(out)
         if not left:
             return None
         high = self._value(left // 2, out)
-        return high if left % 2 else (self._value(left // 2 - 1, out) + high) / 2
+        if left % 2:
+            return high
+        return (1 - between) * self._value(left // 2 - 1, out) + between * high
 
     def _out(self, without: Iterable[Hashable]) -> list[int]:
         return sorted({place for owner in without for place in self._places.get(owner, ())})

@@ -173,6 +173,37 @@ def test_one_slow_rail_is_named_on_its_node() -> None:
     assert "on rail 1" in found.sentence
 
 
+@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize("rails", [2, 8])
+@pytest.mark.parametrize("kinds", [("slow", "slow"), ("hung", "slow"), ("slow", "hung")])
+@pytest.mark.parametrize("second", [0, 1])
+def test_faults_on_single_rails_of_two_nodes_are_two_findings(
+    nodes: int, rails: int, kinds: tuple[str, str], second: int
+) -> None:
+    """Each is told with its own rail and its own symptom, also where both are on one rail."""
+    fleet = hosts(nodes)
+    faults = {("h1", 0): kinds[0], ("h3", second): kinds[1]}
+    measured = sweep(fleet, lambda *_: 46.0, backend="nccl", rails=rails)
+    pairs = []
+    for one in measured.pairs:
+        here = [faults.get((name, one.rail), "") for name in (one.a, one.b)]
+        hung = "hung" in here
+        ends = [
+            end(name, 23.0 if "slow" in here else 46.0, state="hung" if hung else "measured",
+                backend="nccl")
+            for name in (one.a, one.b)
+        ]  # fmt: skip
+        pairs.append(msgspec.structs.replace(one, first=ends[0], second=ends[1]))
+    found = {
+        one.component: one.sentence
+        for one in blame(msgspec.structs.replace(measured, pairs=tuple(pairs)), fleet)
+    }
+    assert set(found) == {"h1", "h3"}
+    for name, rail, kind in (("h1", 0, kinds[0]), ("h3", second, kinds[1])):
+        assert f"{'slow' if kind == 'slow' else 'bad'} with each of its" in found[name]
+        assert found[name].endswith(f"on rail {rail}")
+
+
 def test_a_node_left_out_earlier_is_not_run_and_one_that_failed_the_sweep_unknown() -> None:
     """h4 has its finding elsewhere; h3 had no torch, which nothing else says."""
     fleet = hosts(4)
