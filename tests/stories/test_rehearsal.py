@@ -25,7 +25,8 @@ pytestmark = pytest.mark.lab
 
 BY_NAME = {one.name: one for one in SITUATIONS}
 TOGETHER = (("GPU missing", "NVLink fallback", "NIC port down"),
-            ("slow exit", "init skew", "host stalls"))  # fmt: skip
+            ("slow exit", "init skew", "host stalls"),
+            ("no connection", "connection breaks"))  # fmt: skip
 """Situations that do not mix, each on a host of its own, in one run: the machine has two cores."""
 
 ALONE = [
@@ -54,6 +55,7 @@ def test_the_culprit_is_named_and_nobody_healthy(
     for host, situation in planted.items():
         said = _without(named(told.folder), planted.keys() - {host})
         assert not (off := situation.off(said, host)), f"{off}\n{told.out}"
+        assert situation.reason in str(told.report), told.out
     assert {pair["backend"] for pair in told.report["pairs"]} == {"nccl"}, told.out
     if (
         names == TOGETHER[1]

@@ -44,6 +44,7 @@ Kind = Literal[
     "wrong product",
     "spinning kernel",
     "connect error",
+    "network error",
 ]
 
 
@@ -121,10 +122,11 @@ class Fault:
     """`domain`: NVLink between nodes."""
     once: bool = False
     after: int = 0
-    """Of a hang: how many operations of its communicator go well before."""
+    """Of a hang or an error: how many operations of its communicator go well before."""
     to: str | None = None
     """Only on the way to that host."""
     last_error: str = ""
+    """What NCCL warns of; of a network error a completion with an error, by default."""
 
 
 @dataclass

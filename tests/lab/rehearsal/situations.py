@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from tests.lab.rehearsal.fake_cuda import nccl_text
 from tests.lab.rehearsal.scenario import Fault
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Situation:
     name: str
     plant: Plant
     must_name: Verdict
+    reason: str = ""
+    """What NCCL gave as the reason, which the report must keep."""
 
     def wrong(self, named: Named, host: str, *, pairs_only: bool = False) -> tuple[str, ...]:
         """Healthy hosts that are named: of two hosts none, where the other one is named, too."""
@@ -89,6 +92,17 @@ def _port_down(rehearsal: Rehearsal, host: str, slot: int) -> None:
     rehearsal.write(one)
 
 
+def _no_connection(rehearsal: Rehearsal, host: str, slot: int) -> None:
+    error = nccl_text.modify_qp_failed(rehearsal.lab.hosts[host].scenario.nics[slot].name)
+    rehearsal.plant(host, Fault("connect error", slot, last_error=error))
+
+
+def _breaks(rehearsal: Rehearsal, host: str, slot: int) -> None:
+    """In an operation; the process that is killed for it has its GPU to itself until it is gone."""
+    rehearsal.plant(host, Fault("network error", slot, after=100))
+    rehearsal.change(host, exclusive=True, exit_s=3.0)
+
+
 def _healthy(rehearsal: Rehearsal, host: str, slot: int) -> None:
     del rehearsal, host, slot
 
@@ -108,4 +122,6 @@ SITUATIONS = (
     Situation("init skew", _changed(init_s=15.0), "nobody"),
     Situation("host stalls", _changed(stalls_per_s=20.0, stall_ms=3.0), "nobody else"),
     Situation("NIC port down", _port_down, "culprit"),
+    Situation("no connection", _no_connection, "culprit", "Call to ibv_modify_qp failed with 110"),
+    Situation("connection breaks", _breaks, "culprit", "NET/IB: Got completion from peer"),
 )

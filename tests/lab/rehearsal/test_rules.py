@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -18,7 +19,6 @@ from tests.lab.rehearsal.scenario import Fault, Machine, described, environment,
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _SERVER = """
 import json, os, signal, sys, time, threading
@@ -333,6 +333,36 @@ def test_without_teardown_only_the_signal_is_left(here: Here) -> None:
     assert here.says(_HANGS, 2, **quiet) == ["enqueued\nFalse"] * 2
 
 
+_BREAKS = """
+raw, pg = group()
+torch.cuda.set_device(rank)
+x = torch.ones(2, dtype=torch.int32, device="cuda")
+pg.allreduce([x]).wait()
+threading.Timer(6 - 2 * rank, os._exit, (0,)).start()  # rank 0 hosts the store: it stays longest
+torch.cuda.synchronize()
+"""
+
+
+def test_a_broken_connection_is_an_error_that_only_the_watchdog_sees(
+    here: Here, tmp_path: Path
+) -> None:
+    """The process ends with NCCL's last error (checkForNCCLErrors); without teardown nothing ends.
+
+    Both ends of a connection get a completion with an error, and kernels spin for ever.
+    """
+    here.has(Fault("network error", slot=1, where="inside"))
+    log = str(tmp_path / "nccl.%p")
+    quiet = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0", "NCCL_DEBUG": "INFO"}
+    ended = here.run(_BREAKS, 2, **quiet, NCCL_DEBUG_FILE=log)
+    assert [one.status for one in ended] == [-signal.SIGABRT] * 2
+    for one in ended:
+        assert "NCCL error: remote process exited or there was a network error" in one.err
+        assert "Last error:\nNET/IB: Got completion from peer " in one.err
+    assert Path(log).read_text().count("NCCL WARN NET/IB: Got completion from peer ") == 2
+    off = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    assert here.says(_BREAKS, 2, **quiet, **off) == ["", ""]
+
+
 def test_a_signal_of_another_process_ends_the_first_group_of_this_one(here: Here) -> None:
     """The monitor of the first group polls the raw store; then it dumps, sleeps and ends us."""
     script = """
@@ -362,23 +392,29 @@ print(int((x != 2).sum().item()))
 
 
 def test_a_process_takes_its_time_to_exit(here: Here) -> None:
-    """With a CUDA context the driver takes a process down slowly; without one it ends at once."""
+    """With a CUDA context the driver takes a process down slowly, also one that was killed."""
     here.has(exit_s=1.5)
     (said,) = here.says("""
-def ends(uses_gpu):
+def ends(uses_gpu, killed=False):
     said, saying = os.pipe()
     child = os.fork()
     if not child:
         if uses_gpu:
             torch.zeros(1, device="cuda")
         os.write(saying, b".")
+        if killed:
+            time.sleep(60)
         os._exit(0)
     os.read(said, 1)
-    began = time.time(); os.waitpid(child, 0)
+    began = time.time()
+    if killed:
+        os.kill(child, 9)
+    os.waitpid(child, 0)
     return time.time() - began
-print(ends(True) - ends(False) > 1)
+at_once = ends(False)
+print(ends(True) - at_once > 1, ends(True, killed=True) - at_once > 1)
 """)
-    assert said == "True"
+    assert said == "True True"
 
 
 def test_of_a_large_matrix_the_corner_exists_and_its_shape_is_whole(here: Here) -> None:

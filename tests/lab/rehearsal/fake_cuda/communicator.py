@@ -16,7 +16,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from . import cuda, machine
+from . import cuda, log, machine
 from .rates import Wire
 from .stream import Reached, spin
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("!II")
 _LONGEST_S = 3600.0
+_FAILED = "failed"
 
 
 class Communicator:
@@ -40,6 +41,8 @@ class Communicator:
         """Of rank 0: to rank 1, 2, ...; of the others: to rank 0 only."""
         self._wire: Wire | None = None
         self._run = 0
+        self.error = ""
+        """What ncclCommGetAsyncError answers, as torch words it."""
 
     # -- coming up
 
@@ -132,7 +135,7 @@ class Communicator:
 
     def run(self, reached: list[Reached], end_us: float, tensor: Any, operator: str) -> list[float]:
         """Do these all-reduces, in place, one after the other; when each ended."""
-        self._hang_if_planted()
+        self._fail_if_planted()
         ends: list[float] = []
         while reached:
             own = {
@@ -153,8 +156,13 @@ class Communicator:
     ) -> tuple[dict[str, Any], bytes]:
         if self.rank:
             _send(self._peers[0], own, data)
-            return _receive(self._peers[0])
+            answer = _receive(self._peers[0])
+            if _FAILED in answer[0]:
+                self._fail()
+            return answer
         said = [(own, data), *(_receive(peer) for peer in self._peers)]
+        if any(_FAILED in head for head, _ in said):
+            self._fail()
         size_bytes = tensor.claimed * tensor.element_size()
         times, results = self._decide(said, size_bytes, tensor.dtype)
         for peer, result in zip(self._peers, results[1:], strict=True):
@@ -197,14 +205,30 @@ class Communicator:
             total = total + other if operator == "sum" else self._torch.minimum(total, other)
         return total.to(dtype)
 
-    def _hang_if_planted(self) -> None:
+    def _fail_if_planted(self) -> None:
         """Where it is planted, our kernel never ends: once, or whenever it comes so far."""
         assert self._wire is not None
-        for fault in cuda.faults("hang", self.gpu.slot):
-            if fault["where"] != self._wire.where or self._run < fault["after"]:
-                continue
-            if not fault["once"] or machine.first_time("hang.once"):
-                spin()
+        for kind in ("hang", "network error"):
+            for fault in cuda.faults(kind, self.gpu.slot):
+                if fault["where"] != self._wire.where or self._run < fault["after"]:
+                    continue
+                if not fault["once"] or machine.first_time(f"{kind}.once"):
+                    if kind == "hang":
+                        spin()
+                    self._fail(fault["last_error"])
+
+    def _fail(self, warning: str = "") -> None:
+        """A connection broke: NCCL's proxy warns and keeps the error, and our kernel never ends.
+
+        Each end gets a completion with an error, of what it had sent itself. Source: net_ib/p2p.cc
+        (ncclIbTest), proxy.cc (ncclProxyProgress: comm->asyncResult).
+        """
+        own = self.ends[self.rank]
+        other = self.ends[(self.rank + 1) % self.size]
+        self.error = log.failed(warning, other["address"], own["nic"])
+        for peer in self._peers:
+            _send(peer, {_FAILED: True})
+        spin()
 
 
 def _usable_nics() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import random
 import types
 from typing import TYPE_CHECKING, Any
 
-from . import machine
+from . import driver, machine
 from .clock import HostClock, real_sleep
 from .stream import Event, Mark, Stream, Work
 
@@ -120,6 +120,8 @@ def initialise() -> _Process:
         raise RuntimeError("No CUDA GPUs are available")
     if costs.get("init_error"):
         raise RuntimeError(str(costs["init_error"]))
+    if costs["exit_s"]:
+        driver.hold_at_exit(float(costs["exit_s"]))
     real_sleep(float(costs["init_s"]))
     _process.pid, _process.clock = here, HostClock()
     _process.costs_us = {
@@ -198,20 +200,7 @@ def install(torch: Any) -> None:
     cuda.nccl.version = lambda: tuple(int(part) for part in machine.known()["nccl"].split("."))
     torch.version.cuda = machine.known()["cuda"]
     torch.__version__ = f"{machine.known()['torch']}+cu{machine.known()['cuda'].replace('.', '')}"
-    _exit_slowly()
     _mode(torch).__enter__()
-
-
-def _exit_slowly() -> None:
-    """A process with a CUDA context takes its time to end: the driver takes it down."""
-    leave = os._exit
-
-    def leaving(status: int) -> None:
-        if _process.pid == os.getpid():
-            real_sleep(float(machine.known()["process"]["exit_s"]))
-        leave(status)
-
-    os._exit = leaving  # type: ignore[assignment]
 
 
 def _set_device(device: Any) -> None:

@@ -61,10 +61,20 @@ def connected(communicator: Communicator) -> None:
 
 def connect_failed(fault: dict[str, Any]) -> str:
     """A communicator could not come up: a line of warning, and the text of torch's exception."""
+    return _warned("system", fault["last_error"])
+
+
+def failed(warning: str, peer: str, device: str) -> str:
+    """A connection broke: as above. `peer`: its address; `device`: our NIC."""
+    usual = nccl_text.completion_failed(_version(), f"{peer}<38111>", device)
+    return _warned("remote", warning or usual)
+
+
+def _warned(kind: str, warning: str) -> str:
     here = (os.uname().nodename, os.getpid(), threading.get_native_id(), 0)
-    _write([nccl_text.warn_line(_version(), *here, fault["last_error"])])
+    _write([nccl_text.warn_line(_version(), *here, warning)])
     text: str = nccl_text.exception_text(
-        _version(), machine.known()["torch"], kind="system", last_error=fault["last_error"]
+        _version(), machine.known()["torch"], kind=kind, last_error=warning
     )
     return text
 

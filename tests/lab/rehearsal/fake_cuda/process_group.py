@@ -205,12 +205,16 @@ class ProcessGroupNCCL:
         thread.start()
 
     def _watchdog(self) -> None:
-        """Look at unfinished works each 100 ms; one that is too old ends the process, in steps."""
+        """Look at unfinished works each 100 ms; one that failed ends the process, in steps.
+
+        It is too old, or its communicator has an error (ncclCommGetAsyncError).
+        """
         while not self._stopped.is_set():
             real_sleep(_TICK_S)
             with self._works_lock:
                 self._works = [one for one in self._works if one.end.at_us is None]
-                late = next((one for one in self._works if _is_late(one)), None)
+                error = self._communicator.error if self._communicator is not None else ""
+                late = next((one for one in self._works if error or _is_late(one)), None)
             if late is None:
                 continue
             handling = int(os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"))
@@ -228,7 +232,8 @@ class ProcessGroupNCCL:
                 self._works = [one for one in self._works if one is not late]
             if handling in (1, 3):
                 _die(
-                    f"[Rank {self._rank}] Watchdog caught collective operation timeout: "
+                    error
+                    or f"[Rank {self._rank}] Watchdog caught collective operation timeout: "
                     f"WorkNCCL(OpType=ALLREDUCE, Timeout(ms)={late.timeout_s * 1000:.0f}) ran for "
                     f"{(real_s() - late.began_s) * 1000:.0f} milliseconds before timing out."
                 )
