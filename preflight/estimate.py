@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from itertools import count
 from math import ceil, log2
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from preflight.burn.plan import Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
+from preflight.burn.plan import SHARE, Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
 from preflight.check import Stage, Tier
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.planner import rounds_that_fit
@@ -22,7 +24,7 @@ from preflight.history.past import Cost
 from preflight.numbers import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from preflight.burn.plan import Load
     from preflight.facts.burned import Kind
@@ -33,6 +35,13 @@ GPUS_ASSUMED = 8
 
 _SIDES = 2  # NUMA nodes of a machine with 8 GPUs
 _STEP_S, _MOST_S = 10, 7 * 86400  # of a budget that is proposed
+_DRIVER_GPUS = "/proc/driver/nvidia/gpus"
+"""On this machine: a folder for each GPU, where the driver is loaded."""
+
+_NVLINK_DOMAIN_MODELS = ("GB200", "GB300")
+"""GPUs that share NVLink with those of other nodes. An inventory names no domains: NVML does."""
+
+_DOMAIN_ROUNDS = 3  # fabric/roster.py, `neighbours`
 
 
 class Times(Struct, frozen=True, kw_only=True):
@@ -41,9 +50,10 @@ class Times(Struct, frozen=True, kw_only=True):
     facts_s: float
     """Logins, facts and ports."""
     burn_s: float = 0.0
-    sweep_s: float = 0.0
-    """The sweep without its rounds: start, inside of the nodes, retests."""
+    start_s: float = 0.0
+    """The sweep without rounds and retests: start, inside of the nodes, NVLink between them."""
     round_s: float = 0.0
+    retests_s: float = 0.0
     left_out: tuple[str, ...] = ()
     """Parts of the burn-in for which there is no time."""
 
@@ -60,6 +70,8 @@ class Expected(Struct, frozen=True, kw_only=True):
     """Nothing says how many GPUs there are."""
     tier: Tier
     stages: frozenset[Stage]
+    nvlink_domains: bool = False
+    """Nodes may share NVLink."""
     catch_rate: float | None = None
     last: Cost | None = None
     """What the last run of this fleet and tier took."""
@@ -71,21 +83,27 @@ class Expected(Struct, frozen=True, kw_only=True):
         burn_s, left_out = 0.0, tuple[str, ...]()
         if "local" in self.stages:
             burn_s, left_out = self._burn(wall_s - facts_s)
-        sweep_s = round_s = 0.0
+        start_s = round_s = retests_s = 0.0
         if "fabric" in self.stages and (self.nodes > 1 or self.gpus > 1):
             # Of the few pairs of a retest none is as slow as the slowest of many.
             round_s, again_s = self._round_s(self.nodes), self._round_s(1, TIMES)
-            sweep_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
+            start_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
             if self.gpus:
-                sweep_s += open_s(self.gpus)
+                start_s += open_s(self.gpus)
             if self.gpus > 1:
-                sweep_s += round_s + duration("nccl.inside_s")
+                start_s += round_s + duration("nccl.inside_s")
             if self.nodes > 1:
-                sweep_s += duration("retest.rounds") * again_s
+                start_s += _DOMAIN_ROUNDS * round_s if self.nvlink_domains else 0.0
+                retests_s = duration("retest.rounds") * again_s
             if self.catch_rate is not None:
-                sweep_s += loaded_s(self.catch_rate)
+                start_s += loaded_s(self.catch_rate)
         return Times(
-            facts_s=facts_s, burn_s=burn_s, sweep_s=sweep_s, round_s=round_s, left_out=left_out
+            facts_s=facts_s,
+            burn_s=burn_s,
+            start_s=start_s,
+            round_s=round_s,
+            retests_s=retests_s,
+            left_out=left_out,
         )
 
     def cost(self, wall_s: float) -> Cost:
@@ -93,7 +111,21 @@ class Expected(Struct, frozen=True, kw_only=True):
         if self.last is not None:
             return self.last
         times = self.times(wall_s)
-        return Cost(times.round_s, times.facts_s + times.burn_s + times.sweep_s)
+        other_s = times.facts_s + times.burn_s + times.start_s + times.retests_s
+        return Cost(times.round_s, other_s)
+
+    def too_small(self, wall_s: float) -> str:
+        """Why a budget is too small for the smallest useful run, and what to type; "" if it is not.
+
+        Useful: a whole burn-in, however short, the insides of the nodes, and one round of pairs.
+        """
+        if not self.stages & {"local", "fabric"} or self._useful(wall_s):
+            return ""
+        enough = _first_budget(wall_s, self._useful)
+        return (
+            f"{wall_s:g} s are too few: the smallest useful run takes about "
+            f"{self._least_s(enough):.0f} s; give --preflight-budget={enough}"
+        )
 
     def lines(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
         """Say it in the header. `rounds` are planned, of so many that were `wanted`."""
@@ -105,21 +137,44 @@ class Expected(Struct, frozen=True, kw_only=True):
         else:
             parts = [f"{times.facts_s:.0f} s facts"]
             parts += [f"{times.burn_s:.0f} s burn-in"] if times.burn_s else []
-            if times.sweep_s:
+            if times.start_s:
                 where = f"({some})" if rounds else "inside the node"
-                backend = "NCCL" if self.gpus else "gloo"
-                sweep_s = times.sweep_s + rounds * times.round_s
-                parts.append(f"{sweep_s:.0f} s {backend} sweep {where}")
+                sweep_s = times.start_s + times.retests_s + rounds * times.round_s
+                parts.append(f"{sweep_s:.0f} s sweep {where}")
             stages = ", ".join(parts)
-        known = not self.assumed or not (times.burn_s or times.sweep_s)
+        known = not self.assumed or not (times.burn_s or times.start_s)
         assumed = "" if known else f"; assumes {self.gpus} GPUs a node"
         lines = [f"time     about {stages} of {wall_s:g} s{assumed}"]
-        if what := self._left_out(wall_s, rounds, wanted):
-            budgets = count(ceil(wall_s / _STEP_S) * _STEP_S, _STEP_S)
-            enough = next(each for each in budgets if each >= _MOST_S or self._holds(each, wanted))
-            more = f" (--preflight-budget={enough} takes all)" if enough < _MOST_S else ""
-            lines.append(f"left out for lack of time: {', '.join(what)}{more}")
+        if why := self.too_small(wall_s):
+            lines.append(f"budget   {why}")
+        elif what := self._left_out(wall_s, rounds, wanted):
+            enough = _first_budget(wall_s, lambda each: self._holds(each, wanted))
+            more = f"; --preflight-budget={enough} has time for all" if enough < _MOST_S else ""
+            lines.append(f"left out {', '.join(what)}: no time in {wall_s:g} s{more}")
         return lines
+
+    @property
+    def known(self) -> Expected:
+        """Without the GPUs that are only assumed."""
+        return replace(self, gpus=0, nics=0) if self.assumed else self
+
+    def _useful(self, wall_s: float) -> bool:
+        """Whether there is time for one round, by the last run or by the estimate.
+
+        By either: a last run that was slow for once must not refuse all that come after it.
+        """
+        if self.last is not None and self.last.other_s + self.last.round_s <= wall_s:
+            return True
+        times = self.times(wall_s)
+        # The burn-in ends at its share, and the sweep has the rest.
+        burn_fits = times.burn_s <= SHARE * (wall_s - times.facts_s) + _STEP_S / 100
+        return burn_fits and self._least_s(wall_s) <= wall_s
+
+    def _least_s(self, wall_s: float) -> float:
+        """What all takes with one round, and nothing to measure again."""
+        times = self.times(wall_s)
+        rounds_s = times.round_s if self.nodes > 1 else 0.0
+        return times.facts_s + times.burn_s + times.start_s + rounds_s
 
     def _holds(self, wall_s: float, rounds: int) -> bool:
         """Whether a budget holds all of it, with the planner's margin."""
@@ -128,12 +183,16 @@ class Expected(Struct, frozen=True, kw_only=True):
 
     def _left_out(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
         """What does not fit the budget."""
-        cost, parts = self.cost(wall_s), list(self.times(wall_s).left_out)
+        cost, times = self.cost(wall_s), self.times(wall_s)
+        parts = list(times.left_out)
+        over_s = cost.other_s + rounds * cost.round_s - wall_s
+        retests_s = min(times.retests_s, cost.other_s)
+        if over_s > retests_s and cost.round_s:  # so many were asked for
+            rounds = max(0, rounds - ceil((over_s - retests_s) / cost.round_s))
         if rounds < wanted:
             parts.append(f"{wanted - rounds} of {wanted} rounds")
-        all_s = cost.other_s + rounds * cost.round_s
-        if all_s > wall_s and self.stages & {"local", "fabric"}:
-            parts.append(f"what comes after {wall_s:g} of about {all_s:.0f} s")
+        if over_s > 0 and retests_s:
+            parts.append("retests of suspects")
         return parts
 
     def _burn(self, left_s: float) -> tuple[float, tuple[str, ...]]:
@@ -179,10 +238,16 @@ def expected(
     catch_rate: float | None = None,
     last: Cost | None = None,
 ) -> Expected:
-    """Read it off the fleet: what the inventory expects, else the ranks, else eight GPUs a node."""
+    """Read it off the fleet: what the inventory expects, else the ranks of a node.
+
+    Else the GPUs of this machine if it is the fleet, else eight GPUs a node are assumed.
+    """
     promised = [host.promised.gpus for host in fleet.hosts if host.promised.gpus is not None]
     known = max(promised, default=fleet.job.nproc_per_node)
+    if known is None and all(host.transport == "local" for host in fleet.hosts):
+        known = _gpus_here()
     gpus = GPUS_ASSUMED if known is None else known
+    models = {host.promised.gpu_model or "" for host in fleet.hosts}
     nics = [host.promised.nics for host in fleet.hosts if host.promised.nics is not None]
     return Expected(
         nodes=len(fleet.hosts),
@@ -191,9 +256,23 @@ def expected(
         assumed=known is None,
         tier=tier,
         stages=frozenset(stages),
+        nvlink_domains=any(name in model for model in models for name in _NVLINK_DOMAIN_MODELS),
         catch_rate=catch_rate,
         last=last,
     )
+
+
+def _gpus_here() -> int:
+    try:
+        return sum(1 for _ in Path(_DRIVER_GPUS).iterdir())
+    except OSError:
+        return 0
+
+
+def _first_budget(from_s: float, enough: Callable[[float], bool]) -> int:
+    """The first of the round budgets that is enough."""
+    budgets = count(ceil(from_s / _STEP_S) * _STEP_S, _STEP_S)
+    return next(each for each in budgets if each >= _MOST_S or enough(each))
 
 
 def _nic_turns(load: Load, has: Devices) -> int:

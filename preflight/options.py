@@ -29,6 +29,7 @@ from preflight.window import seconds_back
 if TYPE_CHECKING:
     import pytest
 
+    from preflight.estimate import Expected
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import Found
@@ -56,6 +57,7 @@ class Chosen:
     """The rounds of pairs; None for a replay of a run that did not keep them."""
     history: Nightly | None
     estimate: list[str]
+    ahead: Expected | None
     """What the run should take and what of it has no time, for the header; none for a replay."""
     outputs: Outputs
     items: str | None
@@ -100,7 +102,7 @@ def read_options(config: pytest.Config) -> Chosen:
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
     stages = stages_needed(registry, asked)
-    planned, history, estimate = choose_rounds(config, fleet, settings, replayed, stages)
+    planned, history, estimate, ahead = choose_rounds(config, fleet, settings, replayed, stages)
     return Chosen(
         fleet=fleet,
         found=found,
@@ -111,6 +113,7 @@ def read_options(config: pytest.Config) -> Chosen:
         planned=planned,
         history=history,
         estimate=estimate,
+        ahead=ahead,
         outputs=outputs,
         items=config.getoption("preflight_items"),
         strict=config.getoption("preflight_strict"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
     from preflight.check import Stage
+    from preflight.estimate import Expected
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.nightly import Nightly
@@ -37,15 +38,16 @@ def choose_rounds(
     settings: Settings,
     replayed: Measured | None,
     stages: Collection[Stage],
-) -> tuple[Planned | None, Nightly | None, list[str]]:
+) -> tuple[Planned | None, Nightly | None, list[str], Expected | None]:
     """Plan the rounds and open the history; UsageError for a history that is of no use.
 
-    `stages`: those that the run will measure. The lines tell what they should take.
+    `stages`: those that the run will measure. The lines tell what they should take; by the last, a
+    run whose plan cannot fit is refused. None: the operator gave the number of rounds.
     """
     if hasattr(config, "workerinput"):
-        return handover.planned(config.workerinput), None, []
+        return handover.planned(config.workerinput), None, [], None
     if replayed is not None:
-        return replayed.planned, None, []
+        return replayed.planned, None, [], None
     nodes = tuple(host.name for host in fleet.hosts)
     history = _history(config, fleet, settings)
     past, wall_s = history.past if history else None, settings.wall_s
@@ -70,7 +72,8 @@ def choose_rounds(
     )
     rounds = len(planned.rounds) if "fabric" in stages else 0
     usual = default_rounds(len(nodes)) if rounds and extent == "auto" else 0
-    return planned, history, ahead.lines(wall_s, rounds, max(rounds, usual))
+    lines = ahead.lines(wall_s, rounds, max(rounds, usual))
+    return planned, history, lines, ahead if extent == "auto" else None
 
 
 def refuse_odd_rounds(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from preflight import __version__, handover, workers
 from preflight.check import subject
@@ -13,6 +14,7 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.interrupt import Interrupts
 from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
+from preflight.judgement import stages_needed
 from preflight.options import Chosen, read_options
 from preflight.ranks import leading
 from preflight.registry import Registry, declares_check, load_file
@@ -187,6 +189,7 @@ class Session:
         chosen = [key for keys in keys_of.values() for key in keys]
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
+        self._refuse_too_small(keys)
         self._tally.expect(keys, keys_of)
         if keys:
             self._keep_events(keys)
@@ -201,6 +204,14 @@ class Session:
             finally:
                 self._tally.expect_repairs()
                 self._write_measured()
+
+    def _refuse_too_small(self, keys: Sequence[Key]) -> None:
+        """End before any node is asked, where the budget has no time for what was selected."""
+        stages = stages_needed(self.run.registry, {check for check, _ in keys})
+        ahead, wall_s = self._chosen.ahead, self.run.settings.wall_s
+        why = replace(ahead.known, stages=frozenset(stages)).too_small(wall_s) if ahead else ""
+        if why:
+            raise pytest.UsageError(f"--preflight-budget={wall_s:g}: {why}")
 
     def _keep_events(self, keys: Sequence[Key]) -> None:
         """Have every verdict on disk from now on, as soon as it is reached."""

@@ -71,8 +71,9 @@ def test_the_header_says_what_has_no_time_and_how_to_have_it(
     told = [line for line in head.splitlines() if line.startswith(("time ", "left out "))]
     assert max(map(len, told)) <= 80
     said = re.search(
-        r"time     about \d+ s facts, \d+ s NCCL sweep \((\d) of 9 rounds\) of 60 s\n"
-        r"left out for lack of time: (\d) of 9 rounds\s+\(--preflight-budget=(\d+) takes all\)\n",
+        r"time     about \d+ s facts, \d+ s sweep \((\d) of 9 rounds\) of 60 s\n"
+        r"left out (\d) of 9 rounds: no time in 60 s; "
+        r"--preflight-budget=(\d+) has time for\s+all\n",
         head,
     )
     assert said is not None, head
@@ -80,7 +81,7 @@ def test_the_header_says_what_has_no_time_and_how_to_have_it(
     assert planned + left_out == 9
     assert f"\nrounds   {planned} of 63, " in head
     enough = preflight(*gpus, f"--preflight-budget={budget}").out
-    assert f"s NCCL sweep (9 rounds) of {budget} s\n" in enough
+    assert f"s sweep (9 rounds) of {budget} s\n" in enough
     assert "left out" not in enough
 
 

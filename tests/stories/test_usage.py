@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from tests.stories.conftest import Told
     from tests.stories.here import Here
+
+_FIRST_STAGES = "preflight_reach or preflight_facts"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_selecting_nothing_is_not_a_pass(preflight: Callable[..., Told]) -> None
 
 def test_a_budget_that_is_too_short_condemns_nobody(preflight: Callable[..., Told]) -> None:
     """Exit 3, nobody to exclude, and one sentence with the option, before all other reasons."""
-    told = preflight("--preflight-budget", "1")
+    told = preflight("--preflight-budget=1", "-m", _FIRST_STAGES)
     assert told.exit == 3
     said = " ".join(told.out.split())
     assert (
@@ -99,12 +102,30 @@ def test_a_budget_that_is_too_short_condemns_nobody(preflight: Callable[..., Tol
     assert "this looks like the inventory" not in said
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_budget_without_time_for_one_round_is_refused(
+    preflight: Callable[..., Told], tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    """Before any node is asked: what would be enough, and what to type. Exit 4."""
+    (tmp_path / "fleet.toml").write_text('[group.train]\nnodes = "g[1-4].invalid"\ngpus = 2\n')
+    told = preflight(
+        f"--preflight-inventory={tmp_path}/fleet.toml", "--preflight-budget=20", *workers
+    )
+    assert told.exit == 4
+    assert re.search(
+        r"--preflight-budget=20: 20 s are too few: the smallest useful run takes about 2\d s; "
+        r"give --preflight-budget=30\n",
+        told.err,
+    ), told.err
+    assert "probing" not in told.out
+
+
 def test_a_node_that_needs_longer_than_a_short_budget_is_not_condemned(
     preflight: Callable[..., Told],
 ) -> None:
     """A healthy Python that takes 5 s to start is cut off after 3 s: not judged, exit 3."""
     slow = f"sh -c 'sleep 5; exec {sys.executable} \"$@\"' -"
-    told = preflight("--preflight-budget", "3", f"--preflight-python={slow}")
+    told = preflight("--preflight-budget=3", f"--preflight-python={slow}", "-m", _FIRST_STAGES)
     assert told.exit == 3, told.out
     assert "the run's time was up before it had answered" in " ".join(told.out.split())
     assert told.report["fleet"]["not_ready"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight import estimate
 from preflight.burn.plan import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
 from preflight.estimate import GPUS_ASSUMED, Expected, expected
 from preflight.fabric.planner import MARGIN, rounds_that_fit
@@ -20,6 +22,8 @@ from preflight.numbers import durations
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from preflight.check import Stage, Tier
 
 QUICK: frozenset[Stage] = frozenset({"reach", "facts", "net", "fabric"})
@@ -69,17 +73,71 @@ def test_what_is_planned_fits_or_is_said_to_be_left_out(
     rounds = min(wanted, rounds_that_fit(wall_s, one.cost(wall_s)))
     told = "\n".join(one.lines(wall_s, rounds, wanted))
     assert rounds <= 1 or _all_s(one, wall_s, rounds) <= wall_s * MARGIN
-    assert (rounds < wanted) == (f"{wanted - rounds} of {wanted} rounds" in told)
+    assert (rounds < wanted) == (f"({rounds} of {wanted} round" in told)
     over = _all_s(one, wall_s, rounds) > wall_s
-    assert over == ("what comes after" in told)
+    assert not over or "left out" in told or "budget " in told
     assert over or rounds < wanted or tier != "quick" or "left out" not in told
+
+
+@given(NODES, GPUS, NICS, st.floats(1, 4000), st.sampled_from(["quick", "standard", "deep"]))
+def test_a_budget_without_time_for_one_round_says_which_has_it(
+    nodes: int, gpus: int, nics: int, wall_s: float, tier: Tier
+) -> None:
+    """What it proposes is enough, and not much more than enough."""
+    one = _expected(nodes, gpus, nics, tier=tier)
+    why = one.too_small(wall_s)
+    if not why:
+        times = one.times(wall_s)
+        least_s = times.facts_s + times.burn_s + times.start_s + (nodes > 1) * times.round_s
+        assert least_s <= wall_s
+        return
+    enough = int(why.rpartition("give --preflight-budget=")[2])
+    assert one.too_small(enough) == ""
+    assert enough - 10 < wall_s or one.too_small(enough - 10)
+    assert any(line.startswith("budget   ") for line in one.lines(wall_s, 1, 1))
+
+
+def test_nothing_is_refused_for_what_is_only_assumed_or_for_one_slow_run() -> None:
+    """Eight GPUs that may not be there, and what the last run took, if the estimate says less."""
+    assumed = replace(_expected(nodes=2), assumed=True)
+    assert assumed.too_small(25.0)
+    assert not assumed.known.too_small(25.0)
+    slow = _expected(nodes=2, last=Cost(round_s=10.0, other_s=500.0))
+    assert not slow.too_small(60.0)
+    quick = _expected(nodes=2, last=Cost(round_s=1.0, other_s=5.0))
+    assert not quick.too_small(8.0)
+    assert not replace(_expected(), stages=frozenset({"reach", "facts"})).too_small(1.0)
+
+
+def test_rounds_that_were_asked_for_and_have_no_time_are_named() -> None:
+    """Twenty rounds of --preflight-sweep=20, of which a minute has time for some."""
+    time, left_out = _expected(nodes=64).lines(60.0, 20, 20)
+    assert "(20 rounds) of 60 s" in time
+    found = re.fullmatch(
+        r"left out (\d+) of 20 rounds, retests of suspects: no time in 60 s; "
+        r"--preflight-budget=(\d+) has time for all",
+        left_out,
+    )
+    assert found is not None, left_out
+    assert 0 < int(found[1]) < 20
+    assert len(_expected(nodes=64).lines(float(found[2]), 20, 20)) == 1
+
+
+def test_nvlink_between_nodes_takes_its_time() -> None:
+    """Where the inventory names a model whose nodes share NVLink."""
+    hosts = tuple(
+        Host(name=name, address=name, promised=Promise(gpus=4, gpu_model="NVIDIA GB200"))
+        for name in ("h1", "h2")
+    )
+    domain = expected(Fleet(hosts=hosts, origin="a test"), "quick", QUICK)
+    assert _all_s(domain) > _all_s(replace(domain, nvlink_domains=False))
 
 
 def test_the_budget_that_is_proposed_takes_all() -> None:
     """Whatever was left out for lack of time."""
     one = _expected(nodes=512, nics=12, tier="standard")
-    told = one.lines(100.0, 1, 8)[1]
-    assert told.startswith("left out for lack of time: 9.75 of 10 s of sustained load, loopback of")
+    told = one.lines(150.0, 1, 8)[1]
+    assert told.startswith("left out 9.75 of 10 s of sustained load, loopback of")
     budget = float(told.partition("--preflight-budget=")[2].partition(" ")[0])
     assert len(one.lines(budget, 8, 8)) == 1
     assert rounds_that_fit(budget, one.cost(budget)) >= 8
@@ -116,7 +174,22 @@ def test_what_is_expected_comes_from_the_inventory_else_it_is_said_to_be_assumed
         Fleet(hosts=tuple(replace(h, promised=Promise(gpus=0)) for h in bare), origin="a test"),
         "quick", QUICK,
     )  # fmt: skip
-    assert " s gloo sweep (1 round) of 60 s" in none.lines(60.0, 1, 1)[0]
+    assert " s sweep (1 round) of 60 s" in none.lines(60.0, 1, 1)[0]
+
+
+@pytest.mark.parametrize("gpus", [0, 3])
+def test_this_machine_is_asked_how_many_gpus_it_has(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an inventory; none where no driver is loaded."""
+    for number in range(gpus):
+        (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
+    monkeypatch.setattr(estimate, "_DRIVER_GPUS", str(tmp_path / "gpus"))
+    here = Host(name="me", address="127.0.0.1", transport="local")
+    one = expected(Fleet(hosts=(here,), origin="this machine"), "quick", QUICK)
+    assert (one.gpus, one.assumed) == (gpus, False)
+    told = "sweep inside the node" if gpus else "4 s facts of 60 s"
+    assert told in one.lines(60.0, 0, 0)[0]
 
 
 def test_stages_that_do_not_run_are_not_estimated() -> None:
@@ -124,7 +197,7 @@ def test_stages_that_do_not_run_are_not_estimated() -> None:
     prolog = replace(_expected(), tier="prolog", stages=frozenset({"reach", "facts"}))
     assert prolog.lines(8.0, 0, 0) == ["time     about 4 s facts of 8 s"]
     assert _expected(nodes=1, gpus=1).lines(60.0, 0, 0) == ["time     about 4 s facts of 60 s"]
-    assert "s NCCL sweep inside the node of 60 s" in _expected(nodes=1).lines(60.0, 0, 0)[0]
+    assert "s sweep inside the node of 60 s" in _expected(nodes=1).lines(60.0, 0, 0)[0]
 
 
 @given(st.floats(5, 400), st.integers(0, 12), st.sampled_from(["standard", "deep"]))
