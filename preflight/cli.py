@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="preflight",
         description="Prove a GPU fleet fit before the job starts. To judge one, run: "
-        "pytest --preflight --preflight-nodes 'gpu[001-064]'",
+        "pytest --preflight --preflight-nodes='gpu[001-064]'",
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")

@@ -118,7 +118,7 @@ def _refuse_unsafe(place: Place) -> None:
         pass  # it is made when there is something to remember
     except OSError as error:
         raise UsageError(
-            f"--preflight-history {place.folder}: {error.strerror}: give a folder of your own"
+            f"--preflight-history={place.folder}: {error.strerror}: give a folder of your own"
         ) from error
 
 

@@ -96,7 +96,7 @@ def read_options(config: pytest.Config) -> Chosen:
     refuse_unknown(fleet.spoken, [one.check.id for one in registry])
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
-        raise UsageError(f"--preflight-need {need}: the fleet has {len(fleet.hosts)} nodes only")
+        raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
     replayed = _replayed(config.getoption("preflight_replay"))
     wanted = _wanted(config.getoption("preflight_checks"), registry)
     checks = [one.check for one in registry if one.check.within(settings.tier)]
@@ -127,26 +127,26 @@ def _refuse_rivals(config: pytest.Config) -> None:
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
     need = config.getoption("preflight_need")
     if need is not None and need < 1:
-        raise UsageError(f"--preflight-need {need}: give the number of nodes the job needs")
+        raise UsageError(f"--preflight-need={need}: give the number of nodes the job needs")
     at_once = config.getoption("preflight_at_once")
     if at_once is not None and not 1 <= at_once <= MOST_AT_ONCE:
-        raise UsageError(f"--preflight-at-once {at_once}: give a number, 1 to {MOST_AT_ONCE}")
+        raise UsageError(f"--preflight-at-once={at_once}: give a number, 1 to {MOST_AT_ONCE}")
     rate = config.getoption("preflight_catch_rate")
     if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise UsageError(
-            f"--preflight-catch-rate {rate:g}: give events per second of load, {LOWEST_RATE:g} to "
+            f"--preflight-catch-rate={rate:g}: give events per second of load, {LOWEST_RATE:g} to "
             f"{HIGHEST_RATE:g}; rarer ones take more nights"
         )
     budget = config.getoption("preflight_budget")
     if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
-        raise UsageError(f"--preflight-budget {budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
+        raise UsageError(f"--preflight-budget={budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
     refuse_odd_rounds(config)
 
 
 def _keep(config: pytest.Config) -> int:
     keep = config.getoption("preflight_keep")
     if keep is not None and keep < 0:
-        raise UsageError(f"--preflight-keep {keep}: give how many runs stay, or 0 for all of them")
+        raise UsageError(f"--preflight-keep={keep}: give how many runs stay, or 0 for all of them")
     return KEEP if keep is None else int(keep)
 
 

@@ -81,7 +81,7 @@ def refuse_odd_rounds(config: pytest.Config) -> None:
     _extent(config)
     seed = config.getoption("preflight_seed")
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"--preflight-seed {seed}: give a number, 0 to {LARGEST_SEED}")
+        raise UsageError(f"--preflight-seed={seed}: give a number, 0 to {LARGEST_SEED}")
 
 
 def _extent(config: pytest.Config) -> Extent:
@@ -93,7 +93,7 @@ def _extent(config: pytest.Config) -> Extent:
     if text.isdecimal() and text.isascii() and int(text[:9]) > 0:
         return int(text[:9])
     raise UsageError(
-        f"--preflight-sweep {text[:40]!a}: give a number of rounds, 1 or more, auto, or exhaustive"
+        f"--preflight-sweep={text[:40]!a}: give a number of rounds, 1 or more, auto, or exhaustive"
     )
 
 

@@ -71,6 +71,6 @@ def out_of_time(stage: Stage, wall_s: float) -> Verdict:
     """No node's fault, so nobody is condemned for it."""
     return not_run(
         f"of the budget of {wall_s:g} s less than {least_s(stage):g} s was left for the {stage} "
-        "stage; give more: --preflight-budget SECONDS",
+        "stage; give more: --preflight-budget=SECONDS",
         stopped=True,
     )

@@ -26,7 +26,7 @@ note() {
     logger -t preflight -p daemon.err -- "$1" 2>/dev/null || echo "preflight: $1" >&2
 }
 
-found=$(timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit "$LIMIT_S" </dev/null)
+found=$(timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit="$LIMIT_S" </dev/null)
 status=$?
 
 case $status in

@@ -99,7 +99,7 @@ def _stored(arguments: argparse.Namespace) -> JobState:
     try:
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
     except FileNotFoundError as error:
-        meant = f"; a process is asked about with --pid {path}" if path.name.isdecimal() else ""
+        meant = f"; a process is asked about with --pid={path}" if path.name.isdecimal() else ""
         raise UsageError(
             f"there is no {path}: give a folder that --save has made{meant}"
         ) from error

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError) as error:  # SQLite holds any type in any column
         raise UsageError(
             f"the history {place.words} holds what no run wrote ({error}); move it away to begin "
-            "anew, or give another: --history DIR"
+            "anew, or give another: --history=DIR"
         ) from error
     if arguments.json:
         sys.stdout.write(plain(told))
@@ -63,13 +63,13 @@ def _refuse(arguments: argparse.Namespace) -> None:
     if not (arguments.history or os.environ.get(VARIABLE)):
         raise UsageError(
             "which history? give the folder of --preflight-history: preflight history "
-            f"--history DIR (or set {VARIABLE})"
+            f"--history=DIR (or set {VARIABLE})"
         )
     asked = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
     if sum(asked) > 1:
         raise UsageError("give a NODE, --gpu or --worst: one at a time")
     if not 1 <= arguments.nights <= LONGEST:
-        raise UsageError(f"--nights {arguments.nights}: give a number, 1 to {LONGEST}")
+        raise UsageError(f"--nights={arguments.nights}: give a number, 1 to {LONGEST}")
 
 
 def _told(arguments: argparse.Namespace, history: History, words: str) -> Told:

@@ -7,11 +7,11 @@ import argparse
 LONGEST = 3660
 _EXAMPLES = """\
 examples:
-  preflight history --history /srv/nightly    what changed since last night, and
+  preflight history --history=/srv/nightly    what changed since last night, and
                                               who is not ready most often
-  preflight history gpu041 --history ...      one node's own past
-  preflight history --worst --nights 90 ...   repeat offenders
-  preflight history --gpu GPU-4f1c... ...     one GPU, wherever it sat
+  preflight history gpu041 --history=...      one node's own past
+  preflight history --worst --nights=90 ...   repeat offenders
+  preflight history --gpu=GPU-4f1c... ...     one GPU, wherever it sat
 
 DIR is the folder that runs are given as --preflight-history. With the variable
 PREFLIGHT_HISTORY set to it, both options may be left out. Exit code: 0 told,

@@ -43,7 +43,7 @@ def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
     fleet = resolve(wish(asked))
     if fleet.origin == "this machine":
         raise UsageError(
-            "a sweep of which fleet? give --preflight-inventory=FILE, or --preflight-nodes LIST; "
+            "a sweep of which fleet? give --preflight-inventory=FILE, or --preflight-nodes=LIST; "
             "to judge this machine: preflight run"
         )
     names = tuple(host.name for host in fleet.hosts)
@@ -51,7 +51,7 @@ def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
     nights = [night.waves for night in former_nights(into)]
     tier = cast("Tier", asked.said("tier") or "deep")
     if tier not in BUDGET_S:
-        raise UsageError(f"--preflight-tier {tier[:40]!a}: give one of {', '.join(BUDGET_S)}")
+        raise UsageError(f"--preflight-tier={tier[:40]!a}: give one of {', '.join(BUDGET_S)}")
     return Sweep(
         preflight=__version__,
         sweep=secrets.token_hex(16),
@@ -88,7 +88,7 @@ def _keep(said: str | None) -> int:
     if said is None:
         return KEEP
     if not said.isdecimal():
-        raise UsageError(f"--preflight-keep {said[:20]!a}: give how many sweeps stay, or 0 for all")
+        raise UsageError(f"--preflight-keep={said[:20]!a}: give how many sweeps stay, or 0 for all")
     return int(said[:9])
 
 
@@ -101,7 +101,7 @@ def _usual_s(asked: Asked, tier: Tier) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 7 * 86400:
-        raise UsageError(f"--preflight-budget {said[:40]!a}: give the seconds of one wave")
+        raise UsageError(f"--preflight-budget={said[:40]!a}: give the seconds of one wave")
     return seconds
 
 
@@ -148,6 +148,6 @@ def end_of(ends: datetime | None, sweep: Sweep, who: Chooser) -> float | None:
         times.append(ends.timestamp())
     elif sweep.ends_s is not None:
         if sweep.ends_s <= time.time():
-            raise UsageError("--resume: its time was up: give a later one, --until TIME")
+            raise UsageError("--resume: its time was up: give a later one, --until=TIME")
         times.append(sweep.ends_s)
     return min(times, default=None)

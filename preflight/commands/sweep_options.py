@@ -21,7 +21,7 @@ WAVE = 16
 INTO = "preflight-sweeps"
 
 _NOT_HERE = {
-    "--preflight-report": "a sweep has a folder of its own: --into DIR",
+    "--preflight-report": "a sweep has a folder of its own: --into=DIR",
     "--preflight-fail-fast": "a sweep never stops at a finding, it names them all",
     "--preflight-need": "a sweep starts no job",
     "--preflight-replay": "a sweep measures",
@@ -41,8 +41,8 @@ _OURS = (
 _EXAMPLES = """\
 examples:
   preflight sweep --preflight-inventory=fleet.toml
-  preflight sweep --preflight-inventory=fleet.toml --until 06:00 --resume
-  preflight sweep --preflight-inventory=fleet.toml --reservation nightly --wave 32
+  preflight sweep --preflight-inventory=fleet.toml --until=06:00 --resume
+  preflight sweep --preflight-inventory=fleet.toml --reservation=nightly --wave=32
 """
 
 
@@ -92,7 +92,7 @@ def read_words(argv: Sequence[str]) -> Asked:
         if name in given:
             raise UsageError(f"{name} is not for a sweep: {why}; leave it out")
     if not LEAST <= told.wave <= MOST:
-        raise UsageError(f"--wave {told.wave}: give a number of nodes, {LEAST} to {MOST}")
+        raise UsageError(f"--wave={told.wave}: give a number of nodes, {LEAST} to {MOST}")
     return Asked(
         told={name: value for name, value in given.items() if name.startswith("--preflight-")},
         words=tuple(word for word in told.words if word.partition("=")[0] not in _OURS),

@@ -16,7 +16,7 @@ from preflight.watching.settings import DEBUGS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after SECONDS] [...] -- COMMAND ..."
+_USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
 
 def run(words: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from preflight.fabric.events import Event
     from preflight.transport.standstill import Standstill
 
-TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget SECONDS"
+TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget=SECONDS"
 _INTERRUPTED = "interrupted before it was measured"
 _STOOD_STILL = (
     "preflight itself stood still for {0:.0f} s (stopped, or its machine slept), so the nodes left "

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
 
 MORE_TIME = (
-    "run again with time for a second look (--preflight-budget SECONDS); until then keep them in "
+    "run again with time for a second look (--preflight-budget=SECONDS); until then keep them in "
     "different jobs"
 )
 _MOST = 8
@@ -25,7 +25,7 @@ def unsettled_words(sweep: Sweep) -> str:
         return ""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     told = ", ".join(names[:_MOST]) + more
-    return f"not measured again for lack of time: {told}; give --preflight-budget SECONDS"
+    return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
 
 
 def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[str, str]:

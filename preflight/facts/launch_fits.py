@@ -75,7 +75,7 @@ def _nodes(shape: Shape, nodes: int) -> Misfit | None:
     return Misfit(
         f"--nnodes={_range(shape.nnodes)}, and this run has {nodes}: {nodes - most} will not be "
         "part of the job",
-        f"--nnodes={nodes}, or --preflight-need {most} if spare nodes are meant",
+        f"--nnodes={nodes}, or --preflight-need={most} if spare nodes are meant",
         grave=False,
     )
 

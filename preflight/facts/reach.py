@@ -49,7 +49,7 @@ def _failed(reach: Reach) -> Verdict:
         )
     return not_run(
         f"the run's time was up before it had answered ({reach.seconds:.1f} s); "
-        "give more: --preflight-budget SECONDS",
+        "give more: --preflight-budget=SECONDS",
         stopped=True,
         blocked=True,
     )

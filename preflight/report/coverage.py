@@ -36,7 +36,7 @@ def _others(seen: CoverageRow) -> str:
         runs = "run" if seen.runs_left == 1 else "runs"
         return f"{known}; all in {seen.runs_left:,} more {runs} like this"
     if seen.runs_left is None:
-        return f"{known}; suspects take its only round: give --preflight-budget SECONDS"
+        return f"{known}; suspects take its only round: give --preflight-budget=SECONDS"
     lacking = seen.pairs - seen.pairs_known
     return f", all{f' but {lacking:,}' if lacking else ''} with earlier ones"
 

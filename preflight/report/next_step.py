@@ -21,12 +21,12 @@ def next_command(fleet: Fleet, nodes: Readiness, *, by_pairs: bool) -> str:
     """
     failing = nodes.not_ready
     if fleet.origin == "this machine":
-        return "to judge a fleet: pytest --preflight --preflight-nodes 'gpu[001-064]'"
+        return "to judge a fleet: pytest --preflight --preflight-nodes='gpu[001-064]'"
     if not failing:
         return ""
     if nodes.unjudged and not fleet.ranks:
         return (
-            f"to judge the others: add --preflight-exclude '{fold(failing)}', "
+            f"to judge the others: add --preflight-exclude='{fold(failing)}', "
             "or --preflight-fail-fast=never"
         )
     partners = nodes.ready[:_PARTNERS] if by_pairs else ()
@@ -35,5 +35,5 @@ def next_command(fleet: Fleet, nodes: Readiness, *, by_pairs: bool) -> str:
     names = fold((*failing, *partners))
     these = f"these beside {fold(partners)}, ready" if partners else "these alone"
     if fleet.ranks:
-        return f"to look at {these}: torchrun on them, or --preflight-nodes '{names}' over SSH"
-    return f"to look again at {these}: add --preflight-nodes '{names}'"
+        return f"to look at {these}: torchrun on them, or --preflight-nodes='{names}' over SSH"
+    return f"to look again at {these}: add --preflight-nodes='{names}'"

@@ -35,7 +35,7 @@ def refuse_unread(path: Path) -> None:
     """Say before a run that nobody would read that file; UsageError."""
     if path.suffix != _SUFFIX:
         raise UsageError(
-            f"--preflight-prometheus {path}: node_exporter reads *{_SUFFIX} only: name it so"
+            f"--preflight-prometheus={path}: node_exporter reads *{_SUFFIX} only: name it so"
         )
     if not path.parent.is_dir():
         raise UsageError(f"--preflight-prometheus: there is no folder {path.parent}: make it")

@@ -19,7 +19,7 @@ Chosen: that pays for the logins, the burn-in's first measures and every pair of
 
 
 def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
-    """When the sweep must end, of `--until 06:00` and `--budget 5h` the earlier; UsageError.
+    """When the sweep must end, of `--until=06:00` and `--budget=5h` the earlier; UsageError.
 
     `now` has the time zone in which the operator's clock hangs.
     """
@@ -34,13 +34,13 @@ def span_s(text: str) -> float:
     found = _SPAN.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0
     if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise UsageError(f"--budget {text[:40]!a}: give the sweep's time as in 90m, 5h or 1.5h")
+        raise UsageError(f"--budget={text[:40]!a}: give the sweep's time as in 90m, 5h or 1.5h")
     return seconds
 
 
 def _until(text: str, now: datetime) -> datetime:
     """The next time the clock shows that; a date may be given: 2026-11-23T06:00."""
-    wrong = UsageError(f"--until {text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
+    wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
     found = _TIME.fullmatch(text.strip())
     try:
         if found is None:
@@ -52,7 +52,7 @@ def _until(text: str, now: datetime) -> datetime:
     except ValueError as error:
         raise wrong from error
     if ends <= now:
-        raise UsageError(f"--until {text[:40]!a} has passed: give a time to come")
+        raise UsageError(f"--until={text[:40]!a} has passed: give a time to come")
     return ends
 
 

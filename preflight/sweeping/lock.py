@@ -51,7 +51,7 @@ def _opened(folder: Path) -> Iterator[int]:
             lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
     except OSError as error:
         raise UsageError(
-            f"--into {folder}: {error.strerror}: give a folder of your own for the sweeps"
+            f"--into={folder}: {error.strerror}: give a folder of your own for the sweeps"
         ) from error
     try:
         yield lock
@@ -66,7 +66,7 @@ def _taken(lock: int, folder: Path) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
         raise UsageError(
-            f"--into {folder} cannot be locked ({error.strerror}): give a folder on a local disk"
+            f"--into={folder} cannot be locked ({error.strerror}): give a folder on a local disk"
         ) from error
     return True
 

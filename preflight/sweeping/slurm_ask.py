@@ -45,17 +45,17 @@ def ask_nodes(environ: Mapping[str, str]) -> dict[str, NodeUse]:
 def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
     """Ask for an active reservation; UsageError if there is none, SlurmError without an answer."""
     if not _RESERVATION_NAME.fullmatch(name):  # scontrol would take some for an option
-        raise UsageError(f"--reservation {name[:60]!a}: give a name as `scontrol` shows it")
+        raise UsageError(f"--reservation={name[:60]!a}: give a name as `scontrol` shows it")
     show = ("scontrol", "--oneliner", "show", "reservation", name)
     found = parse_reservation(_ask(show, environ))
     if found is None:
         raise UsageError(
-            f"--reservation {name[:60]!a}: Slurm shows none of that name with nodes; "
+            f"--reservation={name[:60]!a}: Slurm shows none of that name with nodes; "
             "see: scontrol show reservation"
         )
     if not found.active:
         raise UsageError(
-            f"--reservation {name[:60]!a} is not active, it starts {found.starts}: sweep then"
+            f"--reservation={name[:60]!a} is not active, it starts {found.starts}: sweep then"
         )
     return found
 

@@ -188,5 +188,5 @@ def _no_srun(why: str) -> ReachError:
     return ReachError(
         "route",
         f"srun cannot be run here: {why}",
-        "run inside an allocation where srun is on PATH, or choose --preflight-transport ssh",
+        "run inside an allocation where srun is on PATH, or choose --preflight-transport=ssh",
     )

@@ -169,7 +169,7 @@ class Watcher:
         self._once.say(
             "examine",
             f"{self._quiet}, and why could not be looked into ({why}); "
-            f"try: preflight diagnose --pid {self._launch}",
+            f"try: preflight diagnose --pid={self._launch}",
         )
 
     @property

@@ -36,7 +36,7 @@ def _explain(lab: Lab) -> None:
     first = next(iter(lab.hosts.values()))
     ssh = f"ssh -i {lab.identity_file} -o UserKnownHostsFile={lab.known_hosts} root@{first.address}"
     print(f"{len(lab.hosts)} hosts are up, 8 x H100 each (emulated). Judge them:")
-    print(f"  {sys.executable} -m pytest --preflight --preflight-inventory {lab.inventory()}")
+    print(f"  {sys.executable} -m pytest --preflight --preflight-inventory={lab.inventory()}")
     print("Look at one, break something:")
     print(f"  {ssh}")
     print(f"  {' '.join(first.command(['tc', 'qdisc', 'add', 'dev', 'eth0', 'root']))} \\")

@@ -55,7 +55,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
         (("--pid", "4194303"), "no process 4194303 here"),
         (("--pid", "1", "--nodes", "a"), "leave out --nodes"),
         (("nowhere",), "there is no nowhere: give a folder that --save has made"),
-        (("4711",), "; a process is asked about with --pid 4711"),
+        (("4711",), "; a process is asked about with --pid=4711"),
         (("state.json",), "give a folder that --save has made"),
         (("--look-s", "600"), "--look-s takes 0.2 to 10 seconds"),
     ):

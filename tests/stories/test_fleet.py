@@ -476,7 +476,7 @@ def test_the_job_is_measured_in_its_environment(
 
 
 def test_enough_ready_nodes_are_enough(judge: Callable[..., Told], lab: Lab) -> None:
-    """With --preflight-need 3 one bad node of four is no obstacle; ready.hosts names the rest."""
+    """With --preflight-need=3 one bad node of four is no obstacle; ready.hosts names the rest."""
     lab.hosts["h2"].set_scenario(lab.hosts["h2"].scenario.without_gpu(0))
     told = judge(ALL, "-m", "preflight_facts", "--preflight-need=3")
     assert told.exit == 0

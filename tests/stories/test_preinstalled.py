@@ -34,7 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     if reason := why_no_sshd():
         pytest.skip(reason)
     server = Sshd(tmp_path_factory.mktemp("sshd"), "ListenAddress 127.0.0.2")
-    forced = f"{sys.executable} -I -m preflight.answer --sweep-python {sys.executable}"
+    forced = f"{sys.executable} -I -m preflight.answer --sweep-python={sys.executable}"
     key = Path(f"{server.identity}.pub").read_text()
     (server.folder / "authorized_keys").write_text(f'restrict,command="{forced}" {key}')
     yield server

@@ -95,7 +95,7 @@ def test_a_budget_that_is_too_short_condemns_nobody(preflight: Callable[..., Tol
     assert told.exit == 3
     said = " ".join(told.out.split())
     assert (
-        "less than 1 s was left for the reach stage; give more: --preflight-budget SECONDS" in said
+        "less than 1 s was left for the reach stage; give more: --preflight-budget=SECONDS" in said
     )
     assert said.count("of the budget of 1 s") == 1
     assert "--exclude" not in said

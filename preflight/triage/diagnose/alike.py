@@ -88,7 +88,7 @@ def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
 
 def look_longer(case: Case) -> str:
     """The command that looks as long as can be; nothing where this look was that long."""
-    return f"preflight diagnose --look-s {_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
+    return f"preflight diagnose --look-s={_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
 
 
 def _long_steps(case: Case) -> Doubt:

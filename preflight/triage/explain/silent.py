@@ -35,7 +35,7 @@ ENDED = Explanation(
     culprits=(),
     sentence="the job came to its end: it says so after all that looks like a failure",
     advice="if another job is meant, give its log; if it was slow: pytest --preflight "
-    "--preflight-tier standard",
+    "--preflight-tier=standard",
     evidence=(),
     confidence=0.0,
 )

@@ -86,7 +86,7 @@ def test_fewer_nodes_than_the_run_has() -> None:
     verdict = _fits(f"torchrun --nnodes=2 --nproc-per-node=8 {MEET} t.py", {**EIGHT, "h3": 8})
     assert verdict.outcome is Outcome.WARN
     assert "1 will not be part of the job" in verdict.sentence
-    assert "--preflight-need 2" in verdict.advice
+    assert "--preflight-need=2" in verdict.advice
 
 
 @pytest.mark.proves("launch.fits", passes="two nodes with eight ranks and eight GPUs each")

@@ -44,7 +44,7 @@ def test_the_end_of_our_own_time_is_no_fault_of_a_node() -> None:
     assert (verdict.outcome.value, verdict.evidence["stopped"]) == ("not_run", True)
     assert verdict.sentence == (
         "the run's time was up before it had answered (1.8 s); "
-        "give more: --preflight-budget SECONDS"
+        "give more: --preflight-budget=SECONDS"
     )
 
 

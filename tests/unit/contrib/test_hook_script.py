@@ -56,7 +56,7 @@ def test_an_unhealthy_node_is_told(tmp_path: Path, document: str, what: str) -> 
     first, rest = (tmp_path / "told").read_text().split("\n", 1)
     assert first.split()[0] == what
     assert rest.strip() == document
-    assert (tmp_path / "asked").read_text() == "prolog --plain --json --limit 1\n"
+    assert (tmp_path / "asked").read_text() == "prolog --plain --json --limit=1\n"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_it_asks_for_a_prolog(tmp_path: Path) -> None:
     """With the configuration of its own, in a folder that nobody else writes to."""
     prolog(tmp_path, f'echo "$@" >{tmp_path}/words; pwd >>{tmp_path}/words')
     words = (tmp_path / "words").read_text()
-    assert words == "prolog --json --limit 9 --config /etc/preflight/hook.toml\n/\n"
+    assert words == "prolog --json --limit=9 --config=/etc/preflight/hook.toml\n/\n"
 
 
 @pytest.mark.parametrize("name", ["slurm/prolog.d/50-preflight", "slurm/healthcheck"])

@@ -144,10 +144,10 @@ def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
     verdict = judge(decoded.pairs[SLOW])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("slow once in 10 operations, no time to look again: 0.02 ")
-    assert "--preflight-budget SECONDS" in verdict.advice
+    assert "--preflight-budget=SECONDS" in verdict.advice
     assert (verdict.blame, verdict.culprits) == ("pair h2-h5", ())
     assert unsettled_words(unsettled) == (
-        "not measured again for lack of time: h2-h5; give --preflight-budget SECONDS"
+        "not measured again for lack of time: h2-h5; give --preflight-budget=SECONDS"
     )
     assert unsettled_words(once_slow()) == ""
 

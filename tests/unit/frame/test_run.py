@@ -246,7 +246,7 @@ def test_a_spent_budget_condemns_nobody_and_says_once_what_to_give() -> None:
     (said,) = {entry.verdict.sentence for entry in entries}
     assert said == (
         "of the budget of 0.5 s less than 1 s was left for the reach stage; "
-        "give more: --preflight-budget SECONDS"
+        "give more: --preflight-budget=SECONDS"
     )
     ready = readiness(NAMES, entries, strict=False)
     assert (ready.not_ready, ready.unjudged, found) == ((), NAMES, {})

@@ -168,7 +168,7 @@ def test_everything_is_data_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "which history? give the folder of --preflight-history"),
         (["--history", "n", "h1", "--worst"], "give a NODE, --gpu or --worst: one at a time"),
-        (["--history", "n", "--nights", "0"], "--nights 0: give a number, 1 to 3660"),
+        (["--history", "n", "--nights", "0"], "--nights=0: give a number, 1 to 3660"),
         (["--history", "n", "h11"], "had a node 'h11'; did you mean 'h1'?"),
         (["--history", "n", "--gpu", "x"], "had a GPU 'x': give its UUID, as"),
     ],

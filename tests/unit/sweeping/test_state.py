@@ -103,7 +103,7 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--preflight-report=x"], "--into DIR"),
+        (["--preflight-report=x"], "--into=DIR"),
         (["--preflight-need", "3"], "starts no job"),
         (["--preflight-replay", "x"], "measures"),
         (["-x"], "never stops at a finding"),

@@ -107,7 +107,7 @@ def test_a_step_may_take_longer_than_the_look(world: int) -> None:
         return diagnose(job(world, lambda _: where))
 
     short, long = told(3.0), told(10.0)
-    assert (short.category, short.next) == ("unknown", "preflight diagnose --look-s 10")
+    assert (short.category, short.next) == ("unknown", "preflight diagnose --look-s=10")
     assert "look longer" in short.advice
     assert (long.category, long.next) == ("unknown", "pytest --preflight")
     assert "look longer" not in long.advice
