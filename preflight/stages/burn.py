@@ -122,7 +122,7 @@ class BurnStage:
         return {name: found[name] for name in self._hosts}
 
     def _serve(self, name: str) -> None:
-        trouble, advice, stopped = "", "", False
+        trouble = advice = ""
         try:
             self._talk(name)
         except ReachError as error:
@@ -132,8 +132,10 @@ class BurnStage:
         except TimeoutError:
             return  # told apart in `_whole`
         with self._moved:
+            if self._over:
+                return  # we have closed the talk: however it ended, the node is not to blame
             self._burned[name] = self._said[name].result(
-                trouble=trouble, advice=advice, stopped=stopped, seconds=self._seconds()
+                trouble=trouble, advice=advice, seconds=self._seconds()
             )
             self._moved.notify_all()
 

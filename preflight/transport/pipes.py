@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -60,6 +61,8 @@ class PipeRemote(StreamRemote):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._intake.add_stdout)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
+        self._using = threading.Lock()
+        """Any thread may end the command while another one reads or writes."""
         self._left = False
         _STARTED.add(self)
         self._status: int | None = None
@@ -69,27 +72,31 @@ class PipeRemote(StreamRemote):
 
     def finish_input(self) -> None:
         """Close our end of its standard input."""
-        with suppress(OSError):
+        with self._using, suppress(OSError):
             self._stdin.close()
 
     def _write(self, data: memoryview) -> int:
-        if self._stdin.closed:
-            raise BrokenPipeError
-        try:
-            return os.write(self._stdin.fileno(), data)
-        except BlockingIOError:
-            return 0
+        with self._using:
+            if self._stdin.closed:
+                raise BrokenPipeError
+            try:
+                return os.write(self._stdin.fileno(), data)
+            except BlockingIOError:
+                return 0
 
     def _move(self, wait_s: float, *, writing: bool) -> bool:
-        if writing:
-            self._selector.register(self._stdin, selectors.EVENT_WRITE)
-        try:
-            ready = [key for key, _ in self._selector.select(wait_s) if key.data]
-        finally:
+        with self._using:
+            if self._left:
+                return False
             if writing:
-                self._selector.unregister(self._stdin)
-        moved = [self._read(key) for key in ready]
-        return any(moved)
+                self._selector.register(self._stdin, selectors.EVENT_WRITE)
+            try:
+                ready = [key for key, _ in self._selector.select(wait_s) if key.data]
+            finally:
+                if writing:
+                    self._selector.unregister(self._stdin)
+            moved = [self._read(key) for key in ready]
+            return any(moved)
 
     def _read(self, key: selectors.SelectorKey) -> bool:
         data = os.read(key.fd, CHUNK)
@@ -121,19 +128,20 @@ class PipeRemote(StreamRemote):
             return True
 
     def _leave(self) -> int | None:
-        if not self._left:
-            told = self._gone()
-            self.end()
-            self._left = True
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(REAP_S)
-            self._selector.close()
-            for pipe in (self._stdin, self._stdout, self._stderr):
-                with suppress(OSError):
-                    pipe.close()
-            self._status = self._process.returncode if told else None
-            self._intake.ended = True
-        return self._status
+        with self._using:
+            if not self._left:
+                told = self._gone()
+                self.end()
+                self._left = True
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(REAP_S)
+                self._selector.close()
+                for pipe in (self._stdin, self._stdout, self._stderr):
+                    with suppress(OSError):
+                        pipe.close()
+                self._status = self._process.returncode if told else None
+                self._intake.ended = True
+            return self._status
 
     def end(self) -> None:
         """Ask the process group to end, then make it; reaps nothing."""

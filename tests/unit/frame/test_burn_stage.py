@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -217,3 +219,44 @@ def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
     monkeypatch.setattr("preflight.run.sweep_fleet", sweep_fleet)
     run._sweep(60.0)
     assert sorted(set(NAMES) - asked[0]) == pinned
+
+
+class Cut:
+    """A payload that says nothing until its talk is closed, and then that it is gone."""
+
+    def __init__(self) -> None:
+        self.closed, self.left = threading.Event(), threading.Event()
+
+    def hear(self, within_s: float) -> None:
+        """ReachError once it is closed."""
+        if self.closed.wait(within_s):
+            raise ReachError("answer", "it ended before it answered", "look there")
+
+    def send(self, message: object) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """End it; twice where the thread that listened to it leaves."""
+        (self.left if self.closed.is_set() else self.closed).set()
+
+
+def test_no_node_is_blamed_for_a_talk_that_we_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C a node was interrupted, whatever its payload's end looks like here."""
+    talk = Cut()
+    monkeypatch.setattr(stage, "start_payload", lambda *_, **__: talk)
+    ways = {"h1": Refusing()}
+    hosts = [Host(name="h1", address="h1")]
+    one = stage.BurnStage(hosts, ways, {}, burn_plan("standard"), "n", job=Job(), deadline_s=60.0)
+
+    def interrupt(done: int, total: int, waiting: list[str]) -> None:
+        if done != total:
+            while waiting and not one._talks:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.run(interrupt)
+    assert talk.left.wait(10.0)
+    time.sleep(0.05)
+    told = one.so_far()["h1"]
+    assert (told.trouble, told.stopped) == ("the run was interrupted", True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+import time
 import uuid
+from typing import TYPE_CHECKING
 
 from preflight.fleet.model import Host
 from preflight.transport.local import LocalTransport
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_killing_ends_the_children_too() -> None:
@@ -58,3 +65,35 @@ def test_an_interrupted_run_leaves_no_command_behind() -> None:
     argv = [sys.executable, "-c", program, token]
     subprocess.run(argv, capture_output=True, timeout=PATIENCE_S * 4, check=False)
     assert not processes_with(token)
+
+
+def test_another_thread_may_end_a_command_that_is_read_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after Ctrl-C: the reader, however slow its machine, is told of an end and no more."""
+    read = os.read
+    wrong: list[BaseException] = []
+
+    def slow(descriptor: int, size: int) -> bytes:
+        data = read(descriptor, size)
+        if not data and threading.current_thread().name == "reader":
+            time.sleep(0.5)
+        return data
+
+    def listen() -> None:
+        try:
+            while remote.read_line(PATIENCE_S) is not None:
+                pass
+        except BaseException as error:  # noqa: BLE001  # whatever a thread would die of
+            wrong.append(error)
+
+    monkeypatch.setattr("preflight.transport.pipes.os.read", slow)
+    here = LocalTransport().connect(Host(name="here", address="here"), PATIENCE_S)
+    remote = here.start(["sh", "-c", "echo up; exec sleep 60"], timeout_s=60)
+    reader = threading.Thread(target=listen, name="reader")
+    reader.start()
+    time.sleep(0.2)
+    remote.kill()
+    reader.join(PATIENCE_S)
+    assert not reader.is_alive()
+    assert wrong == []
