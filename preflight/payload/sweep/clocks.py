@@ -180,7 +180,7 @@ class CudaClock(Clock):
         """
         now = time.perf_counter_ns
         cycles = int((_AHEAD * times * self._enqueue_us + _AHEAD_US) * self._cycles_per_us)
-        owed_us: list[float] = []
+        host_us: list[float] = []
         each_us: list[float] = []
         self._held[0].record()
         self._cuda._sleep(cycles)  # noqa: SLF001 - torch has no public kernel that spins
@@ -190,8 +190,8 @@ class CudaClock(Clock):
             start.record()
             operation()
             end.record()
-            host_us = (now() - begun) / 1000.0
-            owed_us.append(host_us if start.query() else 0.0)
+            enqueued_us = (now() - begun) / 1000.0
+            host_us.append(enqueued_us if start.query() else 0.0)
             check()
             checked.record()
             each_us.append((now() - begun) / 1000.0)
@@ -201,28 +201,31 @@ class CudaClock(Clock):
         held_us = self._held[0].elapsed_time(self._held[1]) * 1000.0
         self._cycles_per_us = max(self._cycles_per_us, cycles / max(held_us, 1.0))
         self._enqueue_us = _median(each_us)
-        return owed_us
+        return host_us
 
-    def _count(self, owed_us: list[float]) -> None:
-        """Read the events of a batch, but for those of its first operation."""
-        now, events = time.monotonic(), self._events[: len(owed_us)]
+    def _count(self, host_us: list[float]) -> None:
+        """Read the events of a batch, but for those of its first operation.
+
+        `host_us`: of each operation, how much of its time may be this host's; see `_enqueue`.
+        """
+        now, events = time.monotonic(), self._events[: len(host_us)]
         took_us = [start.elapsed_time(end) * 1000.0 for start, end, _ in events]
-        batch = range(1, len(events))
-        self._prompt_us += [took_us[at] for at in batch if not owed_us[at]]
+        counted = range(1, len(events))
+        self._prompt_us += [took_us[at] for at in counted if not host_us[at]]
         usual_us = _median(self._prompt_us or took_us[1:])
-        own_us = 0.0
-        for at in batch:
-            (_, ended, _), (start, end, checked) = events[at - 1 : at + 1]
-            if at == 1 or own_us:
-                since_s = ended.elapsed_time(events[-1][2]) / 1000.0 + own_us / 1e6
+        # What this host may have added is taken off, down to the usual time. It is a gap: the
+        # partner waited in this operation or, if it was launched by then, in the next one.
+        late_us = [max(0.0, min(host_us[at], took_us[at] - usual_us)) for at in counted]
+        late_us = [0.0, *late_us]  # the first operation is not counted
+        for at in counted:
+            (_, former_end, _), (start, end, checked) = events[at - 1 : at + 1]
+            if at == 1 or late_us[at - 1]:
+                since_s = former_end.elapsed_time(events[-1][2]) / 1e3 + late_us[at - 1] / 1e6
                 self._resumed[len(self.times_us)] = now - since_s
                 self._began = self._began or now - since_s
-            gap_us = ended.elapsed_time(start) * 1000.0 + own_us
-            # What this host may have added is taken off, down to the usual time. It is a gap: the
-            # partner waited in this operation or, if it was launched by then, in the next one.
-            own_us = max(0.0, min(owed_us[at], took_us[at] - usual_us))
-            self.times_us.append(round(took_us[at] - own_us, 2))
-            self._gaps_us.append(gap_us + own_us)
+            gap_us = former_end.elapsed_time(start) * 1000.0
+            self.times_us.append(round(took_us[at] - late_us[at], 2))
+            self._gaps_us.append(gap_us + late_us[at - 1] + late_us[at])
             self.checks_us.append(end.elapsed_time(checked) * 1000.0)
 
 

@@ -58,6 +58,7 @@ def sit(rail: plan.Rail, ends: tuple[int, int]) -> None:
             os.close(ends[0])
             return
         os.kill(pid, signal.SIGKILL)
+        lifeline.reaped(pid, _UP_S)
     raise OSError(f"none of {_TRIES} processes for rail {rail.rail} came up")
 
 

@@ -33,14 +33,15 @@ _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank
 class _Ended:
     """How far a measuring process came, and why it must be replaced; no error: it finished."""
 
-    round: int
+    step: int
+    """The one that it was in, or that comes next: see `plan.Go.steps`."""
     phase: str
     error: str = ""
     died: bool = False
     """It was not killed by us, and said nothing."""
     late: bool = False
     """It was killed by us, because it was late."""
-    held: bool = False
+    gpu_taken: bool = False
     """Another process has its GPU to itself."""
 
     @property
@@ -49,29 +50,37 @@ class _Ended:
         return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
-class _Exits:
-    """Sees a measuring process off in the background: its GPU is its own until it is gone."""
+class _Exit:
+    """The exit of the last measuring process, in the background: until then it has the GPU."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._pid = 0
 
-    def follow(self, pid: int) -> None:
-        """Wait for its exit from now on; kill it if that takes too long."""
+    def begins(self, pid: int) -> None:
+        """From now on wait for it to exit; kill it if that takes too long."""
         self._pid = pid
-        self._thread = threading.Thread(target=_see_off, args=(pid,), daemon=True)
+        self._thread = threading.Thread(target=_reap, args=(pid, lifeline.EXIT_S), daemon=True)
         self._thread.start()
 
-    def stuck(self) -> bool:
-        """Wait until it is gone, but not for ever; whether it is still there, in D state."""
+    def overdue(self) -> str:
+        """Wait for the exit, but not for ever; why to wait no longer, "" if it is gone.
+
+        In D state or not: a new process would wait for the GPU, and be called the one that hangs.
+        """
         if self._thread is None:
-            return False
-        self._thread.join(lifeline.EXIT_S)
-        return self._thread.is_alive() and starvation.in_d_state(self._pid)
+            return ""
+        within_s = lifeline.EXIT_S + _REAP_S
+        self._thread.join(within_s)
+        if not self._thread.is_alive():
+            return ""
+        where = ", in D state" if starvation.in_d_state(self._pid) else ""
+        return f"its killed measuring process is still there after {within_s:.0f} s{where}"
 
 
-def _see_off(pid: int) -> None:
-    if lifeline.reaped(pid, lifeline.EXIT_S) is None:
+def _reap(pid: int, within_s: float) -> None:
+    """Wait for a child to exit; kill it if that takes longer, and wait for that."""
+    if lifeline.reaped(pid, within_s) is None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -81,8 +90,8 @@ def supervise(rail: plan.Rail, output: int, orders: int) -> None:
 
     `output`: the rail's pipe to its agent; `orders`: the one from it.
     """
-    reader, first, exits = lines.Reader(orders), 0, _Exits()
-    while _rounds(rail, first, output, exits) and rail.go.more:
+    reader, first, last_exit = lines.Reader(orders), 0, _Exit()
+    while _go_through(rail, first, output, last_exit) and rail.go.more:
         lines.write(output, {"event": "rail_rest"})
         more = reader.next(None)
         if more is None:
@@ -92,27 +101,30 @@ def supervise(rail: plan.Rail, output: int, orders: int) -> None:
     lines.write(output, {"event": "rail_done"})
 
 
-def _rounds(rail: plan.Rail, at: int, output: int, exits: _Exits) -> bool:
-    """Go through the rounds from `at` on; False if the rail had to give up."""
-    failures = 0
-    while at < rail.go.steps:
-        if rail.go.backend == "nccl" and exits.stuck():
-            error = f"its killed measuring process is in D state for {lifeline.EXIT_S:.0f} s"
+def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bool:
+    """Have all steps from this one on measured; False if the rail gives up.
+
+    One process takes step after step. When it fails, the step that it was in has its account, and a
+    new process goes on with the next one.
+    """
+    failures = 0  # of processes in a row that failed here and were in no step
+    while step < rail.go.steps:
+        if rail.go.backend == "nccl" and (error := last_exit.overdue()):
             lines.write(output, {"event": "trouble", "error": error})
             return False
-        ended = _run(rail, at, output, exits)
-        failures = failures if ended.round == at else 0
-        at = ended.round
+        ended = _run(rail, step, output, last_exit)
+        if ended.step != step:
+            step, failures = ended.step, 0
         if not ended.error:
-            continue  # through, or a new process goes on with the next round
-        if ended.held:
-            _account_for_all(rail, at, output, ended.error)
+            continue  # through, or a new process goes on with the next step
+        if ended.gpu_taken:
+            _account_for_all(rail, step, output, ended.error)
             _step_out(rail)
             return True
-        lost = _lost(rail, ended)
-        if lost is not None:
-            lines.write(output, lost)
-            at += 1
+        account_of_step = _lost(rail, ended)
+        if account_of_step is not None:
+            lines.write(output, account_of_step)
+            step, failures = step + 1, 0
             continue
         failures += 1
         if failures == _ATTEMPTS or (ended.phase == "init" and ended.late):
@@ -140,9 +152,7 @@ def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
 def _step_out(rail: plan.Rail) -> None:
     """Have the others wait for this rank no longer."""
     pid, reader = _fork(lambda _: member.step_out(rail))
-    if lifeline.reaped(pid, member.STORE_S) is None:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    _reap(pid, member.STORE_S)
     os.close(reader.descriptor)
 
 
@@ -150,22 +160,22 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
     """The account of what a measuring process was at when it was lost; None for nothing."""
     if ended.phase not in _LOST_IN:
         return None
-    if ended.round >= rail.go.domain_step:
-        turn = rail.domain_turn(ended.round)
+    if ended.step >= rail.go.domain_step:
+        turn = rail.domain_turn(ended.step)
         return None if turn is None else domain_account(rail, turn, ended.state, ended.error)
-    if ended.round == len(rail.go.turns):
+    if ended.step == len(rail.go.turns):
         return inside_account(rail, ended.state, ended.error)
-    turn = rail.turn(ended.round)
+    turn = rail.turn(ended.step)
     return None if turn is None else account(rail, turn, ended.state, ended.error)
 
 
-def _run(rail: plan.Rail, first_round: int, output: int, exits: _Exits) -> _Ended:
+def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
     log = nccl_log.made() if rail.go.backend == "nccl" else None
-    pid, reader = _fork(lambda say: _take_part(rail, first_round, say, log))
+    pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
-    at, phase, within_s = first_round, "start", member.STORE_S
-    error, since, done, late, held = "", 0, False, False, False
+    step, phase, within_s = first_step, "start", member.STORE_S
+    error, since, done, late, gpu_taken = "", 0, False, False, False
     waited: dict[str, float] = {}
     try:
         while not done:
@@ -175,15 +185,15 @@ def _run(rail: plan.Rail, first_round: int, output: int, exits: _Exits) -> _Ende
             waited = starvation.waited_s(pid)
             if "account" in line:
                 lines.write(output, dict(line["account"], stalls=stalls.taken()))
-                at, phase, since = line["round"] + 1, "between", nccl_log.length(log)
+                step, phase, since = line["round"] + 1, "between", nccl_log.length(log)
             elif "failed" in line:
-                error, held = line["failed"], line["held"]
+                error, gpu_taken = line["failed"], line["gpu_taken"]
                 break
             elif "through" in line:
                 done = True
-                at = rail.go.steps if line["through"] else at
+                step = rail.go.steps if line["through"] else step
             else:
-                at, phase, within_s = line["round"], line["phase"], line["within_s"]
+                step, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
         late = True
         why = starvation.excuse(waited, pid, within_s)
@@ -195,10 +205,10 @@ def _run(rail: plan.Rail, first_round: int, output: int, exits: _Exits) -> _Ende
             lines.write(output, {"event": "nccl_log", "rail": rail.rail, "text": text})
         os.close(log)
     if done:  # its last account has come: that is final, however long it takes to exit
-        exits.follow(pid)
-        return _Ended(at, phase)
-    ended = _end(pid, error, exits)
-    return _Ended(at, phase, ended, died=not error, late=late, held=held)
+        last_exit.begins(pid)
+        return _Ended(step, phase)
+    ended = _end(pid, error, last_exit)
+    return _Ended(step, phase, ended, died=not error, late=late, gpu_taken=gpu_taken)
 
 
 def _late(phase: str, within_s: float) -> str:
@@ -214,7 +224,7 @@ def _take_part(
     try:
         say(through=member.take_part(rail, first_round, say, log))
     except NoCuda as error:
-        say(failed=str(error), held=error.held)
+        say(failed=str(error), gpu_taken=error.held)
 
 
 def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, lines.Reader]:
@@ -236,19 +246,19 @@ def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, lines.Reade
         work(say)
         status = 0
     except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
-        say(failed=f"{type(error).__name__}: {short(error)}", held=False)
+        say(failed=f"{type(error).__name__}: {short(error)}", gpu_taken=False)
     finally:
         os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
 
 
-def _end(pid: int, error: str, exits: _Exits) -> str:
+def _end(pid: int, error: str, last_exit: _Exit) -> str:
     """Kill and reap the measuring process; it is seen off where that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
     status = lifeline.reaped(pid, _REAP_S)
     if status is not None:
         return error or f"its measuring process {_how_it_ended(status)}"
-    exits.follow(pid)
+    last_exit.begins(pid)
     return error or "its measuring process ended by itself, and is not gone yet"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
+_REAP_S = 2.0  # killed, it is gone within ms, unless it is stuck in the driver
 _ANSWER_BYTES = 4096
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -81,7 +82,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
     answer = os.read(reading, _ANSWER_BYTES) if answered else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, os.WNOHANG)  # a child stuck in the driver would keep us waiting
+    lifeline.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
 

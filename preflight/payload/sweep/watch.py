@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from . import counters, gpu_counters, lifeline, lines, xids
 
@@ -26,7 +25,7 @@ MOST = 64
 
 _STRIKES = 2  # answers in a row that may be late before a reading process is replaced
 
-_ENDING_S = 0.01
+_ENDING_S = 0.2
 
 
 class Watch:
@@ -139,8 +138,7 @@ class _Reader:
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        time.sleep(_ENDING_S)
-        os.waitpid(self._pid, os.WNOHANG)
+        lifeline.reaped(self._pid, _ENDING_S)
 
 
 def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -210,6 +211,27 @@ def test_cuda_that_refuses_is_told_with_its_words(
     assert trouble["error"] == ("CUDA did not initialise: CUDA error: system not yet initialized")
     assert len(list(tmp_path.glob("try*"))) == 2
     assert (tmp_path / "out").exists()
+
+
+def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In whatever state it is: the next process would wait for its GPU, and be called hung."""
+    go_on = threading.Event()
+    monkeypatch.setattr(lifeline, "reaped", lambda *_: None)
+    monkeypatch.setattr(lifeline, "EXIT_S", 0.0)
+    monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
+    monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())
+
+    def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+        say(round=first, phase="pair", within_s=30.0)
+        raise RuntimeError("out of memory")
+
+    lost, trouble, _ = told(part, monkeypatch, rail())
+    go_on.set()
+    os.wait()
+    assert (lost["round"], lost["state"]) == (0, "hung")
+    assert trouble["error"] == "its killed measuring process is still there after 0 s"
 
 
 def test_a_gpu_that_another_process_has_to_itself_is_not_run(

@@ -11,17 +11,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.unit.fabric.nodes import wait_for
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 torch: Any = pytest.importorskip("torch")
 
+import children  # noqa: E402  needs torch's skip first
 from sweep import (  # noqa: E402  needs torch's skip first
     lifeline,
     lines,
@@ -30,6 +30,7 @@ from sweep import (  # noqa: E402  needs torch's skip first
     rails,
     seat,
     starvation,
+    torch_facts,
 )
 
 from tests.unit.fabric.ends import GO, Both  # noqa: E402
@@ -223,9 +224,17 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
     none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
     seat.sit(none_of_its_own, (telling, ordered))
     assert lines.Reader(told).next(30) == {"event": "rail_done"}
-    assert os.waitpid(int(first.read_text()), 0)[1] == signal.SIGKILL
+    assert not Path(f"/proc/{first.read_text()}").exists()  # nor as a zombie
     for each in (told, ordered, ordering):
         os.close(each)
+
+
+def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
+    """It answers and is killed; the agent lives on for the whole sweep."""
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    before = children.of(os.getpid())
+    assert torch_facts._cuda(torch) == {"cuda": False, "gpus": 0}
+    assert children.of(os.getpid()) == before
 
 
 def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
