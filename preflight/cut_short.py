@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from preflight.registry import Registry
 
 
+NVLINK_DOMAIN = "fabric.nvlink_domain"
+
+
 class CutShort:
     """Judges those of the selected subjects that an interrupted stage has measured."""
 
@@ -40,16 +43,19 @@ class CutShort:
                 self._judgement.verdict(check_id, nodes)
 
     def sweeping(self, selected: Iterable[Key]) -> None:
-        """Judge the pairs and the insides of nodes that were measured."""
+        """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
         for check_id, nodes in selected:
-            if self._check(check_id).stage == "fabric" and self._was_swept(nodes):
+            if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
                 self._judgement.verdict(check_id, nodes)
 
     def _check(self, check_id: str) -> Check:
         return self._registry[check_id].check
 
-    def _was_swept(self, nodes: Names) -> bool:
+    def _was_swept(self, check_id: str, nodes: Names) -> bool:
         decoded = self._judgement.sweep
+        if check_id == NVLINK_DOMAIN:
+            over_nvlink = decoded.over_nvlink.get(nodes[0])
+            return over_nvlink is None or over_nvlink.state != "not_run"
         if len(nodes) == 1:
             inside = decoded.inside.get(nodes[0])
             return inside is not None and inside.state != "not_run"

@@ -5,6 +5,7 @@ A node that is bad is so with both neighbours, each of which is fine with its ot
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from preflight.stats.quantiles import median
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.fabric.samples import Sweep
+    from preflight.fabric.samples import PairSamples, Sweep
     from preflight.facts import Gpu
     from preflight.fleet.model import Host
 
@@ -73,7 +74,10 @@ def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
         plain = OverNvlink(state="alone", domain=domain, nodes=len(members.get(domain, ())))
         peers = [value for (other, _), value in best.items() if other != name and value]
         found[name] = _missing(name, plain, met, sweep) or _judged(
-            name, met, median(peers) if len(peers) >= _LEAST_PEERS else None, plain
+            name,
+            met,
+            median(peers) if len(peers) >= _LEAST_PEERS else None,
+            plain,
         )
     return found
 
@@ -90,14 +94,24 @@ def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu]) -> OverNvlink:
 
 
 def _missing(
-    name: str, plain: OverNvlink, met: Mapping[str, object], sweep: Sweep
+    name: str,
+    plain: OverNvlink,
+    met: Mapping[str, Mapping[int, Sequence[_Met]]],
+    sweep: Sweep,
 ) -> OverNvlink | None:
-    """Why there is nothing to judge, if there is nothing."""
+    """Why there is nothing to judge, if there is nothing.
+
+    Of a node of which not all pairs were measured only wrong sums are judged: in one bad pair, it
+    is the other pair that tells the node from the path.
+    """
     if name in sweep.left_out:
         return replace(plain, state="not_run", reason=sweep.left_out[name])
     if name in sweep.troubles:
         return replace(plain, state="trouble", reason=sweep.troubles[name])
-    if name in met:
+    cut = sweep.unfinished and any(
+        name in (pair.a, pair.b) and _cut(pair, sweep) for pair in sweep.domain
+    )
+    if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
         return None
     if name in sweep.waited or sweep.unfinished:
         why = sweep.waited.get(name) or sweep.unfinished
@@ -111,7 +125,7 @@ def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
     for pair in sweep.domain:
         ends = {pair.a: pair.first, pair.b: pair.second}
         said = {name: end for name, end in ends.items() if end is not None}
-        if not said or (sweep.unfinished and len(said) < len(ends)):
+        if not said or _cut(pair, sweep):
             continue
         both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
         measured = measure_inside(both)
@@ -125,6 +139,11 @@ def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
             one = _Met(partner, measured, error, fault)
             found.setdefault(name, {}).setdefault(pair.rail, []).append(one)
     return found
+
+
+def _cut(pair: PairSamples, sweep: Sweep) -> bool:
+    """Whether the sweep was over before both ends had reported."""
+    return bool(sweep.unfinished) and (pair.first is None or pair.second is None)
 
 
 def _judged(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from checks.test_fabric_nvlink_domain import judge
+from preflight.cut_short import CutShort
 from preflight.fabric.domain_judge import judge_domains
 from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.facts.gpu_model import GpuHealth
-from preflight.facts.nvlink_domain import nvlink_domain
+from preflight.facts.inside import Inside
+from preflight.facts.nvlink_domain import OverNvlink, nvlink_domain
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -145,6 +148,49 @@ def test_what_was_not_measured_says_why() -> None:
     untold = tuple(replace(pair, first=None, second=None) for pair in swept(4, {}).domain)
     late = verdicts(replace(sweep, domain=untold, unfinished="the time was up"), 4)
     assert late["h3"].sentence == "the time was up"
+
+
+def test_a_sweep_that_is_cut_short_between_two_pairs_blames_no_node() -> None:
+    """With one pair of two, a bad path looks like a bad node; wrong sums are a fault all the same.
+
+    h2 was measured with h1 only, over a bad path, and h1 is fine with h4.
+    """
+    sweep = swept(4, {"h3": End("", "corrupt", error="GPU 1 got 3.0 where 2.0 was right")})
+    slow = tuple(end(46.0, node=name) for name in ("h1", "h2"))
+    pairs = []
+    for pair in sweep.domain:
+        one = pair
+        if {pair.a, pair.b} == {"h1", "h2"}:
+            one = replace(pair, first=slow[0], second=slow[1])
+        elif {pair.a, pair.b} == {"h2", "h3"}:
+            one = replace(pair, second=None) if pair.a == "h2" else replace(pair, first=None)
+        pairs.append(one)
+    cut = replace(sweep, domain=tuple(pairs), unfinished="interrupted before it was measured")
+    found = verdicts(cut, 4)
+    assert found["h2"].outcome is Outcome.NOT_RUN
+    assert found["h2"].sentence == cut.unfinished
+    assert found["h1"].outcome is found["h4"].outcome is Outcome.OK
+    assert found["h3"].outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("domain", ["measured", "not_run"])
+@pytest.mark.parametrize("inside", ["measured", "not_run"])
+def test_an_interrupted_run_judges_each_part_by_its_own_measurement(
+    inside: str, domain: str
+) -> None:
+    """The all-reduce inside of a node is not NVLink between nodes."""
+    judged: list[str] = []
+    both = ("fabric.intra_node", "fabric.nvlink_domain")
+    of_stage = SimpleNamespace(check=SimpleNamespace(stage="fabric"))
+    decoded = SimpleNamespace(
+        inside={"h1": Inside(state=inside)},  # type: ignore[arg-type]
+        over_nvlink={"h1": OverNvlink(state=domain)},  # type: ignore[arg-type]
+    )
+    judgement = SimpleNamespace(sweep=decoded, verdict=lambda check, _nodes: judged.append(check))
+    cut_short = CutShort(dict.fromkeys(both, of_stage), judgement)  # type: ignore[arg-type]
+    cut_short.sweeping([(check, ("h1",)) for check in both])
+    measured = zip(both, (inside, domain), strict=True)
+    assert judged == [check for check, state in measured if state == "measured"]
 
 
 def test_a_node_is_in_a_domain_if_all_of_its_gpus_are() -> None:
