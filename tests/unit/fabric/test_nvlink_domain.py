@@ -83,6 +83,9 @@ def test_every_node_meets_the_one_before_and_the_one_after_it(count: int) -> Non
         assert len({name for pair in around for name in pair}) == 2 * len(around)
 
 
+@pytest.mark.proves(
+    "fabric.nvlink_domain", finds="a node without IMEX, one that falls back to its NICs"
+)
 @pytest.mark.parametrize("count", [3, 4, 18])
 @pytest.mark.parametrize(
     ("said", "words"),
