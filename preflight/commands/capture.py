@@ -29,6 +29,7 @@ from preflight.history.place import VARIABLE
 from preflight.offline.archive import LARGEST, MANIFEST, Manifest, Part, pack
 from preflight.report.document import Report
 from preflight.report.files import write_typed
+from preflight.report.public.addresses import Addresses
 from preflight.report.public.hide import Hider
 from preflight.report.public.known import secrets_of
 from preflight.report.text import printable
@@ -55,7 +56,7 @@ WRITTEN, NOT_ALL, INTERRUPTED, NOBODY = 0, 1, 2, 3
 _RUN = {"run/measured.json": Measured, "run/report.json": Report}
 
 
-class _Taken:
+class Taken:
     """Parts of the archive to be: what there is, and why something is not."""
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class _Taken:
         self.files: dict[str, bytes] = {}
 
     def add(self, part: Part, content: bytes) -> None:
+        """Add one part; without content it has an error."""
         self.parts.append(part)
         if content:
             self.files[part.name] = content
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse(folder)
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
-    taken = _Taken()
+    taken = Taken()
     try:
         _say(f"asking {fold(names)} for facts and for what its tools print")
         ways = Ways(fleet.hosts)
@@ -99,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         _say("interrupted: nothing is written")
         return INTERRUPTED
     if arguments.public:
-        taken, names = _hidden(taken, names)
+        taken, names = in_public(taken, names)
     now = datetime.now(UTC)
     who = names[0] if len(names) == 1 else f"{len(names)}-nodes"
     path = folder / f"preflight-capture-{_file(who)}-{now:%Y%m%d-%H%M%S}.tar.gz"
@@ -132,7 +134,7 @@ def _write(path: Path, content: bytes) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another folder") from error
 
 
-def _take_node(taken: _Taken, name: str, one: Shown) -> None:
+def _take_node(taken: Taken, name: str, one: Shown) -> None:
     place = f"nodes/{_file(name)}"
     facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
     taken.add(replace(facts, error=one.troubles.get("facts", "")[:512]), one.facts or b"")
@@ -146,7 +148,7 @@ def _take_node(taken: _Taken, name: str, one: Shown) -> None:
         taken.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
 
 
-def _take_run(taken: _Taken, arguments: argparse.Namespace, names: list[str]) -> int | None:
+def _take_run(taken: Taken, arguments: argparse.Namespace, names: list[str]) -> int | None:
     """Measure, and take what the run left; its exit code, None where it did not end by itself."""
     with tempfile.TemporaryDirectory(prefix="preflight-capture-") as scratch:
         folder = Path(scratch) / "run"
@@ -219,13 +221,13 @@ def _logs(measured: Measured) -> dict[str, str]:
     return files
 
 
-def _hidden(taken: _Taken, names: list[str]) -> tuple[_Taken, list[str]]:
+def in_public(taken: Taken, names: list[str]) -> tuple[Taken, list[str]]:
     """The same with everything numbered that names anybody, alike in all files."""
     kinds = {name: _kind(name) for name in taken.files}
     values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
     ours = {"user": getpass.getuser(), "host": os.uname().nodename}
-    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours))
-    hidden = _Taken()
+    hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours), Addresses())
+    hidden = Taken()
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
         shown = replace(hider.all_of(part), name=place)

@@ -11,7 +11,10 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from preflight.commands.capture import Taken, in_public
+from preflight.offline.archive import pack
 from tests.golden.hold import hold
 from tests.stories.conftest import LONGEST_S, clean_environment
 
@@ -200,3 +203,18 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
     failed = {check for (_, check), one in verdicts.items() if one.condemns}
     assert failed == {"software.arch"}  # the lab's torch is built without CUDA
     assert "GB/s" in verdicts["run/measured.json", "fabric.allreduce"].sentence
+    taken = Taken()
+    for part in archive.manifest.parts:
+        taken.add(part, archive.files.get(part.name, b""))
+    hidden, shown = in_public(taken, ["h1", "h2"])
+    public = tmp_path / "public.tar.gz"
+    public.write_bytes(pack(replace(archive.manifest, parts=tuple(hidden.parts)), hidden.files))
+    assert shown == ["node-1", "node-2"]
+    alike = {
+        (name.replace("node-", "h"), check): one.outcome
+        for (name, check), one in hold(public)[1].items()
+    }
+    assert alike == {key: one.outcome for key, one in verdicts.items()}
+    whole = b"".join(hidden.files.values()).decode()
+    for host in (lab.hosts["h1"], lab.hosts["h2"]):
+        assert host.address not in whole

@@ -23,6 +23,7 @@ from preflight.report.public.trie import any_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from preflight.report.public.addresses import Addresses
     from preflight.report.public.known import Kind
 
 T = TypeVar("T")
@@ -43,7 +44,9 @@ _FORMS = rf"""
 class Hider:
     """Knows what was replaced by what; ask it again and the answer is the same."""
 
-    def __init__(self, known: Mapping[str, Kind]) -> None:
+    def __init__(self, known: Mapping[str, Kind], addresses: Addresses | None = None) -> None:
+        """`addresses`: takes valid ones in place of real ones, where checks are to judge them."""
+        self._addresses = addresses
         self._stems = {kind: _stem(kind, known) for kind in {*known.values(), *_KINDS}}
         self._counted: dict[Kind, int] = {}
         self._given: dict[str, str] = {}
@@ -163,6 +166,8 @@ class Hider:
 
     def _number(self, name: str, kind: Kind) -> str:
         low = name.lower()
+        if low not in self._given and kind == "address" and self._addresses is not None:
+            self._given.update({low: one} if (one := self._addresses.other(low)) else {})
         if low not in self._given:
             self._counted[kind] = self._counted.get(kind, 0) + 1
             self._given[low] = f"{self._stems[kind]}-{self._counted[kind]}"
