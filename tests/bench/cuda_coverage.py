@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.lab.cluster import Lab, why_not
 from tests.lab.named import named
+from tests.lab.nvml.scenario import h100
 from tests.lab.rehearsal.scenario import Fault, Machine, rehearsed
 from tests.lab.rehearsal.situations import SITUATIONS
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _PAYLOAD = Path(__file__).parents[2] / "preflight" / "payload"
 _LONGEST_S = 400
 _TWO_GPUS = Machine(gpus=2)
+_RACK = Machine(gpus=2, nvlink_domain="rack 7")
 
 BURN = ("--preflight-tier=standard", "-m", "preflight_local")
 
@@ -54,6 +56,7 @@ WITHOUT_CUDA = {
     },
     "sweep/groups.py": {"_gloo": "connects CPUs"},
     "sweep/means.py": {
+        "not if self._rail.go.backend == 'nccl'": "gloo's interface",
         "Means._tcp": "tells which interface carried gloo's data",
         "_local": "is called by _tcp",
         "gloo_interfaces": "the interfaces of gloo",
@@ -61,6 +64,8 @@ WITHOUT_CUDA = {
     "sweep/same.py": {"same": "compares data in the host's memory"},
     "sweep/verify.py": {"if not same(self.buffer, self._wanted)": "data in the host's memory"},
     "sweep/watch.py": {"if interface": "gloo's interface"},
+    "sweep/main.py": {"if first['event'] == 'no_torch'": "nothing runs without torch"},
+    "burn/main.py": {"if found['event'] == 'no_torch'": "nothing runs without torch"},
     "burn/clocks.py": {"if bench.kind != 'cuda'": "a CPU has no NVML"},
     "burn/device.py": {"if self._kind == 'cpu'": "CPUs that stand for devices"},
     "burn/integrity.py": {"if bench.kind != 'cuda'": "of a CPU's memory a fixed part is tested"},
@@ -77,7 +82,8 @@ class Case:
     plant: Plant = lambda _: None
     nodes: int = 2
     beside: str = ""
-    """A Python program on h2, next to the run."""
+    """A Python program on a host, next to the run."""
+    beside_on: str = "h2"
     options: tuple[str, ...] = ()
     twice: bool = False
     """A second run beside the first one."""
@@ -105,6 +111,79 @@ def _struck(signal: str, name: str = "preflight-pair", after: float = 1.0) -> st
     return _STRIKE.format(signal=signal, name=name, after=after)
 
 
+_STRIKES_ALL = """
+import os, pathlib, signal, time
+def all_of_them(signals):
+    for place in pathlib.Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if place.read_text().startswith("{name}"):
+                os.kill(int(place.parent.name), signals)
+        except OSError:
+            pass
+while True:
+    all_of_them(signal.SIGSTOP)
+    time.sleep(0.3)
+    if {go_on}:
+        all_of_them(signal.SIGCONT)
+        time.sleep(0.3)
+"""
+"""Stops processes, also those that come later; for moments only, or for good."""
+
+_STOPS_THE_AGENT = """
+import os, pathlib, signal, time
+def found():
+    for place in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = place.read_text().partition("(")[2].rpartition(")")
+            if name == "preflight-rank":
+                return int(rest.split()[1])
+        except OSError:
+            pass
+while not (pid := found()):
+    time.sleep(0.01)
+time.sleep(1.0)
+os.kill(pid, signal.SIGSTOP)
+time.sleep(300)
+"""
+
+_FINDS_THE_DRIVER = "/etc/ld.so.cache"
+
+_LOSES_THE_DRIVER = f"""
+import pathlib, subprocess, time
+def there():
+    return any(one.read_text().startswith("preflight-cuda")
+               for one in pathlib.Path("/proc").glob("[0-9]*/comm"))
+while True:
+    try:
+        if there():
+            break
+    except OSError:
+        pass
+    time.sleep(0.01)
+subprocess.run(["umount", "{_FINDS_THE_DRIVER}"])
+time.sleep(300)
+"""
+"""Its libraries are gone once the node was checked, as in an upgrade."""
+
+_HOLDS_THE_NODE = """
+import os, signal, socket
+lock = socket.socket(socket.AF_UNIX)
+lock.bind("\\0preflight-load-h2")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+_COUNTS = f"""
+import pathlib, time
+counter = pathlib.Path("/sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error")
+xid = "NVRM: Xid (PCI:{h100("h2").gpus[1].bus_id.lower()[4:-2]}): 63, pid=1, name=x, remapping"
+for number in range(1, 600):
+    with open("/dev/kmsg", "a") as log:
+        log.write(f"4,{{number}},{{time.monotonic() * 1e6:.0f}},-;{{xid}}\\n SUBSYSTEM=pci\\n")
+    counter.write_text(f"{{number}}\\n")
+    time.sleep(0.5)
+"""
+"""Errors of the NIC and the GPU of rail 1, all the time."""
+
 _HOLDS_A_GPU = """
 import time, torch
 torch.zeros(1, device="cuda:1")
@@ -113,12 +192,15 @@ time.sleep(300)
 
 
 def _exclusive(rehearsal: Rehearsal) -> None:
-    """NVML says so, too, but not who holds it: that process is in another container."""
+    """NVML says so, too, and names two processes: one that is here, one in another container."""
     rehearsal.change("h2", exclusive=True)
+    host = rehearsal.lab.hosts["h2"]
+    for index in range(2):
+        host.set_scenario(host.scenario.process(index, 1, 500).process(index, 99999, 500))
 
 
 def _perftest(rehearsal: Rehearsal) -> None:
-    """NICs that perftest measures; on one of them it fails."""
+    """NICs that perftest measures: on one it fails, on others it hangs or gives no figure."""
     tool = rehearsal.lab.folder / "sbin" / "ib_write_bw"
     tool.write_text(_PERFTEST)
     tool.chmod(0o755)
@@ -126,17 +208,38 @@ def _perftest(rehearsal: Rehearsal) -> None:
 
 _PERFTEST = """#!/bin/sh
 case "$*" in *127.0.0.1*) ;; *) sleep 1; exit ;; esac
-case "$*" in *mlx5_1*) echo "Couldn't allocate MR"; exit 1 ;; esac
+case "$(hostname) $*" in
+    h1*mlx5_1*) echo "Couldn't allocate MR"; exit 1 ;;
+    h2*mlx5_0*) exec sleep 300 ;;
+    h2*mlx5_1*) echo " 65536 27000 391.10 none 0.745"; exit ;;
+esac
 echo " 65536      27000            391.10             390.63             0.745"
 """
 
 
-def _xids(rehearsal: Rehearsal) -> None:
+def _late(rehearsal: Rehearsal) -> None:
+    """A new process starts after each hang, later than the others wait for it."""
+    rehearsal.plant("h2", Fault("hang", slot=1, after=100))
+    rehearsal.change("h2", init_s=45.0)
+
+
+def _wrong_everywhere(rehearsal: Rehearsal) -> None:
+    for where in ("network", "inside"):
+        rehearsal.plant("h2", Fault("wrong sum", slot=1, rate=0.2, where=where))
+
+
+def _rack(rehearsal: Rehearsal) -> None:
+    """NVLink 5 counts all links of a GPU together; over it a kernel never ends."""
     host = rehearsal.lab.hosts["h2"]
-    bus_id = host.scenario.gpus[1].bus_id.lower()
-    for after_s in range(3, 30):
-        line = f"NVRM: Xid (PCI:{bus_id[4:-2]}): 79, pid=1, name=x, GPU has fallen off the bus."
-        threading.Timer(after_s, host.kernel_says, (line,)).start()
+    for index in range(2):
+        host.set_scenario(host.scenario.counted(index, "nvlink_generation", 5))
+    rehearsal.plant("h2", Fault("hang", slot=1, where="domain"))
+
+
+def _no_device(rehearsal: Rehearsal) -> None:
+    """CUDA does not come up on h1, and a stranger holds a GPU of h2."""
+    rehearsal.change("h1", init_error="CUDA error: unknown")
+    _exclusive(rehearsal)
 
 
 def _fault(*faults: Fault, host: str = "h2") -> Plant:
@@ -155,12 +258,32 @@ CASES = (
     Case("exclusive process", replace(_TWO_GPUS, exclusive=True)),
     Case("connect error", plant=_fault(Fault("connect error", slot=1, last_error="NET/IB : no"))),
     Case("CUDA error", plant=lambda one: one.change("h2", init_error="CUDA error: unknown")),
-    Case("GPU held by a stranger", plant=_exclusive, beside=_HOLDS_A_GPU),
-    Case("killed process", beside=_struck("KILL")),
+    Case("GPU held by a stranger", _RACK, plant=_exclusive, beside=_HOLDS_A_GPU),
+    Case("killed process", replace(_TWO_GPUS, exit_s=40.0), beside=_struck("KILL")),
     Case("stopped process", beside=_struck("STOP")),
     Case("stopped rail", beside=_struck("STOP", "preflight-rank", 0.0), nodes=3),
     Case("killed in CUDA's start", replace(_TWO_GPUS, init_s=5.0), beside=_struck("SEGV")),
-    Case("Xid", plant=_xids),
+    Case("errors counted", beside=_COUNTS),
+    Case("moments stopped", beside=_STRIKES_ALL.format(name="preflight-pair", go_on=True)),
+    Case("counters unread", beside=_STRIKES_ALL.format(name="preflight-count", go_on=False)),
+    Case("no room", plant=lambda one: one.change("h2", free_mib=100)),
+    Case("wrong sums everywhere", plant=_wrong_everywhere),
+    Case("driver lost", replace(_TWO_GPUS, torch="2.4.1"), beside=_LOSES_THE_DRIVER),
+    Case(
+        "spikes, fail-fast",
+        plant=_fault(Fault("spikes", rate=0.02)),
+        options=("--preflight-fail-fast=first",),
+    ),
+    Case(
+        "hung once of four nodes",
+        plant=_fault(Fault("hang", slot=1, once=True, after=100)),
+        nodes=4,
+        options=("--preflight-keep-nccl-logs", "--preflight-budget=390"),
+    ),
+    Case("comes late", plant=_late, nodes=3),
+    Case("rack, hangs over NVLink", _RACK, plant=_rack, nodes=3),
+    Case("left by an earlier run", beside=_HOLDS_THE_NODE),
+    Case("stopped host of the store", beside=_STOPS_THE_AGENT, beside_on="h1", nodes=3),
     Case("no PCI address", replace(_TWO_GPUS, torch="2.4.1")),
     Case("two runs at once", twice=True),
     Case("killed controller", ends_s=14.0),
@@ -172,6 +295,13 @@ CASES = (
         beside=_struck("KILL", "preflight-p2p", 0.2),
         options=BURN,
         twice=True,
+    ),
+    Case("burn, no device", plant=_no_device, beside=_HOLDS_A_GPU, options=BURN),
+    Case(
+        "burn, driver lost",
+        replace(_TWO_GPUS, torch="2.4.1"),
+        beside=_LOSES_THE_DRIVER,
+        options=BURN,
     ),
     Case("burn, no time", options=(*BURN, "--preflight-budget=25")),
     Case("burn, slow GPU", plant=_fault(Fault("slow gpu", slot=1, factor=0.5)), options=BURN),
@@ -214,7 +344,9 @@ def _run(lab: Lab, case: Case, folder: Path, *, verbose: bool) -> None:
         case.plant(rehearsal)
         report = Path(working) / "report"
         beside = (
-            lab.hosts["h2"].spawn([rehearsal.python, "-c", case.beside]) if case.beside else None
+            lab.hosts[case.beside_on].spawn([rehearsal.python, "-c", case.beside])
+            if case.beside
+            else None
         )
         other = threading.Timer(3.0, _preflight, (rehearsal, report.with_name("other"), case))
         if case.twice:
@@ -228,6 +360,9 @@ def _run(lab: Lab, case: Case, folder: Path, *, verbose: bool) -> None:
             other.join()
         if beside is not None:
             beside.kill()
+        if case.beside == _LOSES_THE_DRIVER:
+            host = lab.hosts[case.beside_on]
+            host.run(["mount", "--bind", host.lab / "ld.so.cache", _FINDS_THE_DRIVER])
         try:
             found = named(report)
             said = ", ".join((*found.components, *found.open)) or "nobody"
@@ -266,6 +401,8 @@ def _torchrun(rehearsal: Rehearsal, report: Path) -> subprocess.CompletedProcess
             *("--preflight", f"--preflight-report={report}", "--preflight-fail-fast=never"),
         ]
         environment = {**_environment(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+        # As a device plugin does; the beginning of a UUID is enough for CUDA.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(g.uuid[:16] for g in host.scenario.gpus)
         running.append(
             subprocess.Popen(host.command(words), cwd=report.parent, env=environment, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -341,8 +478,9 @@ def without_cuda(file: str) -> set[int]:
     apart = WITHOUT_CUDA.get(file, {})
     tree = ast.parse((_PAYLOAD / file).read_text())
     for branch in (one for one in ast.walk(tree) if isinstance(one, ast.If)):
-        if f"if {ast.unparse(branch.test)}" in apart:
-            found |= set(range(branch.body[0].lineno, _end(branch.body[-1]) + 1))
+        name = f"if {ast.unparse(branch.test)}"
+        for part in (branch.body * (name in apart), branch.orelse * (f"not {name}" in apart)):
+            found |= {line for one in part for line in range(one.lineno, _end(one) + 1)}
     for node in tree.body:
         parts: list[tuple[ast.stmt, str]] = [(node, "")]
         if isinstance(node, ast.ClassDef):

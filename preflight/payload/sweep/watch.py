@@ -42,12 +42,6 @@ class Watch:
         self._late = 0
         self._why = ""
 
-    def close(self) -> None:
-        """End the processes; one in D state is left to the kernel."""
-        for one in self._readers:
-            one.end()
-        self._readers = []
-
     def read(self, what: dict[str, Any]) -> dict[str, Any]:
         """Return one reading: "counters" and "throttled", or "unread", why there is none.
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from tests.unit.fabric.nodes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -104,6 +104,15 @@ def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
     assert xids.KernelLog(str(tmp_path / "none")).xids(None) == {}
 
 
+@contextmanager
+def watching_over(tree: Path) -> Iterator[watch.Watch]:
+    """Its processes, which end with the measuring process, end with the test."""
+    one = watch.Watch(str(tree))
+    yield one
+    for reader in one._readers:
+        reader.end()
+
+
 def stuck(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A NIC's firmware holds for ever whoever reads this counter."""
     monkeypatch.setattr(watch, "PATIENCE_S", 0.3)
@@ -118,7 +127,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
 ) -> None:
     """A second process has no more luck: readings are given up, and each account says so."""
     stuck(tree, monkeypatch)
-    with closing(watch.Watch(str(tree))) as watching:
+    with watching_over(tree) as watching:
         said = [watching.read(ALL)["unread"] for _ in range(6)]
         assert watching._number == 4
         late = "error counters were not read: no answer within 0.3 s"
@@ -131,7 +140,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
 def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NIC that answers again later is read again."""
     counter = stuck(tree, monkeypatch)
-    with closing(watch.Watch(str(tree))) as watching:
+    with watching_over(tree) as watching:
         assert all("unread" in watching.read(ALL) for _ in range(2))
         counter.unlink()
         counter.write_text("3\n")
@@ -141,7 +150,7 @@ def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_reader_that_died_is_replaced(tree: Path) -> None:
     """Somebody killed it: the next reading comes from the one that stood by."""
-    with closing(watch.Watch(str(tree))) as watching:
+    with watching_over(tree) as watching:
         os.kill(watching._readers[0]._pid, signal.SIGKILL)
         assert watching.read(ALL) == {
             "unread": "error counters were not read: the reading process ended"
@@ -152,7 +161,7 @@ def test_a_reader_that_died_is_replaced(tree: Path) -> None:
 def test_the_reader_tells_what_moved_between_two_readings(tree: Path) -> None:
     """A real reading process over a tree that changes."""
     whose: Any = SimpleNamespace(owns=bool, question=lambda: ALL, unplaced="")
-    with closing(watch.Watch(str(tree))) as watching:
+    with watching_over(tree) as watching:
         before = watching.read(ALL)
         sysfs.count(tree, "mlx5_5", "link_downed", 1)
         told = watching.since(before, whose)
@@ -250,7 +259,7 @@ def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
     assert not own.owns("GPU 3 pcie_replay")
     assert not own.owns("Xid 79 0000:61:00")
     assert own.owns("mlx5_3/1 symbol_error")
-    with closing(watch.Watch(str(tree))) as watching:
+    with watching_over(tree) as watching:
         told = watching.since(watching.read(own.question()), own)
     assert told == {"moved": [], "unread": means.UNPLACED}
 
