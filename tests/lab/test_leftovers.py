@@ -37,7 +37,7 @@ def someone() -> Iterator[tuple[subprocess.Popen[str], Path]]:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(6)]
         try:
-            yield process, Path(lines[1].split()[-1])
+            yield process, Path(lines[1].rpartition("=")[2].strip())
         finally:
             process.kill()
 
