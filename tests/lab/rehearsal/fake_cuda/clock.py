@@ -50,8 +50,9 @@ class HostClock:
     @property
     def now_us(self) -> float:
         """The host's time."""
-        real_us = _real_monotonic_ns() / 1000.0 + self._offset_us
-        return self._now_us if self._simulated else max(self._now_us, real_us)
+        if self._simulated:
+            return self._now_us
+        return max(self._now_us, _real_monotonic_ns() / 1000.0 + self._offset_us)
 
     def enter(self) -> None:
         """From here on only calls of the GPU's library take time."""
@@ -71,7 +72,8 @@ class HostClock:
 
     def spend(self, us: float) -> None:
         """Pass time on the host; a stall may fall into it."""
-        self.enter()
+        if not self._simulated:
+            self.enter()
         self._now_us += us
         if self._stalls_per_s and self._random.random() < self._stalls_per_s * us / 1e6:
             self._now_us += self._stall_us

@@ -74,12 +74,18 @@ class _Process:
     """What CUDA is in this process: nothing until it is initialised."""
 
     def __init__(self) -> None:
+        self.here = os.getpid()
         self.pid = 0
         self.poisoned = 0
         self.clock: HostClock | None = None
         self.gpus: list[Gpu] = []
         self.current = 0
         self.costs_us: dict[str, float] = {}
+        os.register_at_fork(after_in_child=self.forked)
+
+    def forked(self) -> None:
+        """Know that this is another process."""
+        self.here = os.getpid()
 
 
 _process = _Process()
@@ -104,12 +110,12 @@ def _its_time(fault: dict[str, Any]) -> bool:
 
 def clock_of_process() -> HostClock | None:
     """The simulated clock, once CUDA is initialised here."""
-    return _process.clock if _process.pid == os.getpid() else None
+    return _process.clock if _process.pid == _process.here else None
 
 
 def initialise() -> _Process:
     """Bring CUDA up in this process, which takes real time; RuntimeError where it cannot be."""
-    here = os.getpid()
+    here = _process.here
     if _process.pid == here:
         return _process
     if _process.pid or _process.poisoned not in (0, here):
@@ -149,7 +155,7 @@ def gpu(device: Any = None) -> Gpu:
 
 def spend(kind: str) -> HostClock:
     """Pass the host's time for one call of that kind ("enqueue", "event", "synchronise")."""
-    process = initialise()
+    process = _process if _process.pid == _process.here else initialise()
     assert process.clock is not None
     process.clock.spend(process.costs_us[kind])
     return process.clock
@@ -353,7 +359,7 @@ def _call(  # noqa: C901, PLR0911, PLR0912  # a table of cases, most particular 
     name = func.__name__
     if func is _torch.device:
         return func(*args, **kwargs)
-    inputs = list(_tensors(tensor_class, (*args, *kwargs.values())))
+    inputs = _tensors(tensor_class, (*args, *kwargs.values()))
     wanted = kwargs.get("device")
     wanted = wanted if wanted is not None else next((a for a in args if _is_device(a)), None)
     to_gpu = wanted is not None and _torch.device(wanted).type == "cuda"
@@ -562,12 +568,14 @@ def _allocate(target: Gpu, made: Any) -> None:
         weakref.finalize(made, release)
 
 
-def _tensors(tensor_class: Any, values: Iterable[Any]) -> Iterable[Any]:
+def _tensors(tensor_class: Any, values: Iterable[Any]) -> list[Any]:
+    found = []
     for value in values:
         if isinstance(value, tensor_class):
-            yield value
+            found.append(value)
         elif isinstance(value, tuple | list):
-            yield from _tensors(tensor_class, value)
+            found += _tensors(tensor_class, value)
+    return found
 
 
 def _is_device(value: Any) -> bool:

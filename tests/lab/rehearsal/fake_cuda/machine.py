@@ -22,8 +22,8 @@ def folder() -> Path:
 
 
 @cache
-def _read(pid: int) -> dict[str, Any] | None:
-    del pid  # a forked child reads for itself
+def scenario() -> dict[str, Any] | None:
+    """Of this host; None for a host without GPUs."""
     try:
         text = (folder() / f"{os.uname().nodename}.json").read_text()
     except OSError:
@@ -32,9 +32,7 @@ def _read(pid: int) -> dict[str, Any] | None:
     return found
 
 
-def scenario() -> dict[str, Any] | None:
-    """Of this host; None for a host without GPUs."""
-    return _read(os.getpid())
+os.register_at_fork(after_in_child=scenario.cache_clear)  # a forked child reads for itself
 
 
 def known() -> dict[str, Any]:

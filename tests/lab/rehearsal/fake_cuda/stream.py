@@ -11,6 +11,8 @@ function of when the first one ended, `max(end + work, earliest)`: two numbers t
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .clock import real_sleep
@@ -44,6 +46,14 @@ class Collective(NamedTuple):
     tensor: Any
     operator: str
 
+    def continues_with(self, other: Collective) -> bool:
+        """Whether one exchange is enough for both."""
+        return (
+            other.tensor is self.tensor
+            and other.communicator is self.communicator
+            and other.operator == self.operator
+        )
+
 
 class Reached(NamedTuple):
     """When a stream reaches its next collective: `max(end of the one before + work, earliest)`."""
@@ -76,19 +86,21 @@ class Stream:
         """When all that is resolved has ended."""
         self.spins = False
         """A kernel on it never ends."""
-        self._queue: list[Work | Mark | Collective] = []
+        self._queue: deque[Work | Mark | Collective] = deque()
         self._least_us = self.end_us
         self._collectives = 0
 
     def enqueue(self, item: Work | Mark | Collective) -> None:
         """Put one item at the end."""
         self._queue.append(item)
-        self._collectives += isinstance(item, Collective)
-        least_us = max(self._least_us, item.host_us, self.end_us)
+        least_us = max(self._least_us, item[0], self.end_us)
         if isinstance(item, Mark):
             item.event.least_us = least_us
+        elif isinstance(item, Work):
+            self._least_us = least_us + item.takes_us
         else:
-            self._least_us = least_us + (item.takes_us if isinstance(item, Work) else 0.0)
+            self._least_us = least_us
+            self._collectives += 1
 
     @property
     def pending(self) -> Collective | None:
@@ -99,15 +111,13 @@ class Stream:
 
     def resolve(self, upto: Event | None = None) -> None:
         """Find out when everything up to that event (all there is) ran; waits for the others."""
-        while self._queue:
-            if upto is not None and upto.at_us is not None:
-                return
+        while self._queue and (upto is None or upto.at_us is None):
             if self.spins:
                 spin()
             if self._collectives and not self._leads_to(upto):
                 self._run_together(self._batch())
             else:
-                self._take(self._queue.pop(0))
+                self._take(self._queue.popleft())
 
     def _leads_to(self, upto: Event | None) -> bool:
         """Whether that event comes before the first collective: then nobody is waited for."""
@@ -127,17 +137,9 @@ class Stream:
 
     def _batch(self) -> list[Collective]:
         """The next collectives in a row over the same tensor, which need one exchange only."""
-        found: list[Collective] = []
-        for item in self._queue:
-            if isinstance(item, Collective):
-                if found and (
-                    item.tensor is not found[0].tensor
-                    or item.communicator is not found[0].communicator
-                    or item.operator != found[0].operator
-                ):
-                    break
-                found.append(item)
-        return found
+        collectives = [item for item in self._queue if isinstance(item, Collective)]
+        first = collectives[0]
+        return list(itertools.takewhile(first.continues_with, collectives))
 
     def _run_together(self, batch: list[Collective]) -> None:
         first = batch[0]
@@ -145,7 +147,7 @@ class Stream:
             self._reaching(len(batch)), self.end_us, first.tensor, first.operator
         )
         for end_us in ends:
-            while not isinstance(item := self._queue.pop(0), Collective):
+            while not isinstance(item := self._queue.popleft(), Collective):
                 self._take(item)
             self._collectives -= 1
             self.end_us = end_us
