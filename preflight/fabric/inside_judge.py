@@ -177,6 +177,7 @@ def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
         guilty = [rail for rail, end in samples.numbered.items() if end is None]
         for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL):
             guilty = guilty or [rail for rail, error in said.items() if words in error]
+        guilty = guilty or [rail for rail, error in said.items() if _failed_itself(error)]
         guilty = guilty or sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))})
         what, advice = f"the all-reduce among its {own.rails} rails {_DID[own.state]}", _STUCK
         if guilty and (known := advice_on(own.name, said.get(guilty[0], ""))):
@@ -189,6 +190,11 @@ def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
     return replace(
         plain, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(own.name)
     )
+
+
+def _failed_itself(error: str) -> bool:
+    """Whether NCCL failed on this GPU, and not because another one had left (ncclRemoteError)."""
+    return "NCCL version" in error and "remote process exited" not in error
 
 
 def _slow(own: Measured, bound: Bound) -> str:

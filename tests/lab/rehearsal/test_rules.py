@@ -363,6 +363,24 @@ def test_a_broken_connection_is_an_error_that_only_the_watchdog_sees(
     assert here.says(_BREAKS, 2, **quiet, **off) == ["", ""]
 
 
+def test_a_connection_that_fails_at_one_end_fails_at_both(here: Here) -> None:
+    """The end says why; the other one that its partner closed the bootstrap socket."""
+    here.has(Fault("connect error", slot=1, where="inside", last_error="no room in /dev/shm"))
+    said = here.says("""
+raw, pg = group()
+torch.cuda.set_device(rank)
+try:
+    pg.allreduce([torch.ones(64, dtype=torch.int32, device="cuda")]).wait()
+except RuntimeError as error:
+    print(" ".join(str(error).split()), flush=True)
+os._exit(0)
+""", 2)  # fmt: skip
+    left, own = sorted(said, key=lambda words: "unhandled system error" in words)
+    assert own.endswith("Last error: no room in /dev/shm")
+    assert "remote process exited or there was a network error" in left
+    assert "socketProgress: Connection closed by remote peer" in left
+
+
 def test_a_signal_of_another_process_ends_the_first_group_of_this_one(here: Here) -> None:
     """The monitor of the first group polls the raw store; then it dumps, sleeps and ends us."""
     script = """

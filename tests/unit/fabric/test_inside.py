@@ -273,6 +273,22 @@ def test_a_rail_without_gpu_memory_is_no_hang() -> None:
     assert one.advice.startswith("on h1: nvidia-smi tells which process holds the GPU's memory")
 
 
+def test_the_gpu_on_which_nccl_failed_is_named_and_not_those_that_it_left() -> None:
+    """One says why, the others only that it closed its connections."""
+    left = (
+        "remote process exited or there was a network error, NCCL version 2.28.9; NCCL: "
+        "socketProgress: Connection closed by remote peer 10.0.0.2<38111>"
+    )
+    own = (
+        "unhandled system error, NCCL version 2.28.9; NCCL: Error while creating shared memory "
+        "segment /dev/shm/nccl-Ab12, error: No space left on device (28)"
+    )
+    states: tuple[PairState, ...] = ("no_connect",) * 4
+    one = verdicts([broken(node("h1", 350.0), *states, errors=(left, left, own, left))], hosts(1))
+    assert f"on GPU 2 of h1 (GPU 2: {own})" in one["h1"].sentence
+    assert one["h1"].advice.startswith("make room in /tmp, /var/tmp and /dev/shm of h1")
+
+
 H100 = Promise(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
 
 

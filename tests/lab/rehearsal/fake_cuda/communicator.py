@@ -80,6 +80,23 @@ class Communicator:
         seed = f"{machine.known()['seed']} {[end['pid'] for end in self.ends]}"
         self._wire = Wire(self.ends, machine.known()["fabric"], seed)
 
+    def refused(self) -> str:
+        """Why no connection came up, as torch words it at this end; empty if one did.
+
+        An end that fails closes its bootstrap sockets, and the others fail for that. Source:
+        transport.cc (ncclTransportP2pSetup), misc/socket.cc (socketProgress).
+        """
+        assert self._wire is not None
+        failed = {
+            end["rank"]: fault
+            for end in self.ends
+            for fault in end["faults"]
+            if fault["kind"] == "connect error" and fault["where"] == self._wire.where
+        }
+        if self.rank in failed:
+            return log.connect_failed(failed[self.rank])
+        return next((log.left(self.ends[rank]["address"]) for rank in failed), "")
+
     def close(self) -> None:
         """Abort: the others get nothing more from this end."""
         for peer in self._peers:

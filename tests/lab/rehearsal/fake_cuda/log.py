@@ -64,6 +64,11 @@ def connect_failed(fault: dict[str, Any]) -> str:
     return _warned("system", fault["last_error"])
 
 
+def left(peer: str) -> str:
+    """As above, for another end whose own part of it failed. `peer`: its address."""
+    return _warned("left", nccl_text.closed_by(f"{peer}<38111>"))
+
+
 def failed(warning: str, peer: str, device: str) -> str:
     """A connection broke: as above. `peer`: its address; `device`: our NIC."""
     usual = nccl_text.completion_failed(_version(), f"{peer}<38111>", device)

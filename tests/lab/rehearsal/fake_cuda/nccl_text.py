@@ -276,6 +276,11 @@ def completion_failed(
     return f"NET/IB: Got completion from peer {peer} with {told.get(version, after)} hca {device}"
 
 
+def closed_by(peer: str) -> str:
+    """A warning's text: the other end closed its socket (misc/socket.cc, socketProgress)."""
+    return f"socketProgress: Connection closed by remote peer {peer}"
+
+
 def exception_text(
     version: str,
     torch_version: str,
@@ -287,10 +292,11 @@ def exception_text(
 ) -> str:
     """What torch's DistBackendError says.
 
-    `kind`: "timeout" of the watchdog and of Work.wait(timeout), or one of FAILURES. A remote error
-    comes later, by the watchdog's question; the others out of the call that failed. `last_error`:
-    the last warning's text. torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (checkTimeout,
-    checkForNCCLErrorsInternal) and NCCLUtils.hpp (C10D_NCCL_CHECK) of 2.6 to 2.13; torch was built
+    `kind`: "timeout" of the watchdog and of Work.wait(timeout), or one of FAILURES. "remote" comes
+    later, by the watchdog's question; the others out of the call that failed, as "left" does, which
+    reads the same otherwise. `last_error`: the last warning's text.
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (checkTimeout, checkForNCCLErrorsInternal) and
+    NCCLUtils.hpp (C10D_NCCL_CHECK) of 2.6 to 2.13; torch was built
     in another folder before 2.6.
     """
     if kind == "timeout":
@@ -299,7 +305,7 @@ def exception_text(
             f"OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)={timeout_ms}) ran for "
             f"{timeout_ms + 55} milliseconds before timing out."
         )
-    failure = FAILURES[kind]
+    failure = FAILURES["remote" if kind == "left" else kind]
     root = "/pytorch" if tuple(map(int, torch_version.split(".")[:2])) >= (2, 6) else ".."
     where = f" in: {root}/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690,"
     return (

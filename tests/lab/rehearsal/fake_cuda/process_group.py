@@ -173,9 +173,6 @@ class ProcessGroupNCCL:
         log.environment()
         communicator = Communicator(_torch, self._rank, self._size, gpu)
         key = "0"
-        for fault in cuda.faults("connect error", gpu.slot):
-            text = log.connect_failed(fault)
-            raise _error(text)
         clock.leave()
         if self._rank == 0:
             unique_id = communicator.listen()
@@ -191,6 +188,9 @@ class ProcessGroupNCCL:
                     "or a network set up issue."
                 ) from error
         communicator.connect(unique_id, _SETUP_US[self.uid > 0])
+        if text := communicator.refused():
+            communicator.close()
+            raise _error(text)
         if communicator.mnnvl and not machine.known()["fabric"]["imex"]:
             communicator.close()
             raise _error(log.connect_failed({"last_error": _NO_IMEX}))
