@@ -28,9 +28,17 @@ _COUNTERS = {
 _BRIDGE = "0x060400"
 _OURS = ("bus/pci/devices", "class/infiniband", "devices", "module/nvidia_peermem")
 
+_written: dict[Path, object] = {}
+"""What each tree was made of, until something else is changed in it: 600 files take a while."""
+
 
 def write(root: Path, scenario: Scenario) -> None:
     """Make a host's tree say what the scenario says; the mount points in it stay."""
+    gpus = [(gpu.path, gpu.numa, gpu.cpus) for gpu in scenario.gpus]
+    parts = (gpus, scenario.nics)
+    if _written.get(root) == parts:
+        return
+    _written.pop(root, None)  # until it is whole
     for name in (*FROM_KERNEL, *_OURS):
         (root / name).mkdir(parents=True, exist_ok=True)
     _clear(root)
@@ -39,10 +47,12 @@ def write(root: Path, scenario: Scenario) -> None:
     for nic in scenario.nics:
         folder = _write_device(root, nic, pci_class="0x020700", vendor="0x15b3", device="0x1021")
         _write_nic(root, folder, nic)
+    _written[root] = parts
 
 
 def count(root: Path, nic: str, name: str, value: int) -> None:
     """Let a counter of a NIC's port rise to this value, in place and never empty between."""
+    _written.pop(root, None)
     port = root / "class/infiniband" / nic / "ports/1"
     with (port / _COUNTERS[name] / name).open("r+") as counter:
         counter.write(f"{value}\n")
@@ -50,6 +60,7 @@ def count(root: Path, nic: str, name: str, value: int) -> None:
 
 def narrow(root: Path, bus_id: str, lanes: int) -> None:
     """Leave a device fewer lanes than it has, as a card that sits loose."""
+    _written.pop(root, None)
     (root / "bus/pci/devices" / bus_id / "current_link_width").write_text(f"{lanes}\n")
 
 
@@ -66,11 +77,13 @@ def config_space(*, acs: int = 0, relaxed: bool = True) -> bytes:
 
 def redirect(root: Path, bus_id: str) -> None:
     """Switch ACS redirection on at one PCIe port, as a BIOS for virtual machines does."""
+    _written.pop(root, None)
     (root / "bus/pci/devices" / bus_id / "config").write_bytes(config_space(acs=0x1D))
 
 
 def flatten(root: Path) -> None:
     """Put every GPU and NIC directly below one root complex, as a virtual machine shows them."""
+    _written.pop(root, None)
     flat = root / "devices/pci0000:00"
     flat.mkdir()
     for link in list((root / "bus/pci/devices").iterdir()):
@@ -107,11 +120,12 @@ def _write_device(root: Path, part: Gpu | Nic, **words: str) -> Path:
     for step in part.path:
         folder /= step
         folder.mkdir(exist_ok=True)
-        if not step.startswith("pci"):
+        link = root / "bus/pci/devices" / step
+        if not step.startswith("pci") and not link.is_symlink():
             (folder / "numa_node").write_text(f"{part.numa}\n")
             (folder / "class").write_text(f"{_BRIDGE}\n")
             (folder / "config").write_bytes(config_space())
-            _link(root / "bus/pci/devices" / step, folder)
+            _link(link, folder)
     words = {"class": words.pop("pci_class"), **words, "local_cpulist": part.cpus}
     words |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
     words |= {"current_link_width": "16", "max_link_width": "16"}
