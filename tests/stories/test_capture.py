@@ -70,10 +70,12 @@ KERNEL = """\
 """
 
 
-def _preflight(*words: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def _preflight(
+    *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "preflight.cli", *map(str, words)],
-        env={**clean_environment(), **(env or {})},
+        env={**clean_environment(), **(env or {})}, cwd=cwd,
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -107,7 +109,7 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
     assert code == 0, err
     path = _archive(tmp_path)
     assert path.stat().st_mode & 0o777 == 0o640
-    assert f"written: {path}" in err
+    assert f"written: {path}, {path.stat().st_size / 1e3:.0f} KB, " in err
     assert "could not collect" in err
     assert "NCCL did not run in the sweep" in err
     archive, _ = hold(path)
@@ -158,17 +160,24 @@ def test_a_public_archive_names_nobody_and_is_judged_alike(
 
 @pytest.mark.parametrize(
     ("folder", "said"),
-    [("nosuch", "No such file"), ("/proc", "give a folder that takes a new file")],
+    [
+        ("nosuch", "cannot write into {folder}: No such file or directory"),
+        ("/proc", "cannot write into /proc: "),
+        ("/dev/null", "cannot write into /dev/null: Not a directory"),
+        ("~nobody-is-called-so", "cannot write into {folder}: No such file or directory"),
+        ("", "DIR is empty"),
+    ],
 )
 def test_a_folder_that_takes_no_file_is_refused_before_anything_is_asked(
     tmp_path: Path, folder: str, said: str
 ) -> None:
-    """One line, exit 4."""
-    code, out, err = _preflight("capture", tmp_path / folder)
+    """One line, exit 4: what is wrong, and what to type."""
+    code, out, err = _preflight("capture", folder, cwd=tmp_path)
     assert (code, out) == (4, "")
-    assert "cannot write into" in err
-    assert said in err
+    assert said.format(folder=tmp_path / folder) in err
+    assert err.endswith("give a folder that takes a new file, as in: preflight capture .\n")
     assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_who_answers_is_nothing_written(tmp_path: Path) -> None:
