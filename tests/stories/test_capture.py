@@ -66,6 +66,7 @@ CA 'mlx5_0'
 """
 KERNEL = """\
 [   12.1] {host} kernel: mlx5_core 0000:18:00.0: Port module event: b8:59:9f:0c:11:22 10.77.0.41
+[   12.2] {host} kernel: mlx5_core 0000:18:00.0: node_guid 506b:4b03:00a1:b2c3
 [   13.2] {host} kernel: NVRM: Xid (PCI:0000:1b:00): 63, pid=7, Row Remapper: new row marked
 """
 
@@ -148,11 +149,17 @@ def test_a_public_archive_names_nobody_and_is_judged_alike(
             assert file is not None
             whole[member.name] = member.name + file.read().decode()
     secrets = [
-        UUID, SERIAL, "alice", os.uname().nodename, "0x506b4b0300a1b2c3", "b8:59:9f:0c:11:22",
-        "10.77.0.41",
+        UUID, SERIAL, "alice", os.uname().nodename, "506b4b0300a1b2c3", "506b:4b03:00a1:b2c3",
+        "b8:59:9f:0c:11:22", "10.77.0.41",
     ]  # fmt: skip
     if getpass.getuser() != "root":
         secrets.append(getpass.getuser())
+    (node,) = {name.rpartition("/")[0] for name in whole if name.endswith("/ibstat.txt")}
+    guids = re.findall(r"GUID: 0x([0-9a-f]{16})\n", whole[f"{node}/ibstat.txt"])
+    assert len(guids) == 3
+    assert len(set(guids)) == 1
+    colons = ":".join(guids[0][at : at + 4] for at in range(0, 16, 4))
+    assert f"node_guid {colons}" in whole[f"{node}/journalctl.txt"]
     for name, text in whole.items():
         alone = set(re.split(r"[^\w.:-]+", text))  # a host of two letters stands in many a word
         assert not [one for one in secrets if one in (text if len(one) > 3 else alone)], name
