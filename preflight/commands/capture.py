@@ -173,7 +173,7 @@ def _take_run(taken: Taken, arguments: argparse.Namespace, names: list[str]) -> 
         for file, text in own.items():
             taken.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
         if not own:
-            error = f"NCCL did not run in the sweep{ended}: see run/report.json"
+            error = f"the sweep gave no log of NCCL{ended}: see run/report.json"
             taken.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
     return code
 
