@@ -10,12 +10,15 @@ import sys
 import tarfile
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from preflight.commands.capture import Taken, in_public
 from preflight.offline.archive import pack
+from preflight.report.document import Report
 from tests.golden.hold import hold
+from tests.lab.rehearsal.scenario import Machine, rehearsed
 from tests.stories.conftest import LONGEST_S, clean_environment
 
 if TYPE_CHECKING:
@@ -112,7 +115,7 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
     assert path.stat().st_mode & 0o777 == 0o640
     assert f"written: {path}, {path.stat().st_size / 1e3:.0f} KB, " in err
     assert "could not collect" in err
-    assert "NCCL did not run in the sweep" in err
+    assert "the sweep gave no log of NCCL: see run/report.json" in err
     archive, _ = hold(path)
     names = {name.rpartition("/")[2] for name in archive.files}
     assert {"facts.json", "nvidia-smi-q.txt", "ibstat.txt", "journalctl.txt", "env.txt"} <= names
@@ -234,3 +237,29 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
     whole = b"".join(hidden.files.values()).decode()
     for host in (lab.hosts["h1"], lab.hosts["h2"]):
         assert host.address not in whole
+
+
+@pytest.mark.lab
+def test_healthy_nodes_without_peers_are_ready_and_what_nccl_logged_is_there(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Two nodes of one GPU of which nothing is promised: much is unknown, which condemns nobody."""
+    groups = {"lab": {"nodes": "h[3-4]"}, "bare": {"nodes": "h[1-2]"}}
+    with rehearsed(lab, Machine(gpus=1)) as rehearsal:
+        fleet = rehearsal.inventory(group=groups)
+        code, out, err = _preflight("capture", tmp_path, f"--inventory={fleet}", "--nodes=h[1-2]")
+    assert code == 0, out + err
+    archive, _ = hold(_archive(tmp_path))
+    assert archive.manifest.run_exit == 0, out
+    report = msgspec.json.decode(archive.files["run/report.json"], type=Report)
+    assert report.fleet.ready == ("h1", "h2"), out
+    unknown = {one.check for one in report.verdicts if one.outcome == "unknown"}
+    assert unknown == {
+        *(f"burn.{part}" for part in ("gemm", "host", "launch", "memory", "pcie")),
+        "fabric.allreduce",
+    }, out
+    for name in ("h1", "h2"):
+        assert (
+            b"NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"
+            in (archive.files[f"nodes/{name}/nccl-rail-0.log"])
+        )

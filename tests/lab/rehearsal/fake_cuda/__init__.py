@@ -33,6 +33,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run torch's own code, then ours."""
+        module.__file__ = self._real.path
         self._real.exec_module(module)
         install(module)
 
@@ -48,6 +49,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
+            # Who only looks for torch's files, as the probe does, finds those of a build with CUDA.
+            spec.origin = str(machine.files() / "torch" / "__init__.py")
         return spec
 
 

@@ -21,6 +21,11 @@ def folder() -> Path:
     return Path(sys.prefix) / "scenarios"
 
 
+def files() -> Path:
+    """Where torch's files lie that tell of a build with CUDA."""
+    return Path(sys.prefix) / "files" / os.uname().nodename
+
+
 @cache
 def _read(pid: int) -> dict[str, Any] | None:
     del pid  # a forked child reads for itself
