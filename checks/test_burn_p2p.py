@@ -6,7 +6,7 @@ from preflight.check import Check
 from preflight.facts import Node
 from preflight.facts.burn import Burn
 from preflight.facts.burn_words import conclude as held
-from preflight.verdict import Conclude, Verdict
+from preflight.verdict import Conclude, Verdict, not_run
 
 CHECK = Check(
     "burn.p2p",
@@ -21,6 +21,8 @@ SLOW = "look at NVLink errors and link counts (nvidia-smi nvlink -s -e) and peer
 
 def judge(burn: Burn | None) -> Verdict:
     """Hold each way against those joined alike, here and on other nodes."""
+    if burn is not None and (burn.state, burn.kind, burn.devices) == ("measured", "cuda", 1):
+        return not_run("1 GPU here: no other to copy to")
     return held(burn, ("p2p_gbs",), what="copy", advice=SLOW)
 
 

@@ -33,11 +33,12 @@ class Outcome(StrEnum):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One conclusion. `cause` joins verdicts of one subject that share a culprit into one finding.
 
-    `grant` is set on an `unknown` whose only cause is missing privilege and says what to grant;
-    such a verdict counts as failure only under `--preflight-strict`. `blame` names the subject
-    (node, or `pair a-b`) to condemn where that is not the one the check was judged on; `culprits`
-    names the nodes where they are several, as when a whole fleet was judged; `suspects` those among
-    which one is, where no more is known: they are left out too, and none is said to be the one.
+    `grant` is set on an `unknown` that only lacks a privilege, or something to compare with, and
+    says what to grant; such a verdict counts as failure only under `--preflight-strict`. `blame`
+    names the subject (node, or `pair a-b`) to condemn where that is not the one the check was
+    judged on; `culprits` names the nodes where they are several, as when a whole fleet was judged;
+    `suspects` those among which one is, where no more is known: they are left out too, and none is
+    said to be the one.
     """
 
     outcome: Outcome

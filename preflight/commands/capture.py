@@ -77,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for a folder that takes no file, before anything is asked.
     """
-    folder: Path = arguments.folder.expanduser().absolute()
-    _refuse(folder)
+    folder = _folder(arguments.folder)
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
     taken = Taken()
@@ -115,14 +114,18 @@ def run(arguments: argparse.Namespace) -> int:
     return WRITTEN if answered and run_exit is not None else NOT_ALL
 
 
-def _refuse(folder: Path) -> None:
+def _folder(name: str) -> Path:
+    """The folder with this name, which takes a new file; UsageError if it does not."""
+    folder = Path(name).absolute()
     try:
         with tempfile.TemporaryFile(dir=folder):
-            pass
+            why = "" if name else "DIR is empty"
     except OSError as error:
-        raise UsageError(
-            f"cannot write into {folder}: {error.strerror}; give a folder that takes a new file"
-        ) from error
+        why = f"cannot write into {folder}: {error.strerror}"
+    if why:
+        advice = "give a folder that takes a new file, as in: preflight capture ."
+        raise UsageError(f"{why}; {advice}")
+    return folder
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -170,7 +173,7 @@ def _take_run(taken: Taken, arguments: argparse.Namespace, names: list[str]) -> 
         for file, text in own.items():
             taken.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
         if not own:
-            error = f"NCCL did not run in the sweep{ended}: see run/report.json"
+            error = f"the sweep gave no log of NCCL{ended}: see run/report.json"
             taken.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
     return code
 
@@ -272,9 +275,10 @@ def _tell(path: Path, manifest: Manifest, files: int) -> None:
     for what, nodes in lacking.items():
         of = fold(filter(None, nodes))
         _say(f"could not collect {what}{f' ({of})' if of else ''}")
-    size = path.stat().st_size / 1e6
+    size_kb = path.stat().st_size / 1e3
+    size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
     _say("the run's report is in the archive; the folder that the run named is removed")
-    _say(f"written: {path}, {size:.1f} MB, {files} files and {MANIFEST}; nothing was sent anywhere")
+    _say(f"written: {path}, {size}, {files} files and {MANIFEST}; nothing was sent anywhere")
     if not manifest.public:
         _say("it names hosts, users and serials; for other eyes: --public")
 

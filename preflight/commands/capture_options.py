@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from preflight.commands.targets import add_targets
 
@@ -23,7 +22,7 @@ def add_capture_options(parser: argparse.ArgumentParser) -> None:
     """Offer the arguments; targets are those of a run."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    parser.add_argument("folder", metavar="DIR", type=Path, help="where the archive is written")
+    parser.add_argument("folder", metavar="DIR", help="where the archive is written")
     add_targets(parser)
     parser.add_argument(
         "--tier", choices=("quick", "standard", "deep"), default="standard",

@@ -67,8 +67,11 @@ def _content(path: Path) -> bytes:
         if str(path) == "-":
             content = sys.stdin.buffer.read(LARGEST + 1)
         else:
-            with path.expanduser().open("rb") as file:
+            with path.open("rb") as file:
                 content = file.read(LARGEST + 1)
+    except IsADirectoryError as error:
+        folder = f"cannot read {path}: it is a folder; type preflight read {path}/*"
+        raise UsageError(folder) from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from error
     if len(content) > LARGEST:

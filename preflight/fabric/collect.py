@@ -53,7 +53,8 @@ class Collected:
         self._thrift = Thrift()
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
-        self.logs: list[Logged] = []
+        self.logs: dict[tuple[str, int, int], Logged] = {}
+        """By node, rail and process."""
         self.domain = DomainPairs(who)
         self.told = 0
         """Pairs of which all ends have spoken, on all rails."""
@@ -111,11 +112,11 @@ class Collected:
         return self.inside.take(name, seen)
 
     def _take_log(self, name: str, said: NcclLog) -> bool:
-        """Of a rail that logs in process after process, the first ones are kept."""
+        """Of a rail that logs in process after process, the first ones are kept, as last sent."""
         asked = self._who.keep_logs and said.rail < self._who.rails
-        earlier = sum((one.node, one.rail) == (name, said.rail) for one in self.logs)
-        if asked and earlier < LOGS_EACH:
-            self.logs.append(Logged(name, said.rail, said.text))
+        earlier = sum(one[:2] == (name, said.rail) for one in self.logs)
+        if asked and ((name, said.rail, said.pid) in self.logs or earlier < LOGS_EACH):
+            self.logs[name, said.rail, said.pid] = Logged(name, said.rail, said.text)
         return asked
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:

@@ -85,9 +85,10 @@ class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="ins
 
 
 class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
-    """What NCCL logged in one measuring process of one rail; only where it was asked for."""
+    """What NCCL logged so far in one measuring process of one rail; only where it was asked for."""
 
     rail: _Small
+    pid: Annotated[int, Meta(ge=1, le=2**31)]
     text: Annotated[str, Meta(max_length=260 << 10, pattern=r"^[\t\n -~]*\Z")]
 
 

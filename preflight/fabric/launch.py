@@ -321,7 +321,7 @@ class _Stage:
             short=who.short,
             unsettled=self._unsettled + (collected.unsettled() if collected else ()),
             inside=collected.inside.samples() if collected else (),
-            nccl_logs=tuple(collected.logs) if collected else (),
+            nccl_logs=tuple(collected.logs.values()) if collected else (),
             domains=self._plan.domains,
             domain=collected.domain.samples() if collected else (),
         )

@@ -14,7 +14,8 @@ _RAILS = 16  # more GPUs than nodes have
 LOGS_EACH = 8
 """Of one rail: a process that is killed is replaced, and retests have processes of their own."""
 
-_LOG_BYTES = 300 << 10
+_LOG_BYTES = 3 * 300 << 10
+"""Of one process: its log is sent each time that it has doubled, and at the end."""
 
 
 class Budget(Struct, frozen=True, kw_only=True):

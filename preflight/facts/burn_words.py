@@ -66,7 +66,7 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
     """Nothing is odd; but with nothing to hold it against, nothing is proven."""
     if any(one.held == "unheld" for one in units):
         said = f"no peers: {_range(units, what)}, and no floor known"
-        return unknown(said, advice=_PROMISE, **_evidence(units))
+        return unknown(said, advice=_PROMISE, grant=_PROMISE, **_evidence(units))
     return ok(_range(units, what) + _limits(units), **_evidence(units))
 
 

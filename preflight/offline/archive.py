@@ -88,7 +88,10 @@ def unpack(content: bytes) -> Archive:
         manifest = msgspec.json.decode(files.pop(MANIFEST, b"null"), type=Manifest)
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
-        raise UsageError(f"it is no whole archive of preflight capture: {reason}") from error
+        raise UsageError(
+            f"it is no whole archive of preflight capture: {reason}; copy the archive again, or "
+            "capture again"
+        ) from error
     except RecursionError as error:
         raise UsageError("its manifest is nested too deep: capture again") from error
     if manifest.schema != SCHEMA:
@@ -122,6 +125,8 @@ def _members(whole: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
         for member in tar:
             name = member.name
+            if not files and name != MANIFEST:
+                raise ValueError(f"it does not begin with {MANIFEST}")
             if name != MANIFEST and not _NAME.fullmatch(name):
                 raise ValueError(f"no capture has a file {name[:80]!a}")
             if not member.isreg() or member.issparse():

@@ -56,7 +56,7 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     cause: str = ""
     """Verdicts of one subject with the same cause are one finding; empty: the check itself."""
     grant: str = ""
-    """What to grant, where an `unknown` lacks a privilege and nothing else: it condemns nobody."""
+    """What to grant, where an `unknown` only lacks a privilege or something to compare with."""
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):

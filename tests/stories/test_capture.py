@@ -10,12 +10,15 @@ import sys
 import tarfile
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from preflight.commands.capture import Taken, in_public
 from preflight.offline.archive import pack
+from preflight.report.document import Report
 from tests.golden.hold import hold
+from tests.lab.rehearsal.scenario import Machine, rehearsed
 from tests.stories.conftest import LONGEST_S, clean_environment
 
 if TYPE_CHECKING:
@@ -66,14 +69,17 @@ CA 'mlx5_0'
 """
 KERNEL = """\
 [   12.1] {host} kernel: mlx5_core 0000:18:00.0: Port module event: b8:59:9f:0c:11:22 10.77.0.41
+[   12.2] {host} kernel: mlx5_core 0000:18:00.0: node_guid 506b:4b03:00a1:b2c3
 [   13.2] {host} kernel: NVRM: Xid (PCI:0000:1b:00): 63, pid=7, Row Remapper: new row marked
 """
 
 
-def _preflight(*words: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def _preflight(
+    *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "preflight.cli", *map(str, words)],
-        env={**clean_environment(), **(env or {})},
+        env={**clean_environment(), **(env or {})}, cwd=cwd,
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -107,9 +113,9 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
     assert code == 0, err
     path = _archive(tmp_path)
     assert path.stat().st_mode & 0o777 == 0o640
-    assert f"written: {path}" in err
+    assert f"written: {path}, {path.stat().st_size / 1e3:.0f} KB, " in err
     assert "could not collect" in err
-    assert "NCCL did not run in the sweep" in err
+    assert "the sweep gave no log of NCCL: see run/report.json" in err
     archive, _ = hold(path)
     names = {name.rpartition("/")[2] for name in archive.files}
     assert {"facts.json", "nvidia-smi-q.txt", "ibstat.txt", "journalctl.txt", "env.txt"} <= names
@@ -146,11 +152,17 @@ def test_a_public_archive_names_nobody_and_is_judged_alike(
             assert file is not None
             whole[member.name] = member.name + file.read().decode()
     secrets = [
-        UUID, SERIAL, "alice", os.uname().nodename, "0x506b4b0300a1b2c3", "b8:59:9f:0c:11:22",
-        "10.77.0.41",
+        UUID, SERIAL, "alice", os.uname().nodename, "506b4b0300a1b2c3", "506b:4b03:00a1:b2c3",
+        "b8:59:9f:0c:11:22", "10.77.0.41",
     ]  # fmt: skip
     if getpass.getuser() != "root":
         secrets.append(getpass.getuser())
+    (node,) = {name.rpartition("/")[0] for name in whole if name.endswith("/ibstat.txt")}
+    guids = re.findall(r"GUID: 0x([0-9a-f]{16})\n", whole[f"{node}/ibstat.txt"])
+    assert len(guids) == 3
+    assert len(set(guids)) == 1
+    colons = ":".join(guids[0][at : at + 4] for at in range(0, 16, 4))
+    assert f"node_guid {colons}" in whole[f"{node}/journalctl.txt"]
     for name, text in whole.items():
         alone = set(re.split(r"[^\w.:-]+", text))  # a host of two letters stands in many a word
         assert not [one for one in secrets if one in (text if len(one) > 3 else alone)], name
@@ -158,17 +170,24 @@ def test_a_public_archive_names_nobody_and_is_judged_alike(
 
 @pytest.mark.parametrize(
     ("folder", "said"),
-    [("nosuch", "No such file"), ("/proc", "give a folder that takes a new file")],
+    [
+        ("nosuch", "cannot write into {folder}: No such file or directory"),
+        ("/proc", "cannot write into /proc: "),
+        ("/dev/null", "cannot write into /dev/null: Not a directory"),
+        ("~nobody-is-called-so", "cannot write into {folder}: No such file or directory"),
+        ("", "DIR is empty"),
+    ],
 )
 def test_a_folder_that_takes_no_file_is_refused_before_anything_is_asked(
     tmp_path: Path, folder: str, said: str
 ) -> None:
-    """One line, exit 4."""
-    code, out, err = _preflight("capture", tmp_path / folder)
+    """One line, exit 4: what is wrong, and what to type."""
+    code, out, err = _preflight("capture", folder, cwd=tmp_path)
     assert (code, out) == (4, "")
-    assert "cannot write into" in err
-    assert said in err
+    assert said.format(folder=tmp_path / folder) in err
+    assert err.endswith("give a folder that takes a new file, as in: preflight capture .\n")
     assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_who_answers_is_nothing_written(tmp_path: Path) -> None:
@@ -218,3 +237,29 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
     whole = b"".join(hidden.files.values()).decode()
     for host in (lab.hosts["h1"], lab.hosts["h2"]):
         assert host.address not in whole
+
+
+@pytest.mark.lab
+def test_healthy_nodes_without_peers_are_ready_and_what_nccl_logged_is_there(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Two nodes of one GPU of which nothing is promised: much is unknown, which condemns nobody."""
+    groups = {"lab": {"nodes": "h[3-4]"}, "bare": {"nodes": "h[1-2]"}}
+    with rehearsed(lab, Machine(gpus=1)) as rehearsal:
+        fleet = rehearsal.inventory(group=groups)
+        code, out, err = _preflight("capture", tmp_path, f"--inventory={fleet}", "--nodes=h[1-2]")
+    assert code == 0, out + err
+    archive, _ = hold(_archive(tmp_path))
+    assert archive.manifest.run_exit == 0, out
+    report = msgspec.json.decode(archive.files["run/report.json"], type=Report)
+    assert report.fleet.ready == ("h1", "h2"), out
+    unknown = {one.check for one in report.verdicts if one.outcome == "unknown"}
+    assert unknown == {
+        *(f"burn.{part}" for part in ("gemm", "host", "launch", "memory", "pcie")),
+        "fabric.allreduce",
+    }, out
+    for name in ("h1", "h2"):
+        assert (
+            b"NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"
+            in (archive.files[f"nodes/{name}/nccl-rail-0.log"])
+        )

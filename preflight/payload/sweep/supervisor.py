@@ -171,7 +171,7 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
 
 def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
-    log = nccl_log.made() if rail.go.backend == "nccl" else None
+    log, logged = nccl_log.made() if rail.go.backend == "nccl" else None, 0
     pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
     step, phase, within_s = first_step, "start", member.STORE_S
@@ -186,6 +186,7 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
             if "account" in line:
                 lines.write(output, dict(line["account"], stalls=stalls.taken()))
                 step, phase, since = line["round"] + 1, "between", nccl_log.length(log)
+                logged = _tell_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
                 error, gpu_taken = line["failed"], line["gpu_taken"]
                 break
@@ -201,14 +202,26 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
     os.close(reader.descriptor)
     stalls.close()
     if log is not None:
-        if rail.go.keep_log and (text := nccl_log.kept(log)):
-            lines.write(output, {"event": "nccl_log", "rail": rail.rail, "text": text})
+        _tell_log(rail, pid, log, output, logged)
         os.close(log)
     if done:  # its last account has come: that is final, however long it takes to exit
         last_exit.begins(pid)
         return _Ended(step, phase)
     ended = _end(pid, error, last_exit)
     return _Ended(step, phase, ended, died=not error, late=late, gpu_taken=gpu_taken)
+
+
+def _tell_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: int) -> int:
+    """Send the log where it was asked for and has more bytes than that; how many, 0 if not sent.
+
+    After each step, too: the time of the sweep may be up before this process ends.
+    """
+    length = nccl_log.length(log)
+    if log is None or not rail.go.keep_log or length <= above:
+        return 0
+    text = nccl_log.kept(log)
+    lines.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
+    return length
 
 
 def _late(phase: str, within_s: float) -> str:

@@ -24,6 +24,7 @@ _CLASSES = tuple(
 
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", re.IGNORECASE)
+_GUID = re.compile("0x[0-9a-f]{16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNORECASE)
 _WHOLE_GROUPS = 8 * 5 - 1  # characters of an IPv6 address that leaves no zero out
 
 
@@ -34,9 +35,13 @@ class Addresses:
         self._key = secrets.token_bytes(32)
 
     def other(self, text: str) -> str:
-        """Another address, IP or MAC, written as this one is; "" for what is none."""
+        """Another address, IP, MAC or GUID, written as this one is; "" for what is none."""
         if _MAC.fullmatch(text):
-            return self._mac(bytes.fromhex(text.replace(":", "")))
+            return self._mac(bytes.fromhex(text.replace(":", ""))).hex(":")
+        if _GUID.fullmatch(text):
+            guid = bytes.fromhex(text.lower().removeprefix("0x").replace(":", ""))
+            guid = self._mac(guid) if any(guid) else guid
+            return guid.hex(":", 2) if ":" in text else f"0x{guid.hex()}"
         try:
             real = ip_address(text)
         except ValueError:
@@ -48,10 +53,10 @@ class Addresses:
             return text[: text.rindex(":") + 1] + str(IPv4Address(int(other) & 0xFFFFFFFF))
         return other.exploded if len(text) == _WHOLE_GROUPS else str(other)
 
-    def _mac(self, real: bytes) -> str:
+    def _mac(self, real: bytes) -> bytes:
         """As many bytes: locally administered, and multicast where this one is."""
         digest = hashlib.blake2b(real, key=self._key, digest_size=len(real)).digest()
-        return bytes((2 | real[0] & 1, *digest[1:])).hex(":")
+        return bytes((2 | real[0] & 1, *digest[1:]))
 
     def _other(self, real: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
         if real in _MAPPED:

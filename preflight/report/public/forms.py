@@ -20,8 +20,8 @@ NAMING: Final = r"""
 """Who is named in them is hidden where he stands alone as well."""
 
 PLAIN: Final = rf"""
-  (?P<uuid>(?:GPU-|MIG-)?{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}
-    | 0x{_HEX}{{16}}\b | \b{_HEX}{{4}}(?::{_HEX}{{4}}){{3}}\b(?!:))
+  (?P<uuid>(?:GPU-|MIG-)?{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})
+| (?P<guid>0x{_HEX}{{16}}\b | \b{_HEX}{{4}}(?::{_HEX}{{4}}){{3}}\b(?!:))
 | (?P<mac>\b{_HEX}{{2}}(?::{_HEX}{{2}}){{5,19}}\b)
 | (?P<ip6>(?<!\w)(?:{_HEX}{{0,4}}:){{2,8}}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|{_HEX}{{1,4}}|(?<=::))
     (?!\w|:[\w:]))

@@ -166,7 +166,7 @@ class Hider:
 
     def _number(self, name: str, kind: Kind) -> str:
         low = name.lower()
-        if low not in self._given and kind == "address" and self._addresses is not None:
+        if low not in self._given and kind in _VALID and self._addresses is not None:
             self._given.update({low: one} if (one := self._addresses.other(low)) else {})
         if low not in self._given:
             self._counted[kind] = self._counted.get(kind, 0) + 1
@@ -186,9 +186,11 @@ _PART_OF = {
 """Of what a form names, the part that is hidden, and what it is."""
 
 _KINDS = (
-    *("node", "leaf", "host", "domain", "user", "serial", "uuid", "address"),
+    *("node", "leaf", "host", "domain", "user", "serial", "uuid", "guid", "address"),
     *("reason", "other"),
 )
+_VALID = ("address", "guid")
+"""Those in whose place a valid one can stand."""
 
 
 def _form_of(match: re.Match[str]) -> str:

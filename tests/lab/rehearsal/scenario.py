@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tests.lab.rehearsal import torch_files
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -175,6 +177,7 @@ class Rehearsal:
         document = described(self.machines[host.name], host.scenario)
         document["faults"] = [asdict(fault) for fault in self.faults.get(host.name, ())]
         document["trace"] = str(self.trace) if self.trace else None
+        torch_files.write(self.folder / "files" / host.name, self.machines[host.name])
         put(self.folder, host.name, document)
 
     def inventory(self, name: str = "inventory.toml", **changes: Tables) -> Path:

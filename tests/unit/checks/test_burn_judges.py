@@ -304,6 +304,14 @@ def test_without_anything_to_hold_it_against(name: str) -> None:
     verdict = JUDGES[name](judged(node, promise=Promise(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")
+    assert not verdict.condemns
+
+
+def test_one_gpu_has_no_other_to_copy_to() -> None:
+    """That is no measurement that is missing."""
+    verdict = JUDGES["p2p"](judged(burned(gpus=1), promise=Promise(gpus=1))[0])
+    assert verdict.outcome is Outcome.NOT_RUN
+    assert verdict.sentence == "1 GPU here: no other to copy to"
 
 
 @pytest.mark.proves("burn.sustained", unknown="a load that told nothing")

@@ -254,6 +254,41 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
         time.sleep(60)
 
     monkeypatch.setattr(member, "take_part", hang)
+    events = supervised(keep=keep)
+    assert [one["event"] for one in events] == [*["nccl_log"] * keep, "pair", "rail_done"]
+    assert events[-2]["state"] == "hung"
+    if keep:
+        assert events[0]["text"] == said("NET/IB : No device found.[31m")
+        assert isinstance(decode_event(json.dumps(events[0]).encode()), NcclLog)
+
+
+def test_what_is_logged_is_sent_as_soon_as_a_step_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the sweep may be up while the process goes on; at its end all of it is sent."""
+    first, second = said("NCCL version 2.28.9"), said("NET/IB : No device found.") * 3
+
+    def go_on(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> bool:
+        nccl_log.Log(log)
+        with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
+            nccl.write(first)
+            nccl.flush()
+            say(
+                account={"event": "pair", "rail": rail.rail, "round": first_round},
+                round=first_round,
+            )
+            nccl.write(second)
+        return True
+
+    monkeypatch.setattr(member, "take_part", go_on)
+    pair, *logs, done = supervised(keep=True)
+    assert (pair["event"], done["event"]) == ("pair", "rail_done")
+    assert {one["event"] for one in logs} == {"nccl_log"}
+    assert logs[0]["text"].startswith(first)
+    assert logs[-1]["text"] == first + second
+    assert len({one["pid"] for one in logs}) == 1
+
+
+def supervised(*, keep: bool) -> list[dict[str, Any]]:
+    """What one rail of that order tells its agent."""
     reading, writing = os.pipe()
     orders, no_orders = os.pipe()
     os.close(no_orders)
@@ -263,11 +298,7 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
     with os.fdopen(reading) as file:
         events = [json.loads(line) for line in file]
     os.close(orders)
-    assert [one["event"] for one in events] == [*["nccl_log"] * keep, "pair", "rail_done"]
-    assert events[-2]["state"] == "hung"
-    if keep:
-        assert events[0]["text"] == said("NET/IB : No device found.[31m")
-        assert isinstance(decode_event(json.dumps(events[0]).encode()), NcclLog)
+    return events
 
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
@@ -288,7 +319,10 @@ def test_a_log_that_nobody_asked_for_is_not_taken() -> None:
     for keep in (True, False):
         sweep = SweepPlan(nodes=hosts, rounds=((hosts,),), keep_logs=keep)
         collected = Collected(roster(sweep, ready))
-        taken = [collected.take("h1", NcclLog(0, "NCCL INFO")) for _ in range(2 * LOGS_EACH)]
+        pids = range(1, 2 * LOGS_EACH + 1)
+        taken = [collected.take("h1", NcclLog(0, pid, "NCCL INFO")) for pid in pids]
         assert taken == [keep] * 2 * LOGS_EACH
-        assert len(collected.logs) == keep * LOGS_EACH
-        assert not collected.take("h1", NcclLog(1, "another rail"))
+        assert collected.take("h1", NcclLog(0, 1, "NCCL INFO\nmore")) == keep
+        texts = [one.text for one in collected.logs.values()]
+        assert texts == (["NCCL INFO\nmore", *["NCCL INFO"] * (LOGS_EACH - 1)] if keep else [])
+        assert not collected.take("h1", NcclLog(1, 1, "another rail"))

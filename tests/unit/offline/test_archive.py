@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -53,6 +54,14 @@ def tarred(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return gzip.compress(file.getvalue())
+
+
+def repacked(name: str) -> bytes:
+    """An archive with one file, as tar makes it."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return file.getvalue()
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -118,6 +127,8 @@ def test_facts_of_another_version_prove_nothing(
         (packed({"nodes/h1/env.txt": b"x" * 9999})[:-40], "it ends early"),
         (gzip.compress(b"no tar"), "no whole archive"),
         (gzip.compress(b""), "no whole archive"),
+        (repacked("run/report.json"), "it does not begin with manifest.json"),
+        (repacked("./nodes/h1/facts.json"), "it does not begin with manifest.json"),
         (tarred((member("../../etc/cron.d/x"), b"x")), "no capture has a file"),
         (tarred((member("/etc/passwd"), b"x")), "no capture has a file"),
         (tarred((member("nodes/../run/x.txt"), b"x")), "no capture has a file"),
@@ -136,13 +147,14 @@ def test_facts_of_another_version_prove_nothing(
 def test_a_damaged_or_hostile_archive_is_one_line(
     tmp_path: Path, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit 4 with the file's name; nothing is written anywhere."""
+    """Exit 4 with the file's name and what to do; nothing is written anywhere."""
     path = tmp_path / "capture.tar.gz"
     path.write_bytes(content)
     assert main(["read", str(path)]) == 4
     err = capsys.readouterr().err
     assert said in err
     assert str(path) in err
+    assert re.search("capture again|copy the archive again|use the one that wrote it", err)
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == [path]
 

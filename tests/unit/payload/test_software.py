@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.facts.software_model import Torch
+from tests.lab.rehearsal.torch_files import container, image, library
 
 from .node import Remote
 from .test_probe import probe
@@ -30,39 +30,8 @@ hip: Optional[str] = None
 """
 
 
-def _image(kind: int, arch: int, payload: bytes = b"\0" * 24) -> bytes:
-    """One image of a container, as nvcc lays it out: its architecture stands at byte 28."""
-    head = struct.pack("<HHIQIIHHI", kind, 0x101, 64, len(payload), 0, 0, 0, 0, arch)
-    return head.ljust(64, b"\0") + payload
-
-
-def _container(*images: bytes) -> bytes:
-    body = b"".join(images)
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
-
-
-def _library(*containers: bytes) -> bytes:
-    """A 64-bit ELF file with nothing but names of sections and .nv_fatbin."""
-    names = b"\0.shstrtab\0.nv_fatbin\0"
-    fatbin = b"\0" * 8 + b"".join(containers)
-    at = 64 + len(names)
-    table = at + len(fatbin)
-    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
-        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, 3, 1
-    )
-    rows = [
-        struct.pack("<IIQQQQIIQQ", *row)
-        for row in (
-            (0,) * 10,
-            (1, 3, 0, 0, 64, len(names), 0, 0, 1, 0),
-            (11, 1, 0, 0, at, len(fatbin), 0, 0, 8, 0),
-        )
-    ]
-    return header + names + fatbin + b"".join(rows)
-
-
-ALL = _container(_image(2, 80), _image(2, 90), _image(1, 90))
-ONE = _container(_image(2, 90))
+ALL = container(image(2, 80), image(2, 90), image(1, 90))
+ONE = container(image(2, 90))
 
 
 @pytest.fixture
@@ -74,7 +43,7 @@ def python(tmp_path: Path) -> Path:
     (folder / "torch" / "lib").mkdir(parents=True)
     (folder / "torch" / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
     (folder / "torch" / "version.py").write_text(VERSION)
-    (folder / "torch" / "lib" / "libtorch_cuda.so").write_bytes(_library(ALL, ALL, ONE))
+    (folder / "torch" / "lib" / "libtorch_cuda.so").write_bytes(library(ALL, ALL, ONE))
     for name in (
         "nvidia_nccl_cu12-2.21.5",
         "nvidia_nccl_cu11-2.14.3",
@@ -136,7 +105,7 @@ def test_a_broken_library_tells_nothing_and_breaks_nothing(noise: bytes, cut: in
     """Truncated, overwritten, or no library at all."""
     from probe import fatbin
 
-    whole = _library(ALL, ALL)
+    whole = library(ALL, ALL)
     for content in (noise, whole[:cut], whole[:cut] + noise + whole[cut + len(noise) :]):
         handle = os.memfd_create("library")
         os.write(handle, content)

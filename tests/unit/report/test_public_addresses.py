@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
@@ -49,6 +50,18 @@ def test_it_is_the_same_each_time_however_it_is_written(real: IPv4Address | IPv6
 def test_what_is_no_address_gets_none(text: str) -> None:
     """It is numbered, as names are."""
     assert Addresses().other(text) == ""
+
+
+@given(st.binary(min_size=8, max_size=8).filter(any))
+def test_a_guid_gets_another_guid(real: bytes) -> None:
+    """The same in every way of writing; one that is not set stays so."""
+    addresses = Addresses()
+    colons = re.compile("[0-9a-f]{4}(:[0-9a-f]{4}){3}")
+    other = addresses.other(real.hex(":", 2))
+    assert colons.fullmatch(other)
+    assert other != real.hex(":", 2)
+    assert addresses.other(f"0x{real.hex()}") == f"0x{other.replace(':', '')}"
+    assert addresses.other("0000:0000:0000:0000") == "0000:0000:0000:0000"
 
 
 @given(st.binary(min_size=6, max_size=20))

@@ -40,6 +40,7 @@ class _Loader(importlib.abc.Loader):
         What only tensors without data need is left out: a quarter of the time of the import.
         """
         sys.modules.setdefault(_UNUSED, types.ModuleType(_UNUSED))
+        module.__file__ = self._real.path
         self._real.exec_module(module)
         install(module)
 
@@ -55,6 +56,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
+            # Who only looks for torch's files, as the probe does, finds those of a build with CUDA.
+            spec.origin = str(machine.files() / "torch" / "__init__.py")
         return spec
 
 

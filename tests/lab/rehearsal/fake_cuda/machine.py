@@ -21,6 +21,11 @@ def folder() -> Path:
     return Path(sys.prefix) / "scenarios"
 
 
+def files() -> Path:
+    """Where torch's files lie that tell of a build with CUDA."""
+    return Path(sys.prefix) / "files" / os.uname().nodename
+
+
 @cache
 def scenario() -> dict[str, Any] | None:
     """Of this host; None for a host without GPUs."""
