@@ -46,10 +46,13 @@ def judge(pair: Pair) -> Verdict:
     if pair.bad or pair.doubt:
         return _slow_or_broken(pair, evidence)
     if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
-        give = "" if pair.short else "nic_gbits (400, ...) or allreduce_min_gbs in the inventory"
-        loss = f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
-        advice = f"promise {give}" if give else loss
-        return unknown(pair.short or pair.unheld, advice=advice, grant=give, **evidence)
+        return unknown(
+            pair.short or pair.unheld,
+            advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
+            if pair.short
+            else "promise nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
+            **evidence,
+        )
     return ok(
         f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
         f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}"

@@ -59,9 +59,11 @@ def _measured(inside: Inside) -> Verdict:
             **evidence,
         )
     if inside.best_gbs is None or inside.limit_gbs is None or inside.latency_us is None:
-        said = f"no peers: {inside.peers} other nodes like it, no promise and no floor"
-        give = "intra_node_min_gbs in the inventory"
-        return unknown(said, advice=f"promise {give}", grant=give, **evidence)
+        return unknown(
+            f"no peers: {inside.peers} other nodes like it, no promise and no floor",
+            advice="promise intra_node_min_gbs in the inventory",
+            **evidence,
+        )
     return ok(
         f"{gbs(inside.best_gbs)} at best at {size(inside.at_bytes)} among {inside.rails} rails "
         f"(limit {gbs(inside.limit_gbs)}, {inside.limit_origin}), {time_us(inside.latency_us)}",

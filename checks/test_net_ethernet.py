@@ -51,8 +51,7 @@ def _untold(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict
         return None
     said = f"nothing says what speed {', '.join(alone)} should have"
     advice = "look at ethtool there, or take a healthy node beside it"
-    said = f"{said} ({'; '.join(map(_words, links[:4]))})"
-    return unknown(said, advice=advice, grant="a healthy node beside it")
+    return unknown(f"{said} ({'; '.join(map(_words, links[:4]))})", advice=advice)
 
 
 def _words(one: Interface) -> str:

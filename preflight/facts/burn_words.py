@@ -32,9 +32,9 @@ _PARTS: dict[Measure, str] = {
     "nic_gbits": "NIC",
 }
 _LESS_IS_BETTER = ("launch_us",)
-_PROMISE = (
-    "promise gpu_model, or set or learn a baseline (preflight learn), or judge more nodes at once"
-)
+_BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
+_PROMISE = f"promise gpu_model, or {_BASELINE}"
+_OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
 _BUSY = "look at what else runs on this node, then run again"
 _HUNDRED, _MOST_NAMED = 100, 4
 
@@ -63,10 +63,15 @@ def conclude(burn: Burn | None, measures: Sequence[Measure], *, what: str, advic
 
 
 def _fine(units: Sequence[Unit], what: str) -> Verdict:
-    """Nothing is odd; but with nothing to hold it against, nothing is proven."""
-    if any(one.held == "unheld" for one in units):
+    """Nothing is odd; but with nothing to hold it against, nothing is proven.
+
+    Of a host's memory and CPUs no promise says what they reach: alone they condemn no node.
+    """
+    unheld = {one.measure for one in units if one.held == "unheld"}
+    if unheld:
         said = f"no peers: {_range(units, what)}, and no floor known"
-        return unknown(said, advice=_PROMISE, grant=_PROMISE, **_evidence(units))
+        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_PROMISE, "")
+        return unknown(said, advice=advice, grant=give, **_evidence(units))
     return ok(_range(units, what) + _limits(units), **_evidence(units))
 
 

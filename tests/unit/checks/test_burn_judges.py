@@ -299,12 +299,13 @@ def test_no_proof_is_no_pass() -> None:
 @pytest.mark.proves("burn.host", unknown="sides of the host without peers")
 @pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
 def test_without_anything_to_hold_it_against(name: str) -> None:
-    """The numbers are shown, and it is said that nothing is known of them."""
+    """The numbers are shown, and nothing is known of them; no promise could tell of a host's."""
     node = burned(gpus=2)
     verdict = JUDGES[name](judged(node, promise=Promise(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")
-    assert not verdict.condemns
+    assert verdict.condemns == (name != "host")
+    assert "gpu_model" in verdict.advice or name == "host"
 
 
 def test_one_gpu_has_no_other_to_copy_to() -> None:
