@@ -53,6 +53,8 @@ LEAVE_S = 60.0
 """For a run that was told to end."""
 
 WRITTEN, NOT_ALL, INTERRUPTED, NOBODY = 0, 1, 2, 3
+_JUDGED = (0, 1)
+"""Exit codes of a run that measured; with any other one it said why."""
 _RUN = {"run/measured.json": Measured, "run/report.json": Report}
 
 
@@ -111,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write(path, pack(manifest, taken.files))
     _tell(path, manifest, len(taken.files))
     answered = all(one.facts and one.outputs for one in shown.values())
-    return WRITTEN if answered and run_exit is not None else NOT_ALL
+    return WRITTEN if answered and run_exit in _JUDGED else NOT_ALL
 
 
 def _folder(name: str) -> Path:

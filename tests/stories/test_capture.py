@@ -128,6 +128,15 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
     assert "gpu.ecc" in out
 
 
+def test_a_run_that_measured_nothing_is_less_than_a_capture(tmp_path: Path) -> None:
+    """Exit 1, as for a node that gave less; the archive has the facts, and the run said why."""
+    code, _, err = _preflight("capture", tmp_path, "--budget=0.1")
+    assert code == 1, err
+    assert "--preflight-budget=" in err
+    archive, _ = hold(_archive(tmp_path))
+    assert archive.manifest.run_exit == 4
+
+
 def test_a_public_archive_names_nobody_and_is_judged_alike(
     tmp_path: Path, tools: dict[str, str]
 ) -> None:
