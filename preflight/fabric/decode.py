@@ -29,6 +29,10 @@ class Tested(Protocol):
         """The other end."""
 
     @property
+    def rail(self) -> int:
+        """On which of its nodes' rails it was measured."""
+
+    @property
     def bad(self) -> bool:
         """Somebody is to blame for it."""
 
@@ -61,11 +65,12 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     A node is condemned if all its pairs are bad, it was tried with at least two partners, and at
     least one of those is cleared by a good pair of its own. A path is condemned if it is bad and
     both its ends have a good pair. The rest is said as the set among which the culprit lies.
+    A good pair counts for a node if the rails are measured on which the node's bad pairs are bad.
     `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
-    good, bad = _graph(tested)
-    cleared = {name for pair in good for name in pair}
+    bad = list(dict.fromkeys((one.a, one.b) for one in tested if one.bad))
+    cleared = _cleared(tested, bad)
     partners: dict[str, set[str]] = {}
     for a, b in bad:
         partners.setdefault(a, set()).add(b)
@@ -94,16 +99,16 @@ def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:
     return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
 
 
-def _graph(tested: Iterable[Tested]) -> tuple[set[Pairing], list[Pairing]]:
-    """Good and bad pairs, over all rails and rounds: one bad rail makes a pair bad."""
-    good: dict[Pairing, None] = {}
-    bad: dict[Pairing, None] = {}
-    for one in tested:
-        if one.bad:
-            bad[one.a, one.b] = None
-        elif one.good:
-            good[one.a, one.b] = None
-    return set(good) - set(bad), list(bad)
+def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
+    """Nodes with good pairs on each rail on which they have bad ones; one bad rail spoils a pair.
+
+    Where a partner lacks a rail, its other rails say nothing of that one.
+    """
+    good = [one for one in tested if one.good and (one.a, one.b) not in bad]
+    fine = {(name, one.rail) for one in good for name in (one.a, one.b)}
+    ill = {(name, one.rail) for one in tested if one.bad for name in (one.a, one.b)}
+    doubtful = {name for name, _ in ill - fine}
+    return {name for name, _ in fine} - doubtful
 
 
 def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:

@@ -210,11 +210,15 @@ def run(rehearsal: Rehearsal, case: Case, code: str, kept: Path) -> Line:
 
 
 def _preflight(rehearsal: Rehearsal, report: Path, seed: int) -> None:
-    """As a person would, but from an environment that looks like nobody's allocation."""
+    """As a person would, but from an environment that looks like nobody's allocation.
+
+    Plugins that only development has take longer to load than preflight runs.
+    """
     foreign = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH", "NCCL_")
     subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight"),
+            *("-p", "no:hypothesispytest", "-p", "no:pytest11.testinfra"),
             *(f"--preflight-inventory={rehearsal.inventory()}", f"--preflight-report={report}"),
             *(f"--preflight-seed={seed}", "--preflight-fail-fast=never"),
             "--preflight-budget=240",

@@ -33,6 +33,7 @@ class _Result(NamedTuple):
 
     a: str
     b: str
+    rail: int
     bad: bool
     good: bool
     suspect: str
@@ -65,6 +66,7 @@ def _result(one: Tried, bad: Mapping[Where, Tried]) -> _Result:
     return _Result(
         one.a,
         one.b,
+        one.rail,
         bad=failed,
         good=one.state == "measured" and not failed,
         suspect=one.stood_still,

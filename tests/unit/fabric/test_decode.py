@@ -20,6 +20,7 @@ class Result:
     b: str
     bad: bool
     suspect: str = ""
+    rail: int = 0
 
     @property
     def good(self) -> bool:
@@ -82,3 +83,12 @@ def test_a_node_that_fell_silent_needs_no_guessing() -> None:
     """Its agent vanished, so even its single pair is its own."""
     (found,) = decode([Result("h1", "h2", bad=True)], {"h2"})
     assert (found.kind, found.among) == ("node", ("h2",))
+
+
+def test_a_partner_without_the_bad_rail_clears_nobody_of_it() -> None:
+    """Of four nodes one lacks rail 1, and on another rail 1 is bad: it, and no path, is named."""
+    rail_1 = [("h0", "h1", True), ("h0", "h3", False), ("h1", "h3", True)]
+    tested = [Result(a, b, bad=False) for a, b in combinations(fleet(4), 2)]
+    tested += [Result(a, b, bad, rail=1) for a, b, bad in rail_1]
+    found = decode(tested)
+    assert [(one.kind, one.among) for one in found] == [("node", ("h1",))]
