@@ -129,7 +129,7 @@ class _Parser(argparse.ArgumentParser):
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
         from preflight.fleet.words import did_you_mean
 
-        unknown = re.search(r"invalid choice: '([^']*)'", message)
+        unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
             message = f"unknown verb {unknown[1]!a}{did_you_mean(unknown[1], VERBS)}"
         self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")

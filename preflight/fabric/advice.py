@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from preflight.fabric.agreed import OTHER_PLAN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 _ANOTHER_VERSION = (
     "look for another version of preflight installed on {0}, and at its memory (ECC); run again"
@@ -63,17 +63,29 @@ def on_port(name: str, error: str, partner: str) -> str:
     )
 
 
-def on_slow_port(name: str, net: str) -> str:
+def ports(nets: Mapping[str, str]) -> str:
+    """Say "mlx5_2 on h1 and mlx5_2 on h2"; "" where something else than RDMA carried an end's data.
+
+    `nets`: node name → what carried its data, as in "NET/IB mlx5_2 GDRDMA".
+    """
+    carriers = {name: _CARRIER.match(net) for name, net in nets.items()}
+    words = [f"{carrier[1]} on {name}" for name, carrier in carriers.items() if carrier]
+    return " and ".join(words) if len(words) == len(nets) else ""
+
+
+def on_slow_ports(nets: Mapping[str, str]) -> str:
     """Say where to look at a slow rail that RDMA carries; "" where something else does."""
-    carrier = _CARRIER.match(net)
-    if carrier is None:
+    where = ports(nets)
+    if not where:
         return ""
-    device = carrier[1]
-    counters = f"rdma statistic show link {device}/1" if carrier[2] else f"perfquery -C {device}"
-    return (
-        f"check link rate, cable and error counters of {device} on {name} (rdma link show "
-        f"{device}/1; {counters}); exclude it"
-    )
+    carriers = [carrier for net in nets.values() if (carrier := _CARRIER.match(net))]
+    commands = [f"rdma link show {carrier[1]}/1" for carrier in carriers]
+    commands += [
+        f"rdma statistic show link {carrier[1]}/1" if carrier[2] else f"perfquery -C {carrier[1]}"
+        for carrier in carriers
+    ]
+    typed = "; ".join(dict.fromkeys(commands))
+    return f"check link rate, cable and error counters of {where} ({typed}); exclude it"
 
 
 def after_signal(error: str) -> str:

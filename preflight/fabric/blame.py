@@ -14,7 +14,8 @@ from preflight.fabric.advice import (
     after_signal,
     more_partners,
     on_port,
-    on_slow_port,
+    on_slow_ports,
+    ports,
     unresolved_advice,
 )
 from preflight.fabric.decode import decode
@@ -44,7 +45,7 @@ _STATE_WORDS: dict[PairState, str] = {
 }
 _ADVICE: dict[PairState, str] = {
     "corrupt": "take {0} out of service now and run its memory and link diagnostics",
-    "hung": "look at {0} for stopped or D-state processes and at its link; exclude it, run again",
+    "hung": "look at {0} for stopped or D-state processes and at {1}; exclude it, run again",
     "no_connect": "check firewall, route and interface (--preflight-interface) of {0}",
     "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
     "error": "read what {0} said in report.json; look at its kernel log and link",
@@ -142,32 +143,35 @@ def _worded(
         mine = _on_own_rails(mine)
     alone = [one for one in mine if len({one.a, one.b}.intersection(bad_nodes)) < _TWO]
     worst = _worst(alone or mine)
+    rails = sorted({one.rail for one in mine if one.bad})
+    several = any(pair.rail for pair in sweep.pairs)
+    where = f" on rail {', '.join(map(str, rails))}" if several else ""
     told = _ends(worst, sweep)
     cause = _own_cause(told)
     if cause is not None:  # the other end merely waited for it, or lost it
         worst = replace(worst, state=cause.state)
     if culprit.kind == "node":
         name = culprit.among[0]
-        sentence = f"{_what(worst, name, troubles)}; {_each(worst, name, mine, sweep)}"
+        each = _each(worst, name, mine, where)
+        sentence = f"{_what(worst, name, troubles)}; {each}"
         if worst.suspect == name and not culprit.cleared_partners:
             how = "stood still" if STOOD_STILL in worst.summary.error else "died"
             how = "failed" if cause is not None else how
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
-            sentence = (
-                f"it fell out of the sweep: {troubles[name]}; {_each(worst, name, mine, sweep)}"
-            )
+            sentence = f"it fell out of the sweep: {troubles[name]}; {each}"
         certain = culprit.cleared_partners >= _TWO
         component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
     elif culprit.kind == "path":
         a, b = culprit.among
         component, confidence = f"pair {a}-{b}", _PATH
         ends = ends_words(a, b, {one.rail for one in mine}, found)
-        sentence = f"{_what(worst, '', troubles)}; {ends}"
+        sentence = f"{_what(worst, '', troubles, where)}; {ends}"
     else:
         component, confidence = either(culprit.among), _UNRESOLVED
         why = "no good pair" if all_bad else "too few pairs"
-        sentence = f"{_what(worst, '', troubles)}; {why} to tell a node from the path between"
+        what = _what(worst, "", troubles, where)
+        sentence = f"{what}; {why} to tell a node from the path between"
     return Blame(
         kind=culprit.kind,
         component=component,
@@ -175,6 +179,7 @@ def _worded(
         confidence=confidence,
         advice=sweep.advice.get(component) or _advice(culprit, worst, partners, told),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
+        rail=rails[0] if several and len(rails) == 1 and culprit.kind != "node" else None,
         suspects=culprit.among if culprit.kind == "unresolved" else (),
     )
 
@@ -214,14 +219,17 @@ def _advice(culprit: Culprit, worst: Seen, partners: str, ends: Sequence[End]) -
     if cause is not None:
         other = worst.a if cause.node == worst.b else worst.b
         said = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
-    elif culprit.kind == "node" and worst.slow:
-        carried = [end.net for end in ends if end.node == who and end.net]
-        said = on_slow_port(who, carried[-1]) if carried else ""
+    # Of a node that is named its own port, else the ports of both ends.
+    own = culprit.among if culprit.kind == "node" else (worst.a, worst.b)
+    nets = {end.node: end.net for end in ends if end.node in own}
+    if cause is None and worst.slow:
+        said = on_slow_ports(nets)
     if culprit.kind == "path" and worst.state != "corrupt":
-        apart = f"{said.removesuffix('; run again')}; until then keep {both} in different jobs"
+        look = said.removesuffix("; run again").removesuffix("; exclude it")
+        apart = f"{look}, and what lies between; until then keep {both} in different jobs"
         return apart if said else _PATH_ADVICE.format(both)
     said = said or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
-    said = (said or _ADVICE[worst.state]).format(who)
+    said = (said or _ADVICE[worst.state]).format(who, ports(nets) or "its link")
     return unresolved_advice(said, culprit.among, partners)
 
 
@@ -236,10 +244,10 @@ def _worst(bad: Sequence[Seen]) -> Seen:
     )
 
 
-def _what(worst: Seen, name: str, troubles: Mapping[str, str]) -> str:
-    """The number seen and the number expected, or what happened instead."""
+def _what(worst: Seen, name: str, troubles: Mapping[str, str], where: str = "") -> str:
+    """The number seen and the number expected, or what happened instead; `where`: on which rail."""
     other = {worst.a: worst.b, worst.b: worst.a}.get(name)
-    between = f"with {other}" if other else f"between {worst.a} and {worst.b}"
+    between = f"with {other}" if other else f"between {worst.a} and {worst.b}{where}"
     if worst.slow == "reach":
         return f"{worst.how_far} {between}"
     if worst.slow == "latency" and worst.latency_us is not None:
@@ -247,6 +255,8 @@ def _what(worst: Seen, name: str, troubles: Mapping[str, str]) -> str:
     if worst.slow and worst.busbw_gbs is not None:
         return f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)} {between}; {_bandwidth(worst)}"
     said = troubles.get(name) or worst.summary.error
+    if said and not name and not said.startswith((f"{worst.a}: ", f"{worst.b}: ")):
+        said = f"each end: {said}"
     return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({said})" if said else "")
 
 
@@ -267,15 +277,11 @@ def _latency(one: Seen) -> str:
     )
 
 
-def _each(worst: Seen, name: str, mine: Sequence[Seen], sweep: Sweep) -> str:
+def _each(worst: Seen, name: str, mine: Sequence[Seen], where: str) -> str:
     partners = {one.a if one.b == name else one.b for one in mine}
     how = "slow" if worst.slow else "bad"
-    rails = sorted({one.rail for one in mine if one.bad})
-    only = (
-        f" on rail {', '.join(map(str, rails))}" if any(pair.rail for pair in sweep.pairs) else ""
-    )
     whom = f"each of its {len(partners)} partners" if len(partners) > 1 else "its only partner"
-    return f"{name} is {how} with {whom}{only}"
+    return f"{name} is {how} with {whom}{where}"
 
 
 def _cause(culprit: Culprit, bad: Sequence[Seen]) -> str:

@@ -177,6 +177,8 @@ def _read_one(path: Path) -> dict[str, str]:
             raise UsageError(
                 f"{_plain(path)} line {number} is not KEY=VALUE; write the file with: env > job.env"
             )
+    if not environ:
+        raise UsageError(f"{_plain(path)} has no KEY=VALUE line; write it with: env > job.env")
     return public(environ)
 
 

@@ -14,21 +14,24 @@ _PARTNERS = 2
 """With two cleared partners a node's fault is told from its path's."""
 
 
-def next_command(fleet: Fleet, nodes: Readiness, *, by_pairs: bool) -> str:
+def next_command(
+    fleet: Fleet, nodes: Readiness, *, by_pairs: bool, short_of_s: float | None = None
+) -> str:
     """Say what to type next, where that is plain; empty where all is well.
 
     `by_pairs`: the sweep condemned some, so that to look again takes ready nodes as their partners.
+    `short_of_s`: the budget, where nothing but its end kept nodes from being judged.
     """
     failing = nodes.not_ready
     if fleet.origin == "this machine":
         return "to judge a fleet: pytest --preflight --preflight-nodes='gpu[001-064]'"
+    late = nodes.unjudged and short_of_s is not None
+    time = f"--preflight-budget={2 * short_of_s:.0f}" if short_of_s is not None else ""
     if not failing:
-        return ""
+        return f"to judge {fold(nodes.unjudged)}: {time}" if late else ""
     if nodes.unjudged and not fleet.ranks:
-        return (
-            f"to judge the others: add --preflight-exclude='{fold(failing)}', "
-            "or --preflight-fail-fast=never"
-        )
+        others = time if late else "--preflight-fail-fast=never"
+        return f"to judge the others: add --preflight-exclude='{fold(failing)}', or {others}"
     partners = nodes.ready[:_PARTNERS] if by_pairs else ()
     if len(failing) + len(partners) == len(fleet.hosts):
         return "to look again: the same command"

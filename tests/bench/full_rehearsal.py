@@ -90,7 +90,7 @@ def main() -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {one.case: one for one in lines(options.results, code, Line)}
     wanted = [one for fleet in options.fleet for one in cases(fleet, unseen=options.unseen)]
-    wanted = [one for one in wanted if not options.only or one.what in options.only]
+    wanted = [one for one in wanted if one.what in options.only]
     left = [one for one in wanted if one.id not in done and not options.show]
     try:
         for line in _runs(left, code, ends, options.results.with_name("rehearsal-runs")):
@@ -235,7 +235,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.full_rehearsal")
     parser.add_argument("--fleet", nargs="+", choices=_TURNS, default=list(_TURNS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
-    parser.add_argument("--only", nargs="+", default=(), metavar="WHAT", help="as in: spikes")
+    names = [one.name for one in SITUATIONS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="WHAT",
+                        help=f"of {', '.join(names)}")  # fmt: skip
     parser.add_argument("--unseen", action="store_true", help="noise of the unseen generators")
     parser.add_argument("--show", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--results", type=Path, default=Path("bench-results/rehearsal.jsonl"))

@@ -41,6 +41,7 @@ _FIRST_STAGES = "preflight_reach or preflight_facts"
         (["--preflight-need", "0"], "number of nodes the job needs"),
         (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),
+        (["--preflight-env-file=/dev/null"], "env > job.env"),
         (["--preflight-launch", "torchrun --nproc-per-node=none t.py"], "number of ranks"),
         (["--preflight-launch", "torchrun --nnodes=two t.py"], "give a number, or MIN:MAX"),
         (["--preflight-script", "/nonexistent.py"], "give the training script itself"),
@@ -157,3 +158,7 @@ def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[s
         main(["check"])
     assert left.value.code == 4
     assert "unknown verb 'check'; did you mean 'checks'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["capture", ".", "--tier=foo"])
+    assert left.value.code == 4
+    assert "argument --tier: invalid choice: 'foo' (choose from" in capsys.readouterr().err

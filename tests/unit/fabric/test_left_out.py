@@ -14,7 +14,7 @@ from preflight.fabric.judge import judge_sweep
 from preflight.ledger import Entry
 from preflight.report.findings import findings
 from preflight.report.ready import readiness
-from tests.unit.fabric.synthetic import end, hosts, sweep
+from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,21 +191,29 @@ def test_a_slow_path_keeps_two_apart_and_a_healthy_fabric_nobody(seed: int) -> N
 
 
 def test_what_may_be_either_of_two_is_said_once() -> None:
-    """Two nodes, one rail at half of the others: not told apart, and no second finding says so."""
+    """Two nodes, one rail at half of the others: not told apart, and no second finding says so.
+
+    What is told is the rail, and where to look on both.
+    """
     measured = sweep(hosts(2), lambda *_: FAST_GBS, backend="nccl", rails=8)
+    slow = end("h1", FAST_GBS / 2, backend="nccl")
+    ends = [replace(slow, node=name, net="NET/IB mlx5_5 GDRDMA") for name in ("h1", "h2")]
     pairs = [
-        replace(
-            one,
-            first=end(one.a, FAST_GBS / 2, backend="nccl"),
-            second=end(one.b, FAST_GBS / 2, backend="nccl"),
-        )
-        if one.rail == 5
-        else one
+        replace(one, first=ends[0], second=ends[1]) if one.rail == 5 else one
         for one in measured.pairs
     ]
-    ready, found = _told(replace(measured, pairs=tuple(pairs)), 2)
+    slowed = replace(measured, pairs=tuple(pairs))
+    ready, found = _told(slowed, 2)
     assert ready.not_ready == ("h1", "h2")
     assert [one.subjects for one in found] == [("h1 or h2",)]
+    (one,) = blame(slowed, hosts(2))
+    assert one.rail == 5
+    assert " between h1 and h2 on rail 5; " in one.sentence
+    assert one.advice == (
+        "check link rate, cable and error counters of mlx5_5 on h1 and mlx5_5 on h2 (rdma link "
+        "show mlx5_5/1; perfquery -C mlx5_5); exclude both, or run again with a third node to tell "
+        "which it is"
+    )
 
 
 def test_where_one_of_two_is_meant_a_third_that_was_with_them_stays() -> None:

@@ -53,3 +53,19 @@ def test_this_machine_is_told_how_to_judge_a_fleet() -> None:
     """Fit or not, the next step from one machine is the fleet."""
     alone = fleet(("h1",), "this machine")
     assert "--preflight-nodes='gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (nodes("h3"), "to look again at these alone: add --preflight-nodes='h3'"),
+        (
+            nodes("h3", unjudged=("h4",)),
+            "to judge the others: add --preflight-exclude='h3', or --preflight-budget=120",
+        ),
+        (nodes(unjudged=("h4", "h5")), "to judge h[4-5]: --preflight-budget=120"),
+    ],
+)
+def test_who_was_not_judged_for_lack_of_time_needs_more_of_it(found: Readiness, words: str) -> None:
+    """Under --preflight-fail-fast=never that option is no advice: a longer budget is."""
+    assert next_command(fleet(), found, by_pairs=False, short_of_s=60.0) == words

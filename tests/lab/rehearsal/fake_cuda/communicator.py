@@ -91,7 +91,7 @@ class Communicator:
             end["rank"]: fault
             for end in self.ends
             for fault in end["faults"]
-            if fault["kind"] == "connect error" and fault["where"] == self._wire.where
+            if fault["kind"] == "connect error" and self._wire.concerns(fault)
         }
         if self.rank in failed:
             return log.connect_failed(failed[self.rank])
@@ -227,7 +227,7 @@ class Communicator:
         assert self._wire is not None
         for kind in ("hang", "network error"):
             for fault in cuda.faults(kind, self.gpu.slot):
-                if fault["where"] != self._wire.where or self._run < fault["after"]:
+                if not self._wire.concerns(fault) or self._run < fault["after"]:
                     continue
                 if not fault["once"] or machine.first_time(f"{kind}.once"):
                     if kind == "hang":

@@ -93,8 +93,8 @@ class Wire:
         for rank, end in enumerate(self._ends):
             for fault in end["faults"]:
                 large = size_bytes >= fault.get("from_bytes", 0)
-                here = fault["where"] == self.where
-                if fault["kind"] == "wrong sum" and here and large and self._hits(fault):
+                here = fault["kind"] == "wrong sum" and self.concerns(fault)
+                if here and large and self._hits(fault):
                     return rank
         return None
 
@@ -105,12 +105,13 @@ class Wire:
     def _hits(self, fault: dict[str, Any]) -> bool:
         return self._draw.random() < float(fault["rate"])
 
-    def _faults(self) -> list[dict[str, Any]]:
-        """Those of this kind of way: the network, inside of a node, NVLink between nodes."""
+    def concerns(self, fault: dict[str, Any]) -> bool:
+        """Whether it is planted on this kind of way, and to a host at one of its ends.
+
+        Ways: the network, inside of a node, NVLink between nodes.
+        """
         names = {end["host"] for end in self._ends}
-        return [
-            fault
-            for end in self._ends
-            for fault in end["faults"]
-            if fault["where"] == self.where and (fault["to"] is None or fault["to"] in names)
-        ]
+        return bool(fault["where"] == self.where and (fault["to"] is None or fault["to"] in names))
+
+    def _faults(self) -> list[dict[str, Any]]:
+        return [fault for end in self._ends for fault in end["faults"] if self.concerns(fault)]
