@@ -53,6 +53,7 @@ LEAVE_S = 60.0
 """For a run that was told to end."""
 
 WRITTEN, NOT_ALL, INTERRUPTED, NOBODY = 0, 1, 2, 3
+_EMPTY = "nothing was printed"
 _JUDGED = (0, 1)
 """Exit codes of a run that measured; with any other one it said why."""
 _RUN = {"run/measured.json": Measured, "run/report.json": Report}
@@ -71,7 +72,7 @@ class Taken:
         if content:
             self.files[part.name] = content
         elif not part.error:
-            self.parts[-1] = replace(part, error="nothing was printed")
+            self.parts[-1] = replace(part, error=_EMPTY)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -272,11 +273,13 @@ def _tell(path: Path, manifest: Manifest, files: int) -> None:
     lacking: dict[str, dict[str, None]] = {}
     for part in manifest.parts:
         if part.error:
-            what = f"{part.command or part.name}: {part.error}"
+            name = part.command or part.name
+            could_not = f"could not collect {name}: {part.error}"
+            what = f"{name} printed nothing" if part.error == _EMPTY else could_not
             lacking.setdefault(what, {})[part.node] = None
     for what, nodes in lacking.items():
         of = fold(filter(None, nodes))
-        _say(f"could not collect {what}{f' ({of})' if of else ''}")
+        _say(f"{what}{f' ({of})' if of else ''}")
     size_kb = path.stat().st_size / 1e3
     size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
     _say("the run's report is in the archive; the folder that the run named is removed")

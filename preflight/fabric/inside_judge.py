@@ -50,6 +50,7 @@ _CORRUPT = "take {0} out of service now and run its memory and NVLink diagnostic
 
 
 _AWAITED = re.compile(r"^rail (\d{1,4}) of this node did not come").match
+_NEVER = "it never reported"
 _STOPPED = "stopped by a signal"  # as its supervisor says
 _DID: dict[str, str] = {
     "hung": "hung",
@@ -166,30 +167,40 @@ def _judged(
 def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
     """It came to no result: the rail that says so of itself, else the node."""
     said = {
-        rail: "it never reported" if end is None else end.error
+        rail: _NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
         if end is None or end.state != "measured"
     }
+    guilty = _guilty(said, own.state)
+    told = next((rail for rail in guilty if rail in said), next(iter(said)))
     if own.state == "corrupt":
-        guilty = [rail for rail, error in said.items() if "WRONG" in error] or list(said)
         what, advice = "sums came out wrong", _CORRUPT
     else:
-        guilty = [rail for rail, end in samples.numbered.items() if end is None]
-        for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL):
-            guilty = guilty or [rail for rail, error in said.items() if words in error]
-        guilty = guilty or [rail for rail, error in said.items() if _failed_itself(error)]
-        guilty = guilty or sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))})
-        what, advice = f"the all-reduce among its {own.rails} rails {_DID[own.state]}", _STUCK
-        if guilty and (known := advice_on(own.name, said.get(guilty[0], ""))):
-            did, advice = "broke off", known
-            what = f"the all-reduce among its {own.rails} rails {did}"
+        known = advice_on(own.name, said[told]) if guilty else ""
+        did, advice = ("broke off", known) if known else (_DID[own.state], _STUCK)
+        what = f"the all-reduce among its {own.rails} rails {did}"
     named = guilty if len(guilty) < own.rails else []
-    first = next((rail for rail in guilty if rail in said), next(iter(said)))
     where = f" on {_rails(named, own.backend)} of {own.name}" if named else ""
-    reason = f"{_rails([first], own.backend)}: {said[first]}"
+    reason = f"{_rails([told], own.backend)}: {said[told]}"
     return replace(
         plain, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(own.name)
     )
+
+
+def _guilty(said: Mapping[int, str], state: str) -> list[int]:
+    """The rails at fault by what all of them say, the surest sign first; none: nobody can say."""
+    if state == "corrupt":
+        return [rail for rail, error in said.items() if "WRONG" in error] or list(said)
+    signs = [
+        [rail for rail, error in said.items() if error == _NEVER],
+        *(
+            [rail for rail, error in said.items() if words in error]
+            for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL)
+        ),
+        [rail for rail, error in said.items() if _failed_itself(error)],
+        sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))}),
+    ]
+    return next((rails for rails in signs if rails), [])
 
 
 def _failed_itself(error: str) -> bool:
