@@ -252,10 +252,9 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
 def test_healthy_nodes_without_peers_are_ready_and_what_nccl_logged_is_there(
     lab: Lab, tmp_path: Path
 ) -> None:
-    """Two nodes of one GPU of which nothing is promised: much is unknown, which condemns nobody."""
-    groups = {"lab": {"nodes": "h[3-4]"}, "bare": {"nodes": "h[1-2]"}}
-    with rehearsed(lab, Machine(gpus=1)) as rehearsal:
-        fleet = rehearsal.inventory(group=groups)
+    """Of two nodes nobody knows what host memory reaches, which condemns nobody."""
+    with rehearsed(lab, Machine(gpus=4)) as rehearsal:
+        fleet = rehearsal.inventory()
         code, out, err = _preflight("capture", tmp_path, f"--inventory={fleet}", "--nodes=h[1-2]")
     assert code == 0, out + err
     archive, _ = hold(_archive(tmp_path))
@@ -263,10 +262,7 @@ def test_healthy_nodes_without_peers_are_ready_and_what_nccl_logged_is_there(
     report = msgspec.json.decode(archive.files["run/report.json"], type=Report)
     assert report.fleet.ready == ("h1", "h2"), out
     unknown = {one.check for one in report.verdicts if one.outcome == "unknown"}
-    assert unknown == {
-        *(f"burn.{part}" for part in ("gemm", "host", "launch", "memory", "pcie")),
-        "fabric.allreduce",
-    }, out
+    assert unknown == {"burn.host"}, out
     for name in ("h1", "h2"):
         assert (
             b"NCCL INFO NET/IB : Using [0]mlx5_0:1/IB"
