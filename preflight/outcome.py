@@ -134,7 +134,8 @@ def conclude(
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
-    late = run.settings.fail_fast == "never" and not (interrupted or broke)
+    ended = interrupted or broke or by_outcome[Outcome.LOST] or by_outcome[Outcome.BROKEN]
+    late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
     hint = next_command(run.fleet, ready, by_pairs=bool(decoded.blames), short_of_s=short_of_s)
     return Conclusion(report, found, outputs, hint, unheard, unsaved=well and report.exit != 0)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """A shell that starts tests in the background has them, and what they start, ignore Ctrl-C."""
+    """Undo what a shell does to background jobs: they and their children ignore Ctrl-C."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

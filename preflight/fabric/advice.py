@@ -64,28 +64,31 @@ def on_port(name: str, error: str, partner: str) -> str:
 
 
 def ports(nets: Mapping[str, str]) -> str:
-    """Say "mlx5_2 on h1 and mlx5_2 on h2"; "" where something else than RDMA carried an end's data.
+    """Say "mlx5_2 on h1 and mlx5_2 on h2"; "" if anything but RDMA carried an end's data.
 
     `nets`: node name → what carried its data, as in "NET/IB mlx5_2 GDRDMA".
     """
-    carriers = {name: _CARRIER.match(net) for name, net in nets.items()}
-    words = [f"{carrier[1]} on {name}" for name, carrier in carriers.items() if carrier]
-    return " and ".join(words) if len(words) == len(nets) else ""
+    return " and ".join(f"{carrier[1]} on {name}" for name, carrier in _carriers(nets).items())
 
 
 def on_slow_ports(nets: Mapping[str, str]) -> str:
     """Say where to look at a slow rail that RDMA carries; "" where something else does."""
-    where = ports(nets)
-    if not where:
+    carriers = _carriers(nets).values()
+    if not carriers:
         return ""
-    carriers = [carrier for net in nets.values() if (carrier := _CARRIER.match(net))]
-    commands = [f"rdma link show {carrier[1]}/1" for carrier in carriers]
-    commands += [
+    links = [f"rdma link show {carrier[1]}/1" for carrier in carriers]
+    counters = [
         f"rdma statistic show link {carrier[1]}/1" if carrier[2] else f"perfquery -C {carrier[1]}"
         for carrier in carriers
     ]
-    typed = "; ".join(dict.fromkeys(commands))
-    return f"check link rate, cable and error counters of {where} ({typed}); exclude it"
+    commands = "; ".join(dict.fromkeys((*links, *counters)))
+    return f"check link rate, cable and error counters of {ports(nets)} ({commands}); exclude it"
+
+
+def _carriers(nets: Mapping[str, str]) -> dict[str, re.Match[str]]:
+    """The RDMA device of each node; empty if one of them used something else."""
+    found = {name: match for name, net in nets.items() if (match := _CARRIER.match(net))}
+    return found if len(found) == len(nets) else {}
 
 
 def after_signal(error: str) -> str:

@@ -65,7 +65,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     A node is condemned if all its pairs are bad, it was tried with at least two partners, and at
     least one of those is cleared by a good pair of its own. A path is condemned if it is bad and
     both its ends have a good pair. The rest is said as the set among which the culprit lies.
-    A good pair counts for a node if the rails are measured on which the node's bad pairs are bad.
+    A good pair clears a node only on the rails it was measured on.
     `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
@@ -100,9 +100,9 @@ def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:
 
 
 def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
-    """Nodes with good pairs on each rail on which they have bad ones; one bad rail spoils a pair.
+    """The nodes that have a good pair on every rail on which they have a bad one.
 
-    Where a partner lacks a rail, its other rails say nothing of that one.
+    A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
     good = [one for one in tested if one.good and (one.a, one.b) not in bad]
     fine = {(name, one.rail) for one in good for name in (one.a, one.b)}

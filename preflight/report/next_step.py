@@ -25,12 +25,11 @@ def next_command(
     failing = nodes.not_ready
     if fleet.origin == "this machine":
         return "to judge a fleet: pytest --preflight --preflight-nodes='gpu[001-064]'"
-    late = nodes.unjudged and short_of_s is not None
-    time = f"--preflight-budget={2 * short_of_s:.0f}" if short_of_s is not None else ""
+    longer = f"--preflight-budget={2 * short_of_s:.0f}" if short_of_s else ""
     if not failing:
-        return f"to judge {fold(nodes.unjudged)}: {time}" if late else ""
+        return f"to judge {fold(nodes.unjudged)}: {longer}" if nodes.unjudged and longer else ""
     if nodes.unjudged and not fleet.ranks:
-        others = time if late else "--preflight-fail-fast=never"
+        others = longer or "--preflight-fail-fast=never"
         return f"to judge the others: add --preflight-exclude='{fold(failing)}', or {others}"
     partners = nodes.ready[:_PARTNERS] if by_pairs else ()
     if len(failing) + len(partners) == len(fleet.hosts):
