@@ -50,25 +50,26 @@ def match(
     short: dict[str, str] = {}
     unknown: dict[str, str] = {}
     for members in groups.values():
-        wanted, whose = _expected(ready, members, hosts)
-        most = wanted or max(ready[name].gpus for name in members)
-        whole = Counter(ready[name].bus_ids for name in members if ready[name].gpus == most)
+        most, whose = _expected(ready, members, hosts)
+        full = most or max(ready[name].gpus for name in members)
+        whole = Counter(ready[name].bus_ids for name in members if ready[name].gpus == full)
         for name in members:
             gpus, bus_ids = ready[name].gpus, ready[name].bus_ids
-            places = _places(bus_ids, whole) if gpus < most else None
-            if gpus >= most or (places is None and not wanted and bus_ids and () not in whole):
+            places = _places(bus_ids, whole)
+            another_kind = not most and places is None and bus_ids and () not in whole
+            if gpus >= full or another_kind:
                 own[name] = tuple(range(gpus))
             elif places is None:
                 unknown[name] = (
-                    f"its torch sees {gpus} GPUs, {whose or f'others of its group {most}'}, and "
+                    f"its torch sees {gpus} GPUs, {whose or f'others of its group {full}'}, and "
                     "their PCI addresses do not tell which rails these are"
                 )
             else:
                 own[name] = places
-                lacks = [rail for rail in range(most) if rail not in places]
-                words = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
                 if whose:
-                    short[name] = f"{words} (its torch sees {gpus} GPUs, {whose})"
+                    lacks = [rail for rail in range(full) if rail not in places]
+                    rails = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
+                    short[name] = f"{rails} (its torch sees {gpus} GPUs, {whose})"
     count = max((rails[-1] + 1 for rails in own.values() if rails), default=1)
     lacking = {
         name: tuple(rail for rail in range(count) if rail not in rails)

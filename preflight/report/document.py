@@ -149,6 +149,8 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     one_in: float | None
     every_s: float | None
     slower: float | None
+    events: int | None = None
+    """How many spikes would have been named; null: others had too many to tell them apart."""
     sizes: tuple[MissedSizeRow, ...] = ()
 
 

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 KEPT = 512
 
-_LOOK_LONGER = (
-    "to see rare spikes run when the nodes have less to do, and longer: --preflight-tier=deep or "
-    "--preflight-catch-rate"
-)
-
 
 def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tuple[MissedRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
@@ -52,9 +47,8 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
     slower = "" if worst.slower is None else f"a loss of {worst.slower:.0%} of bandwidth"
     if worst.one_in is None or worst.every_s is None:
         if slower:
-            what = f"{slower} would have been caught with 99 %, spikes at no rate: too much noise"
-            where = f"or too few operations, on rail {worst.rail} of {worst.node}"
-            return f"{what}, {where}; {_LOOK_LONGER}"
+            where = f"on rail {worst.rail} of {worst.node}"
+            return f"{where} {slower} would have been caught with 99 %, spikes not: {_why(worst)}"
         return (
             "too few healthy pairs to compare with: failures, floors and promises were judged, "
             "spikes and small losses were not"
@@ -66,6 +60,14 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
         f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
         f"{_sizes(worst)}"
     )
+
+
+def _why(row: MissedRow) -> str:
+    """Why no rate of spikes would have been named, and what to type."""
+    if row.events is None:
+        return "the others had too many; run when the nodes have less to do"
+    needed = f"{row.events} are needed, too many for {row.loaded_s:.2g} s of load"
+    return f"{needed}; measure longer: --preflight-tier=deep or --preflight-catch-rate"
 
 
 def at_size(one: MissedSizeRow) -> str:

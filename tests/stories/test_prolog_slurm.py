@@ -220,7 +220,7 @@ def test_a_hung_driver_is_left_to_the_health_check(hook: Hook, slurm: Slurm) -> 
 
     Such silence may be a slow start: the health check has the time to be certain, and drains.
     """
-    hook.configure(f'directory = "{hook.folder}/breaker"', budget_s=4)
+    hook.configure(f'directory = "{hook.folder}/breaker"', budget_s=8)
     host = slurm.lab.hosts["h1"]
     with processes.frozen_disk(host) as path:
         host.set_scenario(host.scenario.blocking(str(path)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.fabric.stored import read_stored
 from tests.lab import wire
 from tests.lab.named import named
 from tests.lab.rehearsal.scenario import Machine, rehearsed
@@ -68,7 +69,7 @@ def test_the_culprit_is_named_and_nobody_healthy(
 def test_nccl_is_measured_in_the_environment_of_the_job(
     lab: Lab, preflight: Callable[..., Told], tmp_path: Path
 ) -> None:
-    """A healthy fleet is ready; NCCL finds the variables of the job, and the header says which."""
+    """A healthy RoCE fleet is ready; NCCL finds the job's variables, and the header says which."""
     environ = tmp_path / "job.env"
     environ.write_text(
         "NCCL_SOCKET_IFNAME=job0\nNCCL_IB_TC=106\nNCCL_IB_GID_INDEX=3\nNCCL_ALGO=Tree\n"
@@ -77,7 +78,7 @@ def test_nccl_is_measured_in_the_environment_of_the_job(
     wanted = {"NCCL_SOCKET_IFNAME": "job0", "NCCL_IB_TC": "106", "NCCL_IB_GID_INDEX": "3"}
     wanted |= {"LD_LIBRARY_PATH": "/opt/nccl/lib", "NCCL_ALGO": "Ring"}
     with ExitStack() as stack:
-        rehearsal = stack.enter_context(rehearsed(lab, Machine(gpus=2)))
+        rehearsal = stack.enter_context(rehearsed(lab, Machine(gpus=2, roce=True)))
         for host in lab.hosts.values():
             stack.enter_context(wire.more_networks(host))
         told = preflight(
@@ -95,6 +96,12 @@ def test_nccl_is_measured_in_the_environment_of_the_job(
         "environ burn-in and sweep run with the job's LD_LIBRARY_PATH, NCCL_IB_GID_INDEX, "
         "NCCL_IB_TC, NCCL_SOCKET_IFNAME; without NCCL_ALGO (the sweep has its own)"
     ) in " ".join(told.out.split())
+    sweep = read_stored(told.folder).sweep
+    assert sweep is not None
+    ways = {end.net for pair in sweep.pairs for end in (pair.first, pair.second) if end}
+    assert all(" RoCE " in way for way in ways), ways
+    verdicts = told.report["verdicts"]
+    assert {one["outcome"] for one in verdicts if one["check"] == "ib.gid"} == {"ok"}, told.out
 
 
 def _without(said: Named, others: set[str]) -> Named:

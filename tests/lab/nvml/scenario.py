@@ -14,6 +14,7 @@ GPU_IS_LOST, DRIVER_NOT_LOADED = 15, 9
 NOT_SUPPORTED, NO_PERMISSION, CORRUPTED_INFOROM, UNKNOWN_ERROR = 3, 4, 14, 999
 NODE, SYSTEM = 40, 50
 _KINDS = {"gpu": 0, "switch": 2}
+_LINK_LOCAL, _OF_IPV4 = ":".join(["fe80", *["0000"] * 4, "ffff"]), ":".join([*["0000"] * 5, "ffff"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,25 @@ class Scenario:
         """Change a NIC's words: `nic(3, state="1: DOWN", phys_state="2: Polling")`."""
         changed = replace(self.nics[index], **words)  # type: ignore[arg-type]  # all are words
         return replace(self, nics=(*self.nics[:index], changed, *self.nics[index + 1 :]))
+
+    def roce(self, number: int) -> Scenario:
+        """Each NIC is on Ethernet, with the GIDs of RoCE v1 and v2 of 10.100.`number`.slot."""
+        kinds = ("IB/RoCE v1", "RoCE v2")
+        return replace(
+            self,
+            nics=tuple(
+                replace(
+                    nic,
+                    link_layer="Ethernet",
+                    gids=tuple(
+                        (kind, f"{prefix}:0a64:{number:02x}{nic.slot:02x}")
+                        for prefix in (_LINK_LOCAL, _OF_IPV4)
+                        for kind in kinds
+                    ),
+                )
+                for nic in self.nics
+            ),
+        )
 
     def hanging(self) -> Scenario:
         """`nvmlInit` never returns and cannot be interrupted, only killed."""

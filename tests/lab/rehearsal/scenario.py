@@ -83,6 +83,8 @@ class Machine:
     imex: bool = True
     """Whether GPUs may map the memory of other nodes of the NVLink domain."""
     p2p: Literal["nvlink", "none"] = "nvlink"
+    roce: bool = False
+    """Its NICs are on Ethernet."""
     ib_plugin: bool = True
     gdr: bool = True
     rail_gbs: float = 46.0
@@ -183,9 +185,10 @@ class Rehearsal:
     def inventory(self, name: str = "inventory.toml", **changes: Tables) -> Path:
         """The fleet as the lab writes it, with this Python and what an H100 machine has."""
         gpus = max(machine.gpus for machine in self.machines.values())
+        link = "roce" if any(machine.roce for machine in self.machines.values()) else "ib"
         tables: dict[str, Any] = {
             "defaults": {"python": str(self.python)},
-            "group": {"lab": {"gpus": gpus, "nics": gpus, "nic_gbits": 400, "nic_link": "ib"}},
+            "group": {"lab": {"gpus": gpus, "nics": gpus, "nic_gbits": 400, "nic_link": link}},
         }
         for key, table in changes.items():
             tables[key] = {**tables.get(key, {}), **table}
@@ -247,8 +250,8 @@ def rehearsed(
     before = {name: host.scenario for name, host in lab.hosts.items()}
     machines = dict.fromkeys(lab.hosts, machine)
     one = Rehearsal(lab, environment(lab.folder / "cuda"), machines, trace=trace)
-    for host in lab.hosts.values():
-        scenario = host.scenario
+    for number, host in enumerate(lab.hosts.values(), 1):
+        scenario = host.scenario.roce(number) if machine.roce else host.scenario
         slots = range(machine.gpus)
         scenario = replace(
             scenario,

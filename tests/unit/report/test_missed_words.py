@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from preflight.report.document import MissedRow
 from preflight.report.missed import missed_words
 
@@ -23,20 +25,23 @@ def test_the_dullest_look_is_named() -> None:
     )
 
 
-def test_a_look_that_noise_spoilt_ends_in_what_to_do() -> None:
-    """Where spikes would have been caught at no rate, the line says how to look better."""
+def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> None:
+    """Noise of the others, or too short a time: each with what helps against it."""
     row = MissedRow(
         node="h1",
         rail=0,
         operations=90,
-        loaded_s=2.0,
+        loaded_s=0.25,
         pairs=5,
         one_in=None,
         every_s=None,
         slower=0.6,
     )
-    assert missed_words([row]).endswith(
-        "spikes at no rate: too much noise, or too few operations, on rail 0 of h1; to see rare "
-        "spikes run when the nodes have less to do, and longer: --preflight-tier=deep or "
-        "--preflight-catch-rate"
+    caught = "on rail 0 of h1 a loss of 60% of bandwidth would have been caught with 99 %, "
+    assert missed_words([row]) == (
+        f"{caught}spikes not: the others had too many; run when the nodes have less to do"
+    )
+    assert missed_words([replace(row, events=7)]) == (
+        f"{caught}spikes not: 7 are needed, too many for 0.25 s of load; measure longer: "
+        "--preflight-tier=deep or --preflight-catch-rate"
     )
