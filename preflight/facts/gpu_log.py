@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from preflight.facts.xids import Grade
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_SLOT}(?:, [^)]*)?\): (\d{{1,4}})\b(.*)")
+XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:, [^)]*)?\): (\d{{1,4}})\b(.*)")
 """PCI address, code, and what it says."""
-_FELL = re.compile(rf"NVRM: .*?{_SLOT}.*fallen off the bus")
+_FELL = re.compile(rf"^NVRM: .*?{_SLOT}.*fallen off the bus")
 _INIT = re.compile(
-    rf"NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
-    rf"|nvidia: probe of {_SLOT} failed|nvidia {_SLOT}: probe with driver nvidia failed"
+    rf"^NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
+    rf"|^nvidia: probe of {_SLOT} failed|^nvidia {_SLOT}: probe with driver nvidia failed"
 )
-_TRAINING = re.compile(r"NVRM: (GPU\d+) .*Error setting [TR]X sublink")
-_NEEDS_RESET = re.compile(rf"NVRM: .*{_SLOT}.*GPU likely needs to be reset")
-_LOADED = re.compile(r"NVRM: loading NVIDIA ")
-_MODULE = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
+_TRAINING = re.compile(r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink")
+_NEEDS_RESET = re.compile(rf"^NVRM: .*{_SLOT}.*GPU likely needs to be reset")
+_LOADED = re.compile(r"^NVRM: loading NVIDIA ")
+_MODULE = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _RECOVERED = re.compile(r"recovery action changed .* to \S+ \(None\)")
 _REBOOT, _RESET = re.compile(r"[Rr]eboot"), re.compile(r"[Rr]eset|Drain")
 _NONFATAL = re.compile(r"[Nn]on-?[Ff]atal")
+_PROCESS = re.compile(r",? pid=[^,]*, name=.{0,15},")
+"""A user's word, in which a comma may stand."""
 _CAUSED = re.compile(r"caused by previous Xid (\d{1,4})\b")
 
 OFF_THE_BUS = "fell off the bus"
@@ -141,7 +143,7 @@ def _told(order: int, line: LogLine) -> Iterator[Trouble]:
     """What one line tells: also of the Xid that it names as its cause, whose line may be lost."""
     xid = XID.search(line.text)
     if xid is not None:
-        slot, code, said = slot_of(xid[1]), int(xid[2]), xid[3]
+        slot, code, said = slot_of(xid[1]), int(xid[2]), _PROCESS.sub("", xid[3], count=1)
         causes = frozenset(int(each) for each in _CAUSED.findall(said)) - {code, _SUMMARY}
         for cause in sorted(causes):
             of = known(cause)

@@ -35,33 +35,39 @@ _HINT = re.compile(
 )
 """Few lines are looked at closely."""
 
+# What a user may name stands in some lines: each pattern begins where the line does.
+_MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
 _AER = re.compile(
-    rf"(?P<agent>{_BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
+    rf"(?:\S+ )?(?P<agent>{_BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
     r"(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?",
     re.IGNORECASE,
 )
 _AER_SUMMARY = re.compile(
-    rf"(?P<port>{_BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
+    rf"(?:\S+ )?(?P<port>{_BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
     rf"(?: \((?P<fatal>(?:Non-)?Fatal)\))? error (?:message )?received:? "
     rf"(?:from )?(?P<agent>{_BDF})?",
     re.IGNORECASE,
 )
-_DPC = re.compile(rf"(?P<agent>{_BDF}): DPC: containment event")
+_DPC = re.compile(rf"(?:\S+ )?(?P<agent>{_BDF}): DPC: containment event")
 _BANK = re.compile(
-    r"\[Hardware Error\]: CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
+    rf"{_MCE}CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
     r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{16})"
 )
 _UNCORRECTED_BIT = 1 << 61
-_DECODED = re.compile(
-    r"\[Hardware Error\]: (Corrected error|Uncorrected|Deferred error|System Fatal)"
-)
+_DECODED = re.compile(rf"{_MCE}(Corrected error|Uncorrected|Deferred error|System Fatal)")
 _SEVERITY = re.compile(r"\{\d+\}\[Hardware Error\]: event severity: (\w+)")
 _POISON = re.compile(
-    r"MCE: Killing |mce: Uncorrected hardware memory"
-    r"|Memory failure: 0x[0-9a-f]+: (?!.*already poisoned)"
+    r"mce: Uncorrected hardware memory error in user-access at [0-9a-f]+"
+    r"|Memory failure: 0x[0-9a-f]+: (?!already|recovery action for already)"
+    r"|(?P<process>MCE: Killing .{1,15}:\d+ due to hardware memory corruption fault at )"
 )
-_BERT = re.compile(r"BERT: .*(?:records found|\[Hardware Error\])")
-_EDAC = re.compile(r"EDAC (?P<mc>\S+): (?P<times>\d+) (?P<kind>[CU]E) .*? ?on (?P<dimm>\S+)")
+"""That a process died is no proof: from Linux 6.6 on any process may poison its own pages
+(UFFDIO_POISON), and of memory that is really broken the kernel says so first."""
+_BERT = re.compile(r"BERT: (?:Total records found|\[Hardware Error\])")
+_EDAC = re.compile(
+    r"EDAC (?P<mc>\S+): (?P<times>\d+) (?P<kind>[CU]E) (?:.{1,200}? )?on (?P<dimm>\S+)"
+    r".{0,200}? \(.*page:0x"
+)
 
 _ADVICE: dict[Part, str] = {
     "pcie": "drain; reseat that device or its riser, check the slot; replace it if it comes again",
@@ -164,24 +170,24 @@ def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
         return Fault(part, where, grade, line.times * times, line.last_s)
 
     text = line.text
-    if found := _AER.search(text) or _AER_SUMMARY.search(text):
+    if found := _AER.match(text) or _AER_SUMMARY.match(text):
         named = found.groupdict()
         yield one("pcie", named["agent"] or named["port"], _severity(named)), "port" in named
-    elif found := _DPC.search(text):
+    elif found := _DPC.match(text):
         yield one("pcie", found["agent"], "fatal"), False
-    elif found := _BANK.search(text):
+    elif found := _BANK.match(text):
         grade: Grade = "fatal" if int(found["status"], 16) & _UNCORRECTED_BIT else "corrected"
         yield one("cpu", f"CPU {found['cpu']} bank {found['bank']}", grade), False
-    elif found := _DECODED.search(text):
+    elif found := _DECODED.match(text):
         yield one("cpu", "", "corrected" if found[1].startswith("Corr") else "fatal"), False
-    elif found := _SEVERITY.search(text):
+    elif found := _SEVERITY.match(text):
         grades: dict[str, Grade] = {"fatal": "fatal", "recoverable": "uncorrected"}
         yield one("cpu", "", grades.get(found[1], "corrected")), False
-    elif _POISON.search(text):
-        yield one("memory", "", "fatal"), False
-    elif _BERT.search(text):
+    elif found := _POISON.match(text):
+        yield one("memory", "", "uncorrected" if found["process"] else "fatal"), False
+    elif _BERT.match(text):
         yield one("firmware", "", "earlier"), False
-    elif found := _EDAC.search(text):
+    elif found := _EDAC.match(text):
         grade = "fatal" if found["kind"] == "UE" else "corrected"
         times = min(int(found["times"][:9]), 10**9) or 1
         yield one("memory", f"{found['dimm']} ({found['mc']})", grade, times), False

@@ -24,7 +24,7 @@ Kind = Literal[
 
 _KINDS: tuple[tuple[Kind, str], ...] = (
     ("read-only", r"^(?:EXT[234]|F2FS)-fs \((?P<what>[^):]+)\S*\): [Rr]emounting .*read-only"),
-    ("read-only", r"^BTRFS.*\(device (?P<what>[^):]+).*forced readonly"),
+    ("read-only", r"^BTRFS \w+ \(device (?P<what>[^):]+)[^)]*\): forced readonly"),
     ("read-only", r"^XFS \((?P<what>[^)]+)\): .*(?:[Ss]hut(?:ting)? ?down)"),
     ("file system", r"^(?:EXT[234]|F2FS|BTRFS)\S* .*?error.*?\(device (?P<what>[^):]+)"),
     ("file system", r"^XFS \((?P<what>[^)]+)\): .*(?:[Cc]orrupt|I/O error|metadata .*error)"),
@@ -32,7 +32,8 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("disk", r"^(?:blk_update_request: )?(?:I/O|critical \w+) error, dev (?P<what>[^, ]+)"),
     ("disk", r"^Buffer I/O error on dev(?:ice)? (?P<what>[^, ]+)"),
     ("disk", r"^nvme (?P<what>nvme\d+): (?:controller is down|Removing after|Device not ready)"),
-    ("lockup", r"(?:soft lockup - |hard LOCKUP on )(?P<what>CPU#?\d*|cpu ?\d+)?"),
+    ("lockup", r"^(?:watchdog: )?BUG: soft lockup - (?P<what>CPU#?\d*)"),
+    ("lockup", r"^(?:NMI )?[Ww]atchdog.{0,40}hard LOCKUP on (?P<what>cpu ?\d+)"),
     ("lockup", r"^rcu: INFO: \w+ (?:self-)?detected (?P<what>stall)"),
     ("oops", r"^(?P<what>BUG: unable to handle|Oops|general protection fault)"),
     ("cgroup oom", r"^Memory cgroup out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),

@@ -62,7 +62,8 @@ _HOST = re.compile(
 )
 """What pdsh and clush put before the lines of each node."""
 _TICKET = re.compile(
-    r"^[\w.:;-]{1,60}[;:] ?(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
+    r"^(?!traps:|umip:)[\w.:;-]{1,60}[;:] ?"
+    r"(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
 )
 """A word that some ticket or script put before a line of hardware."""
 
@@ -74,6 +75,13 @@ _FOREIGN = re.compile(
 )
 """What a program or a person wrote: it may quote the kernel, and says nothing of this node."""
 
+OF_A_PROCESS = (
+    r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
+    r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+)
+"""Lines that begin with a user's word, as the node's own reader knows them (a test compares)."""
+
+_OF_A_PROCESS = re.compile(OF_A_PROCESS)
 _INDENT = 2
 
 
@@ -111,7 +119,7 @@ class _Kept:
             if self._harmless <= MOST_LINES:
                 self.lines.append(LogLine(said, at_s, at_s))
             return
-        if _FOREIGN.match(said):
+        if _FOREIGN.match(said) or _OF_A_PROCESS.match(said):
             return
         self._turns += _TURN.search(said) is not None
         # How often programs crashed is told by when: of those each line counts.

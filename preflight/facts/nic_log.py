@@ -42,16 +42,19 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("dead", rf"mlx5_core {_BDF}: probe with driver mlx5_core failed"),
     ("dead", rf"mlx5_core {_BDF}:.*Firmware over .*MS in (?:pre-)?initializing"),
     ("narrow", rf"mlx5_core {_BDF}: {_HAVE} Gb/s available PCIe bandwidth, limited by {_COULD}"),
-    ("module", rf"mlx5_core {_BDF}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)"),
+    (
+        "module",
+        rf"mlx5_core {_BDF}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)",
+    ),
     ("stalled", r"NETDEV WATCHDOG: (?P<name>\S+) .*timed out"),
     ("stalled", rf"mlx5_core {_BDF}.*(?:timeout\. Will cause a leak|TX timeout detected)"),
-    ("down", rf"^(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
+    ("down", rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
 )
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 _UP = re.compile(
-    rf"^(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
+    rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
 )
 _STARTED = re.compile(rf"mlx5_core {_BDF}: firmware version")
 
@@ -98,11 +101,11 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     ups: dict[str, _Ups] = {}
     unsaid: list[Event] = []
     for order, line in enumerate(lines):
-        if up := _UP.search(line.text):
+        if up := _UP.match(line.text):
             who = up["bus"] or up["name"]
             ups.setdefault(who, _Ups(who, order)).come(line)
             continue
-        started = _STARTED.search(line.text)
+        started = _STARTED.match(line.text)
         if started is not None:
             if before := ups.pop(started["bus"], None):
                 unsaid += before.unsaid(found)
@@ -198,7 +201,7 @@ def _event(order: int, line: LogLine) -> Event | None:
     if not _HINT.search(line.text):
         return None
     for kind, pattern in _PATTERNS:
-        found = pattern.search(line.text)
+        found = pattern.match(line.text)
         if found is None:
             continue
         named = found.groupdict()

@@ -20,7 +20,7 @@ _CANNOT = re.compile(
     rf"(?P<driver>\S+) (?P<device>{BDF}): (?:AER: )?"
     r"(?:can't recover|device has no AER-aware driver)"
 )
-_ENDED = re.compile(rf"{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)")
+_ENDED = re.compile(rf"(?:\S+ )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)")
 _BY = re.compile(rf"(?P<driver>\S+) {BDF}: PCIe Bus Error")
 _VITAL = {"nvidia", "mlx5_core"}
 """A job dies with these; a node without its audio or USB still works."""
@@ -46,13 +46,13 @@ class Recoveries:
         if self._over or later:
             self._errors, self._drivers, self._over = set(), set(), False
         self._errors.add(where)
-        named = _BY.search(line.text)
+        named = _BY.match(line.text)
         if named is not None and named["driver"] != "pcieport":
             self._drivers.add(named["driver"])
 
     def take(self, text: str) -> None:
         """Take any other line: a driver that cannot recover, or how the whole of it ended."""
-        if cannot := _CANNOT.search(text):
+        if cannot := _CANNOT.match(text):
             self._over = True
             self._drivers.add(cannot["driver"])
             vital = cannot["driver"] in _VITAL
@@ -60,7 +60,7 @@ class Recoveries:
             self._end("fatal" if vital else "unrecovered")
             if vital and not self._errors:
                 self.ended[cannot["device"]] = "unrecovered"
-        elif ended := _ENDED.search(text):
+        elif ended := _ENDED.match(text):
             self._over = True
             if ended["how"] == "failed":
                 others = self._drivers and not self._drivers & _VITAL

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from preflight.verdict import Verdict
 
 _SXID = re.compile(
-    r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
+    r"^(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
     r"(Non-[Ff]atal|Fatal|Data|Severity)\b(.*)"
 )
 """The driver writes three lines of each: its grade and words, then Severity and Data."""
 _LINK = re.compile(r"\bLink (\d{1,3})\b")
-_RELOADED = re.compile(r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
+_RELOADED = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _LINK_LOST = 20034
 """The switch's end of a link went down: what it sees when the GPU at the other end is lost."""
 

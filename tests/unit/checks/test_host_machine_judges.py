@@ -176,7 +176,7 @@ def test_a_dimm_that_wears_out() -> None:
 
 def test_errors_that_the_kernel_log_tells_of_are_told_once() -> None:
     """`host.hardware_errors` judges those lines; a DIMM that is missing is still found."""
-    line = LogLine("EDAC MC0: 1 UE memory read error on CPU0_DIMM_A1 (channel:0)", 5.0)
+    line = LogLine("EDAC MC0: 1 UE memory read error on CPU0_DIMM_A1 (channel:0 page:0x1)", 5.0)
     lost = Edac(32, (Dimm("CPU0_DIMM_A1", corrected=0, uncorrected=1),))
     logged = replace(node(edac=lost), kernel_log=KernelLog("kmsg", seen=9, lines=(line,)))
     assert dimms_among(logged).outcome is Outcome.NOT_RUN

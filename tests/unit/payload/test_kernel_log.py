@@ -86,7 +86,9 @@ def test_what_else_a_judge_needs_leaves_the_node(tmp_path: Path, line: str) -> N
 
 def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
     """What is beyond them is counted, not forgotten, and crowds out no other kind."""
-    lines = [(n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n}") for n in range(300)]
+    lines = [
+        (n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n} (page:0x1)") for n in range(300)
+    ]
     xid = XID.format("1b", 48, "DBE")
     log = told(written(tmp_path / "kmsg", *lines, (31.0, xid)))
     assert len(log.lines) == kernel_log.MOST_OF_A_KIND + 1
