@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash -p
 # For schedulers other than Slurm (PBS prologue, LSF pre_exec, HTCondor, a node agent): keeps a job
 # from an unhealthy node, and tells a program of yours about it. Copy it, root-owned; docs/prolog.md.
 #
@@ -16,11 +16,19 @@ KEEP_AWAY=1         # what your scheduler takes for "not on this node"
 # drain: this node's own hardware is at fault. hold: something else that a job would fail on.
 ON_UNHEALTHY=/etc/preflight/on-unhealthy
 
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-unset ENV BASH_ENV CDPATH IFS
-# The first Python would take a job user's modules from these, before preflight can drop them.
-unset $(/usr/bin/env | /bin/sed -n 's/^\(PYTHON[A-Z0-9_]*\|LD_[A-Z0-9_]*\)=.*/\1/p') _
+# However this shell ends, also where it cannot fork or open a file.
+answer=0
+trap 'exit $answer' EXIT
+shopt -s execfail
+# A job's user may have set what Python, the loader or OpenSSL take code from (functions, too, which
+# -p does not take): begin again without.
+case ${1-} in
+--clean) ;;
+*)
+    exec /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin /bin/bash -p "$0" --clean
+    exit
+    ;;
+esac
 
 note() {
     logger -t preflight -p daemon.err -- "$1" 2>/dev/null || echo "preflight: $1" >&2
@@ -30,11 +38,11 @@ found=$(timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit="$LI
 status=$?
 
 case $status in
-0) exit 0 ;;
+0) exit ;;
 1) ;;
-2) exit 0 ;; # it has logged why
-124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not judged" && exit 0 ;;
-*) note "$PREFLIGHT cannot be run (exit $status); this node was not judged" && exit 0 ;;
+2) exit ;; # it has logged why
+124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not judged"; exit ;;
+*) note "$PREFLIGHT cannot be run (exit $status); this node was not judged"; exit ;;
 esac
 
 # Python, too, exits 1 where it cannot even load a program: a verdict comes with its document.
@@ -42,7 +50,7 @@ end='
 }'
 case $found in
 '{'*'"findings"'*"$end") ;;
-*) note "$PREFLIGHT is damaged: it exits 1 without a document; this node was not judged" && exit 0 ;;
+*) note "$PREFLIGHT is damaged: it exits 1 without a document; this node was not judged"; exit ;;
 esac
 
 case $found in
@@ -54,4 +62,4 @@ if [ -x "$ON_UNHEALTHY" ]; then
     printf '%s\n' "$found" | timeout -k 1 10 "$ON_UNHEALTHY" "$what" "$(uname -n)" ||
         note "$ON_UNHEALTHY $what failed"
 fi
-exit "$KEEP_AWAY"
+answer=$KEEP_AWAY

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,8 @@ from preflight.hook.config import parse, refuse_longer
 from preflight.hook.model import HookConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from preflight.hook.model import Occasion
 
 FOLDER = Path(__file__).parents[3] / "contrib" / "slurm"
@@ -22,7 +27,12 @@ DOCUMENT = '{\n  "judged": {},\n  "decision": {\n    "exit_code": 1\n  }\n}\n'
 HEALTHY = DOCUMENT.replace(": 1", ": 0")
 
 
-def prolog(tmp_path: Path, does: str) -> subprocess.CompletedProcess[str]:
+def prolog(
+    tmp_path: Path,
+    does: str,
+    preexec: Callable[[], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Run the prolog as slurmd does, without a PATH, where `preflight` does that."""
     fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
     if does:
@@ -32,7 +42,12 @@ def prolog(tmp_path: Path, does: str) -> subprocess.CompletedProcess[str]:
     script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
     script.chmod(0o755)
     return subprocess.run(
-        [script], env={"SLURMD_NODENAME": "h1"}, capture_output=True, text=True, check=False
+        [script],
+        env={"SLURMD_NODENAME": "h1", **(environ or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=preexec,
     )
 
 
@@ -57,6 +72,38 @@ def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -
     """A crash, a missing or half installed program, wrong usage: the job starts all the same."""
     told = prolog(tmp_path, does)
     assert (told.returncode, told.stdout) == (code, "")
+
+
+def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:
+    """Of what a job's environment may hold only Slurm's own words of the job and the node come."""
+    planted = dict.fromkeys(("PYTHONPATH", "LD_AUDIT", "OPENSSL_CONF", "BASH_ENV", "PATH"), "/x")
+    planted |= {f"BASH_FUNC_{name}%%": f"() {{ touch {tmp_path}/ran; }}" for name in ("cd", "trap")}
+    planted |= {"SLURM_JOB_GPUS": "", "SLURM_JOB_ID": "7"}
+    told = prolog(tmp_path, f"env >{tmp_path}/seen", environ=planted)
+    assert told.returncode == 0
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    slurms = {"SLURMD_NODENAME": "h1", "SLURM_JOB_GPUS": "", "SLURM_JOB_ID": "7"}
+    assert slurms.items() <= seen.items()
+    assert seen["PATH"] == "/usr/sbin:/usr/bin:/sbin:/bin"
+    assert seen.keys() - slurms.keys() <= {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_node_without_processes_left_starts_the_job() -> None:
+    """Where the shell cannot fork, no verdict was reached; bash tries for 15 s."""
+
+    def bound() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        told = prolog(Path(folder), f"cat <<E\n{DOCUMENT}E\nexit 1", bound)
+    assert "fork" in told.stderr
+    assert told.returncode == 0
 
 
 def test_it_asks_for_a_prolog(tmp_path: Path) -> None:
@@ -121,4 +168,4 @@ def test_scripts_can_be_run(name: str) -> None:
     path = FOLDER / name
     assert path.stat().st_mode & 0o111 == 0o111
     shell = path.read_text().splitlines()[0].removeprefix("#!")
-    subprocess.run([shell, "-n", path], check=True)
+    subprocess.run([*shell.split(), "-n", path], check=True)

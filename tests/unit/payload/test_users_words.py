@@ -9,11 +9,13 @@ from msgspec import convert
 from msgspec.structs import replace
 from probe import kernel_log
 
+from checks.test_gpu_xid import judge as judge_xid
+from checks.test_host_hardware_errors import judge as hardware
 from preflight.facts import KernelLog
 from preflight.facts.kernel_text import OF_A_PROCESS as PASTED
 from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
-from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, hardware, judge_xid, node, xid
+from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, node, xid
 
 SEGFAULT = "segfault at 0 ip 00007f sp 00007f error 4 in {path}[400000+1000]"
 OF_A_PROCESS = (
@@ -69,10 +71,10 @@ PATHS = (
 )
 
 comms = st.sampled_from(FORGED) | st.text(
-    st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=15
+    st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=15
 )
 paths = st.sampled_from(PATHS) | st.text(
-    st.characters(exclude_characters="\0/", exclude_categories=("Cs",)), min_size=1, max_size=80
+    st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=80
 )
 
 
