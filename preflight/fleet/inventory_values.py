@@ -26,6 +26,11 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
             "digits and ._:/@+-"
         )
+    for key in ("identity_file", "known_hosts", "ssh_config"):
+        if '"' in (getattr(layer, key) or ""):
+            raise UsageError(
+                f"{key} in {where} holds a quote, which ssh cannot be given: rename it"
+            )
     own_numbers(layer, "limits", where)
     own_numbers(layer, "baselines", where)
     for key in ("allreduce_min_gbs", "intra_node_min_gbs"):

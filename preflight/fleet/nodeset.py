@@ -22,6 +22,8 @@ MOST_NODES = 65536
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
+"""Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
 _DIGITS = re.compile(r"([0-9]{1,18})")
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
@@ -77,8 +79,13 @@ def split(text: str) -> list[str]:
 
 
 def _as_address(word: str) -> str | None:
+    """The address that it is, in brackets or without; ipaddress takes any text for its zone."""
+    inner = word[1:-1] if word[:1] + word[-1:] == "[]" else word
+    address, percent, zone = inner.partition("%")
+    if ":" not in address or (percent and not _ZONE.fullmatch(zone)):
+        return None
     try:
-        return str(ipaddress.ip_address(word.strip("[]"))) if ":" in word else None
+        return f"{ipaddress.ip_address(address)}{percent}{zone}"
     except ValueError:
         return None
 

@@ -87,6 +87,7 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ('[group.t]\nnodes = "h1"\nhcas = ["mlx5 0"]', "hcas"),
         ('[group.t]\nnodes = "h1"\n[node.h2]\ngpus = 1', r"\[node.h2\] is in no group"),
         ('[node.h1]\naddress = "-oProxyCommand=reboot"', "not a host name"),
+        ("[defaults]\nknown_hosts = '/a\"b'", "known_hosts in .*defaults.* holds a quote"),
         ('[defaults]\nuser = "-oProxyCommand=reboot"', "user"),
         ('[defaults]\npython = "a \'b"', "quote"),
         ("group = [", "not TOML"),

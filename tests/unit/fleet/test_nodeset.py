@@ -5,11 +5,11 @@ from __future__ import annotations
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import MOST_NODES, expand, fold
+from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from preflight.fleet.nodeset import MOST_NODES, expand, fold
         ("n1.cluster.example", ("n1.cluster.example",)),
         ("10.0.0.[1-2]", ("10.0.0.1", "10.0.0.2")),
         ("2001:db8::1,[2001:db8::2]", ("2001:db8::1", "2001:db8::2")),
+        ("fe80::1%eth0.100,[fe80::2%3]", ("fe80::1%eth0.100", "fe80::2%3")),
         ("a,a,a", ("a",)),
     ],
 )
@@ -48,6 +49,11 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "@gpu",
         "x" * 300,
         "a/../b",
+        "fe80::1%$(id)",
+        "fe80::1%eth0;h2",
+        "fe80::1%\x1b[31m",
+        "fe80::1%",
+        "[[fe80::1]]",
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:
@@ -73,3 +79,19 @@ def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
     """What we print can be pasted back."""
     names = {f"gpu{number:04d}" for number in numbers}
     assert set(expand(fold(names))) == names
+
+
+@example("%a\nh2", "fe80::1{}")
+@given(
+    st.text(max_size=30),
+    st.sampled_from(["fe80::1%{}", "[fe80::1%{}]", "h1{}", "{}", "10.0.0.1{}"]),
+)
+def test_a_name_holds_nothing_that_a_shell_or_a_terminal_reads(text: str, around: str) -> None:
+    """Of names and addresses from anywhere only letters, digits and . : % _ - [ ] are left."""
+    name = around.format(text)
+    try:
+        check_host_name(name)
+    except UsageError:
+        return
+    assert set(name) <= set(string.ascii_letters + string.digits + ".:%_-[]")
+    assert not name.startswith("-")
