@@ -20,6 +20,7 @@ from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.report.diagnosed import lines
 from preflight.report.files import write_atomically
+from preflight.report.plain import plain
 from preflight.report.text import printable
 from preflight.stages.look import Wanted, look, look_here
 from preflight.transport.ways import Ways
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     told = diagnose(state)
     if arguments.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+        sys.stdout.write(plain(told, indent=2))
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))

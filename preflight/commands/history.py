@@ -18,7 +18,7 @@ from preflight.errors import UsageError
 from preflight.fleet.words import did_you_mean
 from preflight.history.place import VARIABLE, place_of
 from preflight.history.reading import reading
-from preflight.report.document import plain
+from preflight.report.plain import plain
 
 if TYPE_CHECKING:
     import argparse

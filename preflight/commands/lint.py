@@ -12,7 +12,7 @@ from preflight import __version__
 from preflight.fleet.script import lint_file
 from preflight.lint.lint import Linted
 from preflight.lint.model import Severity
-from preflight.report.document import plain
+from preflight.report.plain import plain
 from preflight.report.text import printable, wrapped
 
 if TYPE_CHECKING:

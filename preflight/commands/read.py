@@ -15,8 +15,8 @@ from preflight.commands.read_judged import document, exit_code, judge_captured
 from preflight.errors import UsageError
 from preflight.offline.archive import MAGIC
 from preflight.offline.readers import KINDS, captured
-from preflight.report.document import plain
 from preflight.report.findings import counts, findings
+from preflight.report.plain import plain
 from preflight.report.terminal import finding_lines
 from preflight.report.text import printable, wrapped
 from preflight.verdict import Outcome

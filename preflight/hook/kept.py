@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec import Struct
 
 from preflight import __version__
@@ -16,6 +15,7 @@ from preflight.errors import UsageError
 from preflight.hook.config import refuse_others
 from preflight.hook.model import Call, Decision, Judged
 from preflight.report.files import remove, write_atomically
+from preflight.report.plain import plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Lay it out for a person and a program alike."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+        return plain(self, indent=2)
 
 
 def document(call: Call, judged: Judged, decision: Decision | None = None) -> Document:

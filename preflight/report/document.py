@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,13 +11,11 @@ from msgspec import Meta, Struct
 from preflight.check import Tier
 from preflight.fabric.besides import Turn
 from preflight.report.overrides import Overrides
+from preflight.report.plain import plain
 from preflight.verdict import Outcome
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
-
-
-_NOT_PLAIN = re.compile(r"[^\n -~]")
 
 
 class FleetRow(Struct, frozen=True, kw_only=True):
@@ -201,6 +199,18 @@ class Report(Struct, frozen=True, kw_only=True):
     measured_in: tuple[str, ...] = ()
     """Names of the job's variables that burn-in and sweep ran with."""
 
+    def __post_init__(self) -> None:
+        """ValueError for a time that no clock shows: the file may be from anybody."""
+        moment(self.started)
+
+
+def moment(started: str) -> datetime:
+    """When a run began; ValueError where that is no time since 1970 with its zone."""
+    when = datetime.fromisoformat(started)
+    if when.tzinfo is None or not 1970 < when.year < 9999:  # noqa: PLR2004
+        raise ValueError(f"{started[:40]!a} is no time since 1970")
+    return when
+
 
 def encode(report: Report) -> bytes:
     """Encode as indented JSON in plain ASCII that ends in a newline.
@@ -208,24 +218,6 @@ def encode(report: Report) -> bytes:
     Whoever prints the file on a terminal meets no control character that a node made up.
     """
     return plain(report).encode("ascii")
-
-
-def plain(document: Struct) -> str:
-    """Write any document as `encode` writes a report."""
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    return escaped(text) + "\n"
-
-
-def escaped(text: str) -> str:
-    """Write what is not printable ASCII in JSON's own escapes."""
-    if text.isascii() and text.isprintable():  # nearly every line of events
-        return text
-    return _NOT_PLAIN.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def json_schema() -> dict[str, Any]:

@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from preflight.check import FLEET, Tier, subject
 from preflight.ledger import Entry
-from preflight.report.document import VerdictRow, escaped
+from preflight.report.document import VerdictRow, moment
 from preflight.report.files import open_new
 from preflight.report.night import Night
+from preflight.report.plain import escaped
 from preflight.report.rows import verdict_row
 from preflight.verdict import Outcome
 
@@ -50,6 +51,10 @@ class Began(Struct, frozen=True, kw_only=True, tag_field="event", tag="began"):
     leaves: dict[str, str] = {}
     owed: dict[str, tuple[str, ...]]
     """By check, the subjects on which a verdict is owed; `EVERY_NODE` for all nodes."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a time that no clock shows."""
+        moment(self.started)
 
 
 class Said(
@@ -160,6 +165,6 @@ def read_events(content: bytes) -> list[Event]:
     for line in content.splitlines():
         try:
             found.append(_DECODER.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return found

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from preflight.report.document import BlameRow, plain, schema_of
+from preflight.report.document import BlameRow, schema_of
 from preflight.report.findings import Finding
+from preflight.report.plain import plain
 from preflight.report.terminal import finding_lines
 from preflight.report.text import wrapped
 

@@ -7,10 +7,10 @@ nodes would be half a million series.
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
+from preflight.report.document import moment
 from preflight.report.files import write_typed
 from preflight.stats.quantiles import nearest_rank
 from preflight.verdict import Outcome
@@ -59,7 +59,7 @@ def metrics(report: Report, found: Sequence[Finding]) -> bytes:
 
 
 def _run(registry: CollectorRegistry, report: Report) -> None:
-    started = datetime.fromisoformat(report.started).timestamp()
+    started = moment(report.started).timestamp()
     ended = started + report.seconds
     _one(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
     _one(registry, "last_run_duration_seconds", "How long it ran", report.seconds)

@@ -63,7 +63,7 @@ def _written(path: Path, content: bytes) -> Report:
                 f"that wrote it ({dated.preflight})"
             )
         return msgspec.json.decode(content, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             f"{path} is no report of this preflight ({error}): give another run"
         ) from error

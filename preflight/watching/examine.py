@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from preflight.errors import PreflightError
 from preflight.report.diagnosed import lines
+from preflight.report.plain import plain
 from preflight.stages.look import look_here
 from preflight.triage.diagnose.judge import diagnose
 from preflight.watching import elsewhere
@@ -67,7 +66,7 @@ def _keep(folder: Path, number: str, state: JobState, told: Diagnosis, text: str
 
 
 def _json(value: Diagnosis | JobState) -> str:
-    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+    return plain(value, indent=2)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
+from preflight.report.document import moment
 from preflight.report.html.markup import Html, join, tag
 from preflight.report.html.parts import copied, date_of, folded, many, span_of
 from preflight.report.terminal import title
@@ -119,6 +119,5 @@ def _figures(report: Report) -> Html:
 
 def page_title(report: Report) -> str:
     """Name the tab."""
-    when = datetime.fromisoformat(report.started) if report.started else None
-    day = f" · {when:%d %b %Y}" if when else ""
-    return f"preflight: {title(report)}{day} · {many(len(report.fleet.nodes), 'node')}"
+    day = f"{moment(report.started):%d %b %Y}"
+    return f"preflight: {title(report)} · {day} · {many(len(report.fleet.nodes), 'node')}"

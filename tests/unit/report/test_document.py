@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preflight.report.document import json_schema
 from preflight.report.files import write_atomically
+from preflight.report.plain import escaped
 from preflight.report.text import LONGEST, printable, wrapped
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -60,3 +63,18 @@ def test_wrapping_keeps_to_the_width(text: str, width: int) -> None:
     words = [word[:20] for word in text.split()]
     for line in wrapped(" ".join(words), first="    do: ", indent="        ", width=width):
         assert len(line) <= width
+
+
+@given(st.text())
+@example("\\u001b \\\x1b")
+@example("a\nb\tc")
+def test_no_text_of_a_document_drives_a_terminal_that_prints_it(text: str) -> None:
+    """What a node made up is replaced before it is stored; all else comes back as it was."""
+    written = escaped(msgspec.json.encode(text).decode("utf-8", "surrogatepass"))
+    assert written.isascii()
+    assert written.isprintable()
+    back = json.loads(written)
+    assert len(back) == len(text)
+    for said, kept in zip(text, back, strict=True):
+        drives = said not in "\n\t" and unicodedata.category(said) in {"Cc", "Cf", "Zl", "Zp"}
+        assert kept == ("\ufffd" if drives else said)
