@@ -85,7 +85,7 @@ class Describer:
             return bare(stat)
         self._mark(stat.pid)
         argv = procfs.argv(stat.pid)
-        return redact.command(argv, whole=uid in (0, self._uid)) if argv else bare(stat)
+        return redact.command(argv, whole=uid == self._uid) if argv else bare(stat)
 
 
 def _agent(above: list[int]) -> int | None:

@@ -1,6 +1,8 @@
 """Command lines travel in reports; the passwords and tokens that people put into them must not.
 
-Rather one word too many than one secret: what is cut shows as `***`.
+Nobody can list how secrets are spelled, so the list is of what is harmless: of another user's
+command the program and its script; of our own also options' names, numbers, paths and the values of
+options that are known to hold no secret. What is cut shows as `***`.
 """
 
 from __future__ import annotations
@@ -12,16 +14,39 @@ from .text import TEXT_LIMIT, clean
 
 CUT = "***"
 
-_TELLTALE = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|passwd|pwd|api[-_]?key|access[-_]?key(?:[-_]?id)?|"
-    r"auth[-_]?key|account[-_]?key|private[-_]?key|credentials?|authorization|signature|bearer|"
-    r"cookie)"
+_HARMLESS = frozenset((
+    "backend", "config", "config-name", "data", "dataset", "device", "devices", "device-map",
+    "dtype", "gres", "hostfile", "host", "job-name", "launcher", "local-addr", "log-dir", "logdir",
+    "master-addr", "master-address", "mixed-precision", "model", "model-name", "module",
+    "optimizer", "output-dir", "partition", "precision", "rdzv-backend", "rdzv-endpoint",
+    "rdzv-id", "run-path", "save-dir", "scheduler", "strategy", "tokenizer", "tokenizer-name",
+    "type", "world-size",
+))  # fmt: skip
+"""Options whose values say what a job is; never a name under which anybody would keep a secret."""
+_VERBS = frozenset(("agent", "exec", "launch", "run", "serve", "start", "train"))
+"""After a program: vllm serve, ray start."""
+_TELLTALE = re.compile(r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$)")
+"""Of these not even a number or a path is shown."""
+_ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.+@-]{0,60})=(.*)", re.DOTALL)
+"""--name=value, NAME=value, and Hydra's a.name=value."""
+_NAME = re.compile(r"--[A-Za-z][\w.-]{0,60}|-[A-Za-z]")
+_GLUED = re.compile(r"-[A-Za-z]")
+"""-pVALUE."""
+_NUMBER = re.compile(
+    r"[-+]?(?:\d{1,12}(?:\.\d{0,12})?|\.\d{1,12})(?:[eE][-+]?\d{1,3})?[kKMGTmsh%]?(?:,\d{1,6}){0,32}"
+    r"|inf|nan|true|false|none|auto|yes|no",
+    re.IGNORECASE,
 )
-_NAMED = re.compile(rf"(?i)^-{{0,2}}[\w.-]*{_TELLTALE}[\"']?$")
-_ASSIGNED = re.compile(
-    rf"(?i)((?:^|[^\w.-])[\w.-]*{_TELLTALE}[\"']?\s*[=:]+\s*[\"']?)(?:(?:bearer|basic)\s+)?[^&;,\s\"']+"
+_PATH = re.compile(
+    r"(?:~|\.{0,2})(?:/[\w.+=@,-]{1,80}){1,24}/?|(?:[\w+-]{1,60}/){0,8}[\w.+-]{1,60}"
+    r"\.(?:bin|cfg|conf|csv|ini|ipynb|jsonl?|log|out|parquet|pt|py|pyz|safetensors|sh|so|toml|txt|ya?ml)"
 )
-_HEADER = re.compile(r"(?i)((?:authorization|cookie|x-[\w-]*(?:key|token))\s*:).*", re.DOTALL)
+_GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
+_SHELL = re.compile(r"&&|\|\|?|;|exec|then|do|env|nohup|time|sudo|\(|\)")
+_SHELLS = re.compile(r"bash|sh|dash|zsh")
+_PROGRAM = re.compile(r"[\w./+][\w./+-]{0,80}")
+_CODE = re.compile(r"-[a-zA-Z]{0,3}c")
+
 _URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)\S*:\S*@")
 _KNOWN_SHAPE = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza|"
@@ -33,9 +58,6 @@ _AWS_SECRET = re.compile(
 )
 _LONG = re.compile(r"[A-Za-z0-9+_=-]{20,}")
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_LOGIN_OPTIONS = {"-u", "--user", "--proxy-user"}
-_PASSWORD_PROGRAMS = {"sshpass", "mysql", "mysqldump", "mysqladmin", "redis-cli"}
-_PASSWORD_FLAGS = {"-p", "-a"}
 _INTERPRETER = re.compile(r"^(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.]*$")
 
 
@@ -63,33 +85,54 @@ def program(words: list[str]) -> list[str]:
     return words[:1]
 
 
-def redacted(words: list[str]) -> list[str]:
-    """Return a command's words with everything that looks like a secret cut out."""
+def redacted(words: list[str], *, script: bool = False) -> list[str]:
+    """Return a command's words; of what is not known to be harmless `***` is left.
+
+    `script`: they are a shell's, so that a program may stand behind each `;` and `&&`.
+    """
+    shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []
-    takes_password = bool(words) and os.path.basename(words[0]) in _PASSWORD_PROGRAMS
-    before = ""
+    before, program_next = "", True
     for word in words:
-        if _NAMED.match(before) and not word.startswith("--"):
-            safe.append(CUT)
-        elif before in _LOGIN_OPTIONS and ":" in word:
-            safe.append(f"{word.partition(':')[0]}:{CUT}")
-        elif takes_password and before in _PASSWORD_FLAGS:
-            safe.append(CUT)
-        elif takes_password and word[:2] in _PASSWORD_FLAGS and word[2:]:
+        assigned = _ASSIGNED.fullmatch(word)
+        if shell and _CODE.fullmatch(before):
+            safe.append(" ".join(redacted(word.split(), script=True)))
+        elif assigned is not None:
+            safe.append(f"{assigned[1]}={_value(assigned[1], assigned[2])}")
+        elif program_next and (not script or _PROGRAM.fullmatch(word)):
+            safe.append(_without_shapes(word))
+        elif (
+            _NAME.fullmatch(word)
+            or (script and _SHELL.fullmatch(word))
+            or (shell and _CODE.fullmatch(word))
+            or (len(safe) == 1 and word in _VERBS)
+        ):
+            safe.append(word)
+        elif _GLUED.match(word):
             safe.append(word[:2] + CUT)
         else:
-            safe.append(_inside(word))
+            safe.append(_value(before if before.startswith("-") else "", word))
+        after_operator = script and _SHELL.fullmatch(word) is not None
+        program_next = after_operator or (program_next and assigned is not None)
         before = word
     return safe
 
 
-def _inside(word: str) -> str:
-    """Cut secrets inside one word, which may be a whole script after `bash -c`."""
-    if " " in word:
-        word = _HEADER.sub(rf"\1 {CUT}", word)
-        word = " ".join(redacted(word.split(" ")))
+def _value(name: str, value: str) -> str:
+    """A word behind an option's name, or behind anything else."""
+    shown = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
+    harmless = name == "-m" or _plain(name) in _HARMLESS
+    return _without_shapes(value) if harmless or (shown and not _TELLTALE.search(name)) else CUT
+
+
+def _plain(name: str) -> str:
+    """An option's name as the list spells it: "data" of --trainer.data and of --DATA."""
+    return name.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+
+
+def _without_shapes(word: str) -> str:
+    """Cut what looks like a secret also where none should be: a key in a path or a file's name."""
     word = _URL_LOGIN.sub(rf"\1\2{CUT}@", word)
-    word = _ASSIGNED.sub(rf"\1{CUT}", word)
     word = _KNOWN_SHAPE.sub(CUT, word)
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)

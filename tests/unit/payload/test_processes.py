@@ -207,7 +207,7 @@ def test_secrets_of_environment_and_command_stay_on_the_node(
     assert process is not None
     assert secret not in str(process)
     assert "--token ***" in process.command
-    assert process.command.endswith(" red")
+    assert process.command.isprintable()
     assert process.rank is not None
     assert process.rank.rank == "1"
 

@@ -47,6 +47,24 @@ def cut(*argv: str, whole: bool = True) -> str:
         ("sshpass", f"-p{SECRET}", "ssh", "host"),
         ("mysql", f"-p{SECRET}"),
         ("login", "--passphrase", f"two words {SECRET}"),
+        ("train", f"--secret_key={SECRET}"),
+        ("train", "--pass", SECRET),
+        ("train", "--wandb-key", SECRET),
+        ("train", "--jwt", SECRET),
+        ("train", "--pat", SECRET),
+        ("train", "--license", SECRET),
+        ("curl", f"https://host/blob?sv=1&sig={SECRET}"),
+        ("docker", "login", "-u", "me", "-p", SECRET),
+        ("docker", "run", "-e", f"TOKEN={SECRET}", "image"),
+        ("redis-cli", "-a", SECRET),
+        ("vault", "login", SECRET),
+        ("train", f"--opts=a:{SECRET}"),
+        ("train", f"key {SECRET}"),
+        ("python", "-c", f"login('{SECRET}')"),
+        ("bash", "-c", f"$(echo {SECRET})"),
+        ("bash", "-lc", f"cd /data && A={SECRET} python train.py {SECRET}"),
+        ("perl", "-e", SECRET),
+        ("train", f"-D{SECRET}"),
     ],
 )
 def test_a_secret_in_its_usual_places_is_cut(argv: tuple[str, ...]) -> None:
@@ -86,6 +104,26 @@ def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: l
         assert secret not in shown
 
 
+@given(
+    st.text(string.ascii_letters + "-_.", min_size=1, max_size=20),
+    st.text(string.ascii_letters + string.punctuation, min_size=6, max_size=40),
+    st.sampled_from(["--{0}={1}", "--{0} {1}", "-x {1}", "{0}={1}", "-{0}{1}"]),
+)
+def test_no_option_that_nobody_knows_shows_a_word(name: str, value: str, spelled: str) -> None:
+    """However a secret's option is called: only numbers, paths and known options' values stay."""
+    value = "S3" + value.replace("/", "").replace(".", "").replace(" ", "") + "cr3t"
+    argv = ["train", *spelled.format("zz" + name, value).split(" ")]
+    assert value not in cut(*argv)
+
+
+@pytest.mark.parametrize("number", ["1234", "/home/me/token.txt"])
+@pytest.mark.parametrize("name", ["--pass", "--api-key", "--secret", "--pin"])
+def test_of_a_secret_not_even_a_number_is_shown(name: str, number: str) -> None:
+    """A password may be a number or a path, where the option's name says that it is one."""
+    assert number not in cut("train", name, number)
+    assert number not in cut("train", f"{name}={number}")
+
+
 @given(st.lists(st.binary(max_size=60).map(lambda raw: raw.replace(b"\0", b"")), max_size=8))
 def test_any_command_is_one_printable_line(argv: list[bytes]) -> None:
     """Bytes of any kind give printable text of bounded length; nothing raises."""
@@ -103,6 +141,10 @@ def test_any_command_is_one_printable_line(argv: list[bytes]) -> None:
         ("python", "train.py", "--model", "Qwen2-72B-Instruct", "--lr", "1e-4"),
         ("python", "train.py", "--data", "/mnt/data/CommonCrawl2024/shards_000123"),
         ("sleep", "inf", "GPU-5d0f2c5e-7c4f-5d7b-a5d0-9f1f6a8f4a0e"),
+        ("torchrun", "--rdzv-endpoint=h1:29500", "-m", "train.main", "--config", "conf/a.yaml"),
+        ("python", "/srv/train.py", "trainer.model=gpt2", "data.path=/mnt/x", "lr=0.1"),
+        ("vllm", "serve", "--tensor-parallel-size", "8"),
+        ("ssh", "-i", "/home/me/key.pem", "-p", "22"),
     ],
 )
 def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
