@@ -1,4 +1,4 @@
-"""Ctrl-C, or a scheduler's SIGTERM, ends a run with what is known; the second Ctrl-C, at once."""
+"""Ctrl-C, SIGTERM or a lost login ends a run with what is known; the second Ctrl-C, at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what r
 
 
 class Interrupts:
-    """Holds both signals, where nobody else does, until `let_go`."""
+    """Holds these signals, where nobody else does, until `let_go`; nohup keeps SIGHUP away."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -30,7 +30,7 @@ class Interrupts:
         """Take the signals that have Python's own handling; only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             now = signal.getsignal(number)
             if now in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = now

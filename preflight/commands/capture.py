@@ -26,7 +26,9 @@ from preflight.facts.model import Facts
 from preflight.fleet.files import read_regular
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
+from preflight.interrupt import Interrupts
 from preflight.offline.archive import LARGEST, MANIFEST, Manifest, Part, pack
+from preflight.options import LONGEST_BUDGET_S
 from preflight.report.document import Report
 from preflight.report.files import write_typed
 from preflight.report.public.addresses import Addresses
@@ -78,12 +80,16 @@ class Taken:
 def run(arguments: argparse.Namespace) -> int:
     """Collect and write: 0 done, 1 a node or the run gave less, 2 interrupted, 3 no node answered.
 
-    UsageError (exit 4) for a folder that takes no file, before anything is asked.
+    UsageError (exit 4) for a folder that takes no file or an odd budget, before anything is asked.
     """
-    folder = _folder(arguments.folder)
+    folder, budget_s = _folder(arguments.folder), arguments.budget
+    if budget_s is not None and not 1 <= budget_s <= LONGEST_BUDGET_S:
+        raise UsageError(f"--budget={budget_s:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
     taken = Taken()
+    interrupts = Interrupts()
+    interrupts.hold()
     try:
         _say(f"asking {fold(names)} for facts and for what its tools print")
         ways = Ways(fleet.hosts)
@@ -102,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _say("interrupted: nothing is written")
         return INTERRUPTED
+    finally:
+        interrupts.let_go()
     if arguments.public:
         taken, names = in_public(taken, names)
     now = datetime.now(UTC)

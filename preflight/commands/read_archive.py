@@ -14,17 +14,19 @@ from preflight.commands.verdicts import judge_stored, names_nobody
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
+from preflight.ledger import Entry
 from preflight.offline.archive import unpack
 from preflight.offline.captured import Captured, bare_facts
 from preflight.offline.kernel_log import TELLS_NOTHING
 from preflight.offline.readers import captured
+from preflight.verdict import unknown
 
 if TYPE_CHECKING:
-    from preflight.ledger import Entry
     from preflight.offline.archive import Part
 
 FACTS, LOG = "facts of a node", "NCCL log"
 MEASURED = "run/measured.json"
+_SWEEP = "fabric.allreduce"
 _KEPT = {MEASURED: "measurements of a run", "run/report.json": "report of a run"}
 
 
@@ -46,7 +48,11 @@ def read_archive(
         for part in archive.manifest.parts
         if part.name in archive.files
     }
-    return parts, _swept(whose + MEASURED, archive.files.get(MEASURED, b""))
+    lacking = {part.name: part.error for part in archive.manifest.parts if part.error}
+    for name_of, why in lacking.items():
+        if name_of.endswith("/facts.json"):
+            parts[whose + name_of] = _lost(f"its node gave none: {why}")
+    return parts, _swept(whose + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED))
 
 
 def _captured(part: Part, content: bytes) -> Captured:
@@ -67,13 +73,26 @@ def _facts(content: bytes) -> Captured:
         facts = msgspec.json.decode(content, type=Facts)
         damaged = "" if facts.wire == WIRE else f"they are version {facts.wire}, not {WIRE}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        facts, damaged = bare_facts(), f"its facts cannot be read: {error}"[:200]
-    checks = ("reach.answer",) if damaged else fact_checks()
-    return Captured(kind=FACTS, facts=facts, checks=checks, damaged=damaged)
+        return _lost(f"its facts cannot be read: {error}")
+    if damaged:
+        return _lost(damaged)
+    return Captured(kind=FACTS, facts=facts, checks=fact_checks())
 
 
-def _swept(file: str, content: bytes) -> tuple[Entry, ...]:
-    """Verdicts on pairs and nodes as `preflight blame` reaches them, without those on nobody."""
+def _lost(why: str) -> Captured:
+    """Facts of which nothing is known: a node that is not judged is not fine."""
+    return Captured(kind=FACTS, facts=bare_facts(), checks=("reach.answer",), damaged=why[:200])
+
+
+def _swept(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
+    """Verdicts on pairs and nodes as `preflight blame` reaches them, without those on nobody.
+
+    `why`: there are no measurements.
+    """
+    if not content and why:
+        advice = "capture again; run/report.json, if it is there, says what the run found"
+        verdict = unknown(f"no pair was measured: {why}", advice=advice)
+        return (Entry(_SWEEP, file, (file,), verdict),)
     if not content:
         return ()
     stored = stored_in(Path(file), content)

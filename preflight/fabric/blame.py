@@ -146,7 +146,7 @@ def _worded(
     rails = sorted({one.rail for one in mine if one.bad})
     several = any(pair.rail for pair in sweep.pairs)
     where = f" on rail {', '.join(map(str, rails))}" if several else ""
-    told = _ends(worst, sweep)
+    told = _ends(worst, sweep, culprit.among if culprit.kind == "node" else ())
     cause = _own_cause(told)
     if cause is not None:  # the other end merely waited for it, or lost it
         worst = replace(worst, state=cause.state)
@@ -196,12 +196,14 @@ def _on_own_rails(mine: Sequence[Seen]) -> list[Seen]:
     return [one for one in mine if 2 * partners[one.rail] > most]
 
 
-def _ends(worst: Seen, sweep: Sweep) -> tuple[End, ...]:
-    """What either end told of that pair on that rail, the worst last."""
+def _ends(worst: Seen, sweep: Sweep, named: Collection[str]) -> tuple[End, ...]:
+    """What either end told of that pair on that rail, the worst last; of two alike the named."""
     own = (worst.a, worst.b, worst.rail)
     told = [pair for pair in sweep.pairs if (pair.a, pair.b, pair.rail) == own]
     ends = [end for pair in told for end in (pair.first, pair.second) if end is not None]
-    return tuple(sorted(ends, key=lambda end: (end.state != "measured", bool(end.error))))
+    return tuple(
+        sorted(ends, key=lambda end: (end.state != "measured", bool(end.error), end.node in named))
+    )
 
 
 def _own_cause(ends: Sequence[End]) -> End | None:

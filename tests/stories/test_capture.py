@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from preflight.commands.capture import Taken, in_public
 from preflight.offline.archive import pack
 from preflight.report.document import Report
 from tests.golden.hold import hold
+from tests.lab.inside import until
 from tests.lab.rehearsal.scenario import Machine, rehearsed
 from tests.stories.conftest import LONGEST_S, clean_environment
 
@@ -130,11 +132,42 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
 
 def test_a_run_that_measured_nothing_is_less_than_a_capture(tmp_path: Path) -> None:
     """Exit 1, as for a node that gave less; the archive has the facts, and the run said why."""
-    code, _, err = _preflight("capture", tmp_path, "--budget=0.1")
+    code, _, err = _preflight("capture", tmp_path, "--budget=1")
     assert code == 1, err
-    assert "--preflight-budget=" in err
-    archive, _ = hold(_archive(tmp_path))
+    assert "--preflight-budget=1" in err
+    path = _archive(tmp_path)
+    archive, _ = hold(path)
     assert archive.manifest.run_exit == 4
+    code, out, _ = _preflight("read", path)
+    assert code in (1, 3), out
+    assert "no pair was measured: the run left none" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("budget", ["-5", "0", "nan", "1e9"])
+def test_an_odd_budget_is_refused_before_anybody_is_asked(tmp_path: Path, budget: str) -> None:
+    """In one line, in the words that were typed."""
+    code, _, err = _preflight("capture", tmp_path, f"--budget={budget}")
+    assert (code, err.count("\n")) == (4, 1)
+    assert "--budget=" in err
+    assert "--preflight-budget" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_capture_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Its run ends with it; no folder of its own and no archive is left."""
+    scratch, into = tmp_path / "scratch", tmp_path / "into"
+    scratch.mkdir()
+    into.mkdir()
+    words = [sys.executable, "-m", "preflight.cli", "capture", str(into), "--tier=standard"]
+    with subprocess.Popen(words, env={**clean_environment(), "TMPDIR": str(scratch)}) as started:
+        until(lambda: any(scratch.glob("preflight-capture-*/run/events.jsonl")), "its run")
+        started.send_signal(number)
+        assert started.wait(LONGEST_S) == 2
+    assert list(into.iterdir()) == []
+    assert list(scratch.glob("preflight-capture-*")) == []
+    running = subprocess.check_output(["ps", "axww", "-o", "args"], text=True)
+    assert str(scratch) not in running
 
 
 def test_a_public_archive_names_nobody_and_is_judged_alike(

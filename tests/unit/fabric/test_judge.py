@@ -446,6 +446,24 @@ def test_a_cause_that_one_end_tells_decides_headline_and_advice(
         assert (found.kind, found.component) == ("node", bad)
 
 
+@pytest.mark.parametrize("bad", ["h1", "h4"])
+def test_of_two_ends_that_tell_of_a_port_the_named_node_is_looked_at_first(bad: str) -> None:
+    """A completion fails on both ends: the advice does not begin with a node that is ready."""
+    fleet = hosts(4)
+    whole = sweep(fleet, lambda *_: 46.0, backend="nccl")
+
+    def change(pair: PairSamples) -> PairSamples:
+        ends = [
+            End(name, "hung", error=f"{STILL}; NCCL: {COMPLETION}") for name in (pair.a, pair.b)
+        ]
+        both = msgspec.structs.replace(pair, first=ends[0], second=ends[1])
+        return both if bad in (pair.a, pair.b) else pair
+
+    (found,) = blame(msgspec.structs.replace(whole, pairs=tuple(map(change, whole.pairs))), fleet)
+    assert found.component == bad
+    assert found.advice.startswith(f"on {bad} look at mlx5_3 port 1: cable"), found.advice
+
+
 @pytest.mark.parametrize(
     ("net", "advice"),
     [

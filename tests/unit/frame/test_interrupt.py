@@ -29,7 +29,7 @@ print("in order", signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_ctrl_c_leaves_at_once(first: signal.Signals, second: signal.Signals) -> None:
     """Status 130 and one line; a scheduler that says SIGTERM twice still gets its report."""
     with subprocess.Popen(

@@ -96,6 +96,20 @@ def test_parts_are_judged_as_facts_and_texts_are(
     assert f'"{path}: nodes/h1/facts.json"' in capsys.readouterr().out
 
 
+def test_a_node_that_gave_nothing_is_not_fine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest names it: exit 3 and why, also where no measurements came."""
+    path = tmp_path / "a.tar.gz"
+    silent = Part(name="nodes/h2/facts.json", node="h2", error="it did not answer")
+    for more in (silent, Part(name="run/measured.json", error="the run left none")):
+        whole = Part(name="nodes/h1/facts.json", node="h1")
+        path.write_bytes(pack(manifest(whole, more), {whole.name: FACTS}))
+        code = main(["read", str(path)])
+        out = " ".join(capsys.readouterr().out.split())
+        assert (code, more.error in out) == (3, True), out
+
+
 def test_a_slow_link_in_the_samples_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

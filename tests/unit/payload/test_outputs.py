@@ -38,6 +38,15 @@ def _asked(env: dict[str, str], deadline_s: float = 20.0) -> dict[str, Output]:
     return outputs
 
 
+def test_a_tool_that_hangs_costs_no_other_one_its_output(tmp_path: Path) -> None:
+    """Not even one that prints more than a pipe holds, and whose turn comes later."""
+    env = _tools(tmp_path / "bin", ibstat="exec sleep 60", nvidia_smi="seq 40000")
+    seen = _asked(env, deadline_s=6.0)
+    assert seen["ibstat.txt"].error == "no answer in time"
+    assert seen["nvidia-smi-q.txt"].text.endswith("\n40000\n")
+    assert seen["nvidia-smi-q.txt"].seconds < seen["ibstat.txt"].seconds
+
+
 def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
     """Of the kernel log, lines on GPUs and NICs; of the environment, what NCCL and CUDA read."""
     env = _tools(
