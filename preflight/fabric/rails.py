@@ -52,12 +52,12 @@ def match(
     for members in groups.values():
         most, whose = _expected(ready, members, hosts)
         full = most or max(ready[name].gpus for name in members)
-        whole = Counter(ready[name].bus_ids for name in members if ready[name].gpus == full)
+        whole = Counter(ready[name].bus_ids for name in members if ready[name].gpus >= full)
         for name in members:
             gpus, bus_ids = ready[name].gpus, ready[name].bus_ids
             places = _places(bus_ids, whole)
-            another_kind = not most and places is None and bus_ids and () not in whole
-            if gpus >= full or another_kind:
+            another_kind = not most and bool(bus_ids) and () not in whole
+            if places is None and (gpus >= full or another_kind):
                 own[name] = tuple(range(gpus))
             elif places is None:
                 unknown[name] = (
@@ -66,7 +66,7 @@ def match(
                 )
             else:
                 own[name] = places
-                if whose:
+                if whose and gpus < full:
                     lacks = [rail for rail in range(full) if rail not in places]
                     rails = f"rail{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
                     short[name] = f"{rails} (its torch sees {gpus} GPUs, {whose})"
@@ -100,8 +100,8 @@ def _expected(
 
 
 def _places(bus_ids: tuple[str, ...], whole: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
-    """Where these stand in the list of most whole nodes that holds them all, in that order."""
-    for every, _ in whole.most_common():
+    """Where these stand in the longest list of a whole node that holds them all, in that order."""
+    for every, _ in sorted(whole.items(), key=lambda each: (-len(each[0]), -each[1])):
         if bus_ids and set(bus_ids) <= set(every):
             places = tuple(every.index(each) for each in bus_ids)
             if list(places) == sorted(places):

@@ -90,6 +90,13 @@ def test_a_short_node_that_cannot_be_matched_is_left_out(ready: Ready, why: str)
     assert why in who.unfit["h3"]
 
 
+def test_where_most_have_the_hole_the_one_whole_node_shows_where_it_is() -> None:
+    """Nobody is short where nobody expects eight; but no GPU is paired with another place's."""
+    who = launch({"h1": WHOLE, **dict.fromkeys(("h2", "h3", "h4"), HOLE)})
+    assert (who.rails, who.short, who.unfit) == (8, {}, {})
+    assert who.missing == dict.fromkeys(("h2", "h3", "h4"), (3,))
+
+
 def test_of_two_nodes_none_is_short_by_the_other_and_none_is_shifted() -> None:
     """There is no majority: nobody is blamed, and the rails are matched all the same."""
     who = launch({"h1": WHOLE, "h2": HOLE})
