@@ -64,11 +64,16 @@ def suspects(sweep: Sweep) -> Rounds:
 
 
 def _named_once(findings: Findings, observed: Observed) -> list[Component]:
-    """Paths that are named for being slow, or for a hang, in their only round."""
+    """Paths that are named for being slow, or that hung in their only round.
+
+    Where a hang cannot be told from one of its ends, whether it comes again is told by the path.
+    """
     paths = [
         part
         for one in findings.found
-        if (part := one.named) is not None and part.kind == "path" and one.symptom in _LASTING
+        if one.symptom in _LASTING
+        for part in one.among
+        if part.kind == "path" and (one.named is not None or one.symptom == "hung")
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
     for each in observed.tried:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.suspects import suspects
-from tests.unit.fabric.synthetic import hosts, sweep
+from tests.unit.fabric.synthetic import end, hosts, sweep
 
 
 def test_nobody_is_measured_again_when_all_is_plain() -> None:
@@ -76,7 +76,19 @@ def test_two_gloo_nodes_that_met_only_each_other_meet_cleared_ones_in_a_small_fl
     assert all(len(doubted & {*pair}) == 1 for pair in again)
 
 
-def test_two_nodes_alone_are_not_measured_again() -> None:
+def test_two_nodes_alone_are_not_measured_again_for_being_slow() -> None:
     """There is nobody to tell them apart with."""
     fleet = hosts(2)
     assert suspects(sweep(fleet, lambda *_: 0.02, backend="gloo")) == ()
+
+
+def test_two_nodes_alone_are_measured_again_after_a_hang() -> None:
+    """Whether it comes again needs no third node: one lost operation condemns neither."""
+    whole = sweep(hosts(2), lambda *_: 46.0, backend="nccl", rails=2)
+    pairs = tuple(
+        replace(pair, first=end("h1", 1.0, state="hung"), second=end("h2", 1.0, state="hung"))
+        if pair.rail == 1
+        else pair
+        for pair in whole.pairs
+    )
+    assert suspects(replace(whole, pairs=pairs)) == ((("h1", "h2"),), (("h1", "h2"),))
