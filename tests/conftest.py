@@ -6,6 +6,7 @@ Two tests that sweep here at once would meet in one node's lock.
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Undo what a shell does to background jobs: they and their children ignore Ctrl-C."""
+    """Undo what a shell or nohup does to jobs: they and their children ignore Ctrl-C, or SIGHUP.
+
+    The process that a terminal started keeps ignoring that, its workers do not.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and "PYTEST_XDIST_WORKER" in os.environ:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

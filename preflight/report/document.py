@@ -207,7 +207,7 @@ class Report(Struct, frozen=True, kw_only=True):
 def moment(started: str) -> datetime:
     """When a run began; ValueError where that is no time since 1970 with its zone."""
     when = datetime.fromisoformat(started)
-    if when.tzinfo is None or not 1970 < when.year < 9999:  # noqa: PLR2004
+    if when.tzinfo is None or not 1970 <= when.year < 9999:  # noqa: PLR2004
         raise ValueError(f"{started[:40]!a} is no time since 1970")
     return when
 
