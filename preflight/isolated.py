@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pytest
 
@@ -25,6 +27,20 @@ CONFIG: Final = Path(__file__).resolve().with_name("isolated.ini")
 
 _DROPPED = ("PYTHON", "PYTEST_")
 """Variables that make Python or pytest take code or options from elsewhere."""
+
+_FOR_ROOT = re.compile(
+    r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
+    r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
+    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)"
+)
+"""Variables that root takes over, besides those of a job that checks read: a stranger may have set
+the others."""
+
+_PATHS = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
+"""Any other value is a path where it has a slash in it."""
+
+_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
+"""An agent only signs; a history may be the URL of a database."""
 
 _SET = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -48,10 +64,46 @@ def start(argv: Sequence[str], module: str = "preflight.isolated", program: str 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     os.umask(0o027)
     _fill_standard()
+    if os.geteuid() == 0:
+        kept, refused = for_root(kept)
+        if refused and not program:
+            print("preflight: not taken from the environment:", "; ".join(refused), file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
     words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
     os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return what root takes over of an environment, and which of it he does not, with why.
+
+    Of folders and files only those that are there and nobody else could change; HOME is his own.
+    """
+    from preflight.fleet.jobenv import public
+
+    kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
+    jobs = public(environ)
+    for name, value in environ.items():
+        if not (_FOR_ROOT.fullmatch(name) or (name in jobs and not name.startswith("LD_"))):
+            continue
+        if name in _NO_PATHS or not (name in _PATHS or "/" in value):
+            kept[name] = value
+            continue
+        there = filter(os.path.lexists, value.split(os.pathsep))
+        parts = {part: _untrusted(part, name) for part in there}
+        refused += [f"{name} ({why})" for why in parts.values() if why]
+        if safe := os.pathsep.join(part for part, why in parts.items() if not why):
+            kept[name] = safe
+    return kept, refused
+
+
+def _untrusted(part: str, name: str) -> str:
+    """Say why root does not use a path of his environment; "" where he does."""
+    from preflight.trust import who_may_change
+
+    if not part.startswith("/"):
+        return f"{part!a:.80} is no absolute path"
+    return who_may_change(Path(part), and_slurm=name == "SLURM_CONF")
 
 
 def _fill_standard() -> None:

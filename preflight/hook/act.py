@@ -84,7 +84,7 @@ class _Acting:
 
         The token for that is taken.
         """
-        node, cause = known.judged.node, cause_of(known, self._config)
+        node, cause = known.judged.node, cause_of(known)
         if cause is None:
             return step
         mine = Drained(

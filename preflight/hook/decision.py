@@ -18,7 +18,7 @@ Ask = Literal["state", "token"]
 """What to find out next: the node's state, or whether the breaker grants one more drain."""
 
 OWN_FAULT: Final = "hook.trouble"
-"""Stands for a check in the reason of a drain that `fail_closed` asked for."""
+"""Stands for a check in the reason of a drain that `--fail-closed` asked for."""
 
 _IN_USE: Final = frozenset(
     {
@@ -62,26 +62,26 @@ def decide(known: Known, config: HookConfig) -> Decision | Ask:
     A node is drained only for a `fail` that blames its own hardware, while nobody else holds it,
     and with a token of the breaker. Whatever could not be judged drains nothing.
     """
-    cause = cause_of(known, config)
+    cause = cause_of(known)
     if cause is None:
         return _resume(known, config)
     if why := only_observing(config):
         return _say("observe", f"would drain {known.judged.node}: {cause.reason} ({why})")
     if known.state is None:
-        return _unread(known, config, cause) if known.unread else "state"
+        return _unread(known, cause) if known.unread else "state"
     return _drain(cause, known, known.state)
 
 
-def cause_of(known: Known, config: HookConfig) -> Cause | None:
+def cause_of(known: Known) -> Cause | None:
     """The one finding to drain for: one that stays comes before one that may heal.
 
     Nothing where a fault of ours makes us a poor witness, unless that alone is to keep jobs away.
     """
     call, judged = known.call, known.judged
-    if judged.trouble:
-        if not (config.fail_closed and call.occasion == "prolog"):
+    if why := judged.trouble or _silence(judged):
+        if not call.fail_closed:
             return None
-        reason = compose(OWN_FAULT, judged.trouble, call.job, whose="preflight")
+        reason = compose(OWN_FAULT, why, call.job, whose="preflight")
         return Cause(check=OWN_FAULT, reason=reason, heals=True)
     blamed = [
         each
@@ -97,6 +97,13 @@ def cause_of(known: Known, config: HookConfig) -> Cause | None:
         heals=first.heals,
         advice=first.advice,
     )
+
+
+def _silence(judged: Judged) -> str:
+    """Say why nothing at all could be judged; "" where something was."""
+    if judged.findings or judged.passed or not judged.unknown:
+        return ""
+    return judged.unknown[0].why
 
 
 def only_observing(config: HookConfig) -> str:
@@ -157,14 +164,14 @@ def _already_out(cause: Cause, known: Known, state: NodeState, held: str) -> Dec
     return _say("none", f"drained already {node}: found {cause.reason}" * news, exit_code=1)
 
 
-def _unread(known: Known, config: HookConfig, cause: Cause) -> Decision | Ask:
+def _unread(known: Known, cause: Cause) -> Decision | Ask:
     """Nobody told who holds the node: its reason may be somebody's, so it is not touched.
 
-    With `fail_closed` the prolog fails within the breaker's number: the scheduler itself then
+    With `--fail-closed` the prolog fails within the breaker's number: the scheduler itself then
     drains the node, and keeps a reason that is there.
     """
     said = f"{known.judged.node}: {known.unread}; found {cause.reason}"
-    if not (config.fail_closed and known.call.occasion == "prolog"):
+    if not known.call.fail_closed:
         return _say("withheld", f"not drained {said}")
     if known.tokens is None:
         return "token"

@@ -24,6 +24,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """Its number; "" where no job is about to start."""
     partition: str = ""
     """The job's; "" where none is known: then the node's own partitions count."""
+    fail_closed: bool = False
+    """A fault of preflight's own keeps the job from this node."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -140,8 +142,6 @@ class HookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What this node is promised to have; None: only what needs no promise is judged."""
     enforce: bool = False
     """Drain, instead of only logging what would have been done."""
-    fail_closed: bool = False
-    """Let a fault of ours keep the job from this node."""
     budget_s: Annotated[float, Meta(ge=2, le=60)] = 8
     """For the whole prolog, in seconds."""
     healthcheck_budget_s: Annotated[float, Meta(ge=2, le=600)] = 30

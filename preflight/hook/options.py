@@ -44,6 +44,7 @@ class Options(NamedTuple):
     plain: bool
     json: bool
     periodic: bool
+    fail_closed: bool = False
     limit_s: float | None = None
     """After so many seconds the caller ends the hook; None where it does not."""
 
@@ -80,15 +81,22 @@ def parsed(words: Sequence[str]) -> Options:
         "--limit", type=_seconds, metavar="S",
         help="whoever starts this ends it after so many seconds: a longer budget is refused",
     )  # fmt: skip
+    if occasion == "prolog":
+        parser.add_argument(
+            "--fail-closed", action="store_true",
+            help="where preflight itself fails, keep the job from this node: exit 1",
+        )  # fmt: skip
     if occasion == "healthcheck":
         parser.add_argument(
             "--periodic", action="store_true",
             help="keep what was read in state_dir, for prologs that have less time",
         )  # fmt: skip
     told = parser.parse_args(list(words[1:]))
-    periodic = getattr(told, "periodic", False)
+    periodic, closed = getattr(told, "periodic", False), getattr(told, "fail_closed", False)
     plain, json = told.plain, told.json
-    return Options(occasion, told.config, told.node, plain, json, periodic, told.limit)
+    if closed and plain:
+        parser.error("--fail-closed is not for --plain, whose exit 2 says that nothing was judged")
+    return Options(occasion, told.config, told.node, plain, json, periodic, closed, told.limit)
 
 
 def _seconds(text: str) -> float:

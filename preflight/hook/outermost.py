@@ -46,14 +46,14 @@ class Told(NamedTuple):
     """What the child has found out of the configuration."""
 
     budget_s: float
-    fail_closed: bool = False
+    observing: bool = False
     log: str = "syslog"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Judge this node; `argv` begins with "prolog" or "healthcheck". Never returns or raises."""
     words = list(sys.argv[1:] if argv is None else argv)
-    code = UNJUDGED if "--plain" in words else HEALTHY
+    code = UNJUDGED if "--plain" in words else int("--fail-closed" in words)
     try:
         _fill_standard()
         code = _guarded(words)
@@ -78,8 +78,8 @@ def _guarded(words: Sequence[str]) -> int:
     if ended is None:
         from preflight.hook.said import say
 
-        held = told.fail_closed and not options.plain
-        act = "the job is kept away, as fail_closed says" if held else "no reason to drain"
+        held = options.fail_closed and not told.observing
+        act = "the job is kept away, as --fail-closed says" if held else "no reason to drain"
         say(f"{options.occasion}: {why}; this node was not judged: {act}", "error", told.log)
         if held and options.json:
             decision = {"action": "none", "exit_code": UNHEALTHY, "reason": "", "log": why}
@@ -126,7 +126,7 @@ def _heard(said: bytes, told: Told) -> Told:
         return told
     try:
         fields = json.loads(line)
-        return Told(float(fields["budget_s"]), fields["fail_closed"] is True, str(fields["log"]))
+        return Told(float(fields["budget_s"]), fields["observing"] is True, str(fields["log"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return told
 

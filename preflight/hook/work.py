@@ -34,7 +34,7 @@ PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 class Tell(Protocol):
     """Hands on what the configuration says, before anything can go wrong."""
 
-    def __call__(self, *, budget_s: float, fail_closed: bool, log: str) -> None:
+    def __call__(self, *, budget_s: float, observing: bool, log: str) -> None:
         """Say it once."""
 
 
@@ -50,11 +50,12 @@ def work(words: Sequence[str], began: float, tell: Tell) -> Ended:
     except UsageError as error:
         # Where to write, and whether a drain is wanted, is not known then: it is only said.
         judged = Judged(node=name, trouble=str(error))
-        return _said(options, call, judged, Decision(action="none", exit_code=0, log=notes(judged)))
+        code = UNHEALTHY if options.fail_closed else HEALTHY
+        decision = Decision(action="none", exit_code=code, log=notes(judged))
+        return _said(options, call, judged, decision)
     prolog = options.occasion == "prolog"
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
-    closed = config.fail_closed and not only_observing(config)
-    tell(budget_s=budget_s, fail_closed=closed, log=config.log)
+    tell(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
     ends = began + budget_s - SHARE_S
     seen = look(name, config, options.occasion, os.environ, ends)
     judged = _written(seen, call, config, options)
@@ -80,6 +81,7 @@ def _call(options: Options) -> Call:
         occasion="prolog",
         job=os.environ.get("SLURM_JOB_ID", "")[:40],
         partition=os.environ.get("SLURM_JOB_PARTITION", "")[:80],
+        fail_closed=options.fail_closed,
     )
 
 

@@ -32,6 +32,7 @@ def prolog(
     does: str,
     preexec: Callable[[], None] | None = None,
     environ: Mapping[str, str] | None = None,
+    closed: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run the prolog as slurmd does, without a PATH, where `preflight` does that."""
     fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
@@ -39,6 +40,7 @@ def prolog(
         fake.write_text(f"#!/bin/sh\n{does}\n")
         fake.chmod(0o755)
     text = (FOLDER / "prolog.d" / "50-preflight").read_text()
+    text = text.replace("FAIL_CLOSED=\n", f"FAIL_CLOSED={closed}\n")
     script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
     script.chmod(0o755)
     return subprocess.run(
@@ -72,6 +74,24 @@ def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -
     """A crash, a missing or half installed program, wrong usage: the job starts all the same."""
     told = prolog(tmp_path, does)
     assert (told.returncode, told.stdout) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [
+        ('[ "$3" = --fail-closed ]', 0),
+        (f"cat <<E\n{DOCUMENT}E\nexit 1", 1),
+        ("exit 1", 1),
+        ("exit 4", 1),
+        ("kill -SEGV $$", 1),
+        ("", 1),
+    ],
+)
+def test_a_closed_prolog_lets_no_unjudged_node_through(
+    tmp_path: Path, does: str, code: int
+) -> None:
+    """Where its operator wrote --fail-closed into it, only a healthy node starts the job."""
+    assert prolog(tmp_path, does, closed="--fail-closed").returncode == code
 
 
 def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:
@@ -130,8 +150,6 @@ def test_the_example_configuration_observes() -> None:
     assert not config.enforce
     assert config.breaker is not None
     assert config.breaker.directory is not None
-    defaults = HookConfig()
-    assert config.fail_closed is defaults.fail_closed
 
 
 def test_a_launch_without_its_second_script_says_so(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ HERE = Path("hook.toml")
 WHOLE = b"""
 inventory = "/etc/preflight/fleet.toml"
 enforce = true
-fail_closed = false
 budget_s = 6
 state_dir = "/var/lib/preflight"
 log = "syslog"
@@ -41,7 +40,7 @@ def test_every_key_is_read() -> None:
     """Paths, switches, seconds and the breaker come out as they were written."""
     read = parse(WHOLE, HERE)
     assert read.inventory == Path("/etc/preflight/fleet.toml")
-    assert (read.enforce, read.fail_closed, read.budget_s) == (True, False, 6)
+    assert (read.enforce, read.budget_s) == (True, 6)
     assert (read.skip, read.gpus_by_gres) == (("host.load",), True)
     assert read.breaker == BreakerConfig(
         directory=Path("/shared/preflight"), most_nodes=5, most_share=0.02, window_s=600
@@ -52,7 +51,7 @@ def test_nothing_said_only_observes() -> None:
     """An empty file is whole: it judges, drains nobody, and is open to jobs when we break."""
     read = parse(b"", HERE)
     assert read == HookConfig()
-    assert (read.enforce, read.fail_closed, read.breaker) == (False, False, None)
+    assert (read.enforce, read.breaker) == (False, None)
 
 
 @pytest.mark.parametrize(

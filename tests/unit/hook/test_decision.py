@@ -164,19 +164,24 @@ def test_a_fault_of_ours_drains_nobody() -> None:
 
 def test_fail_closed_works_within_the_breaker() -> None:
     """Our fault keeps the job away, under a reason that says whose fault, at most so many times."""
-    closed, found = config(fail_closed=True), judged(trouble="cannot read the inventory")
-    assert decide(known(found), closed) == "state"
-    step = decide(known(found, seen=state(), tokens=GRANTED), closed)
+    closed = replace(call(), fail_closed=True)
+    found, enforced = judged(trouble="cannot read the inventory"), config()
+    assert decide(known(found, closed), enforced) == "state"
+    step = decide(known(found, closed, state(), tokens=GRANTED), enforced)
     assert done(step) == ("drain", 1)
     assert isinstance(step, Decision)
     assert step.reason == f"pf:{OWN_FAULT} cannot read the inventory [preflight] job 81723"
-    assert done(decide(known(found, seen=state(), tokens=OPEN), closed)) == ("withheld", 0)
-    unread = known(found, unread="no answer")
-    assert decide(unread, closed) == "token"
-    assert done(decide(replace(unread, tokens=GRANTED), closed)) == ("none", 1)
-    assert done(decide(replace(unread, tokens=OPEN), closed)) == ("withheld", 0)
-    assert done(decide(known(found, call("healthcheck")), closed)) == ("none", 0)
-    assert done(decide(known(found), config(fail_closed=True, enforce=False))) == ("observe", 0)
+    refused = known(found, closed, state(), tokens=OPEN)
+    assert done(decide(refused, enforced)) == ("withheld", 0)
+    unread = known(found, closed, unread="no answer")
+    assert decide(unread, enforced) == "token"
+    assert done(decide(replace(unread, tokens=GRANTED), enforced)) == ("none", 1)
+    assert done(decide(replace(unread, tokens=OPEN), enforced)) == ("withheld", 0)
+    assert done(decide(known(found, call("healthcheck")), enforced)) == ("none", 0)
+    assert done(decide(known(found, closed), config(enforce=False))) == ("observe", 0)
+    silent = judged(unknown=(Unjudged(check="reach.answer", why="no answer in 5 s"),))
+    assert done(decide(known(silent, closed, state(), tokens=GRANTED), enforced)) == ("drain", 1)
+    assert done(decide(known(silent), enforced)) == ("none", 0)
 
 
 def test_a_drain_of_ours_that_healed_is_undone() -> None:

@@ -54,7 +54,6 @@ _judged = st.builds(
 _configs = st.builds(
     HookConfig,
     enforce=st.sampled_from((True, True, False)),
-    fail_closed=st.booleans(),
     breaker=st.sampled_from((BreakerConfig(slurm=True), BreakerConfig(slurm=True), None)),
     undrain_after_s=st.sampled_from((0.0, 600.0)),
 )
@@ -89,15 +88,20 @@ class Fleet(RuleBasedStateMachine):
         name=st.sampled_from(NODES),
         found=_judged,
         config=_configs,
-        prolog=st.booleans(),
+        call=st.sampled_from(
+            (
+                Call(occasion="healthcheck"),
+                Call(occasion="prolog", job="7"),
+                Call(occasion="prolog", job="7", fail_closed=True),
+            )
+        ),
         answers=st.booleans(),
     )
     def the_hook_runs(
-        self, name: str, found: Judged, config: HookConfig, *, prolog: bool, answers: bool
+        self, name: str, found: Judged, config: HookConfig, call: Call, *, answers: bool
     ) -> None:
         """With any findings, under any configuration, whether or not slurmctld answers."""
         machine, found = self.nodes[name], replace(found, node=name)
-        call = Call(occasion="prolog" if prolog else "healthcheck", job="7" if prolog else "")
         before = Machine(set(machine.states), machine.reason, machine.mine)
         known = Known(call=call, judged=found, now_s=self.now_s, drained=machine.mine)
         asked, step = [], decide(known, config)
@@ -150,7 +154,8 @@ class Fleet(RuleBasedStateMachine):
             for each in known.judged.findings
             if each.drains and not each.user and each.outcome is Outcome.FAIL
         ]
-        closed = config.fail_closed and known.call.occasion == "prolog"
+        closed = known.call.fail_closed
+        silent = known.judged.unknown and not known.judged.findings and not known.judged.passed
         if observing:
             assert step.action in ("none", "observe")
             assert step.exit_code == 0
@@ -160,7 +165,9 @@ class Fleet(RuleBasedStateMachine):
         if step.action == "drain":
             assert len(step.reason) <= 120
             assert step.reason.startswith("pf:")
-            assert (hardware and not known.judged.trouble) or (known.judged.trouble and closed)
+            assert (hardware and not known.judged.trouble) or (
+                (known.judged.trouble or silent) and closed
+            )
         if step.action in ("withheld", "observe", "undrain"):
             assert step.exit_code == 0
         if step.exit_code:

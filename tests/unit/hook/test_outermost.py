@@ -20,7 +20,7 @@ from tests.unit.hook.processes import ended
 
 REPOSITORY = str(Path(__file__).parents[3])
 LONGEST_S = 60
-_TOLD = "tell(budget_s=1.0, fail_closed={closed}, log='stderr')"
+_TOLD = "tell(budget_s=1.0, observing={observing}, log='stderr')"
 _SITS = "\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(99)"
 FAULTS = {
     "an exception": "raise RuntimeError('bent')",
@@ -46,13 +46,13 @@ FAULTS = {
 }
 
 
-def _argv(body: str, *words: str, closed: bool = False) -> list[str]:
+def _argv(body: str, *words: str, observing: bool = False) -> list[str]:
     """How to start the hook with a body in place of its work, as `preflight prolog` starts it."""
     code = f"""
 def work(words, began, tell):
     global PIPE
     PIPE = tell.__closure__[0].cell_contents
-    {_TOLD.format(closed=closed)}
+    {_TOLD.format(observing=observing)}
     {body}
 """
     planted = f"""
@@ -67,9 +67,9 @@ sys.modules["preflight.hook.work"] = fake
     return [sys.executable, "-I", "-B", "-c", planted + PROGRAM, "prolog", *words]
 
 
-def _run(body: str, *words: str, closed: bool = False) -> subprocess.CompletedProcess[str]:
+def _run(body: str, *words: str, observing: bool = False) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
-    argv = _argv(body, *words, closed=closed)
+    argv = _argv(body, *words, observing=observing)
     return subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_S,
         check=False,
@@ -86,17 +86,20 @@ def test_a_fault_of_ours_exits_0_and_is_loud(fault: str) -> None:
     assert line.endswith("this node was not judged: no reason to drain")
 
 
-@pytest.mark.parametrize(("words", "closed", "code"), [("--plain", True, 2), ("", True, 1)])
-def test_who_asks_for_it_hears_of_a_fault(words: str, code: int, *, closed: bool) -> None:
-    """--plain: 2, could not judge. With fail_closed the job is kept away, and the line says so."""
-    told = _run("raise RuntimeError", *words.split(), closed=closed)
+@pytest.mark.parametrize(
+    ("words", "observing", "code"),
+    [("--plain", False, 2), ("--fail-closed", False, 1), ("--fail-closed", True, 0)],
+)
+def test_a_caller_may_ask_for_another_exit(words: str, code: int, *, observing: bool) -> None:
+    """--plain: 2, could not judge. --fail-closed keeps the job away, or logs that it would."""
+    told = _run("raise RuntimeError", *words.split(), observing=observing)
     assert told.returncode == code
     assert ("the job is kept away" in told.stderr) is (code == 1)
 
 
 def test_a_job_that_is_kept_away_has_its_document() -> None:
     """By it the script in prolog.d tells this exit from that of a Python which cannot start."""
-    told = _run("raise RuntimeError", "--json", closed=True)
+    told = _run("raise RuntimeError", "--json", "--fail-closed")
     assert json.loads(told.stdout)["decision"]["exit_code"] == 1
     assert told.stdout.endswith("\n}\n")
     assert '"exit_code": 1' in told.stdout
