@@ -24,6 +24,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 """Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _DIGITS = re.compile(r"([0-9]{1,18})")
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
@@ -141,6 +142,19 @@ def check_host_name(name: str) -> None:
         raise UsageError(
             f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
         )
+    if _NUMBER.fullmatch(labels[-1]) and not _is_ipv4(name):
+        raise UsageError(
+            f"{_shown(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
+            f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
+        )
+
+
+def _is_ipv4(name: str) -> bool:
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _shown(text: str) -> str:

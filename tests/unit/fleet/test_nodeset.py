@@ -54,6 +54,13 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "fe80::1%\x1b[31m",
         "fe80::1%",
         "[[fe80::1]]",
+        "[1-3]",
+        "gpu1,7",
+        "127.1",
+        "0x7f.1",
+        "010.0.0.1",
+        "10.0.0.1.",
+        "256.0.0.1",
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:
