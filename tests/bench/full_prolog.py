@@ -1,6 +1,8 @@
-"""`make bench-full`: 1,000 prologs beside random faults of ours; goes on where it stopped.
+"""`make bench-full`: 1,000 hooks on a healthy node beside random faults, and 100 on sick nodes.
 
-    python -m tests.bench.full_prolog [--runs N] [--minutes M] [--show]
+    python -m tests.bench.full_prolog [--runs N] [--sick N] [--first SEED] [--minutes M] [--show]
+
+It goes on where it stopped.
 
 Each run is a line of bench-results/prolog.jsonl, with the code that was run. Ctrl-C costs nothing
 but the run under way.
@@ -20,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from tests.bench.hook_faults import Rig
-from tests.bench.prolog import Run, false_drains, one_run
+from tests.bench.prolog import Run, false_drains, missed_drains, one_run, sick_run
 from tests.bench.report import row_document, table
 from tests.bench.resumed import append, lines
 from tests.lab.nvml.build import build
@@ -35,42 +37,51 @@ class Line(Struct, frozen=True):
     run: Run
 
 
+SICK = "sick"
+
+
 def main() -> int:
-    """Go on with what is left; 1 if a healthy node was drained."""
+    """Go on with what is left; 1 if a healthy node was drained or a sick one was not."""
     options = _options()
     code, ends = fingerprint(), time.monotonic() + 60 * options.minutes
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    done = {one.run.seed: one.run for one in lines(options.results, code, Line)}
-    left = [seed for seed in range(options.runs) if seed not in done and not options.show]
+    done = {
+        (one.run.seed, one.run.kind == SICK): one.run for one in lines(options.results, code, Line)
+    }
+    wanted = [(options.first + n, False) for n in range(options.runs)]
+    wanted += [(options.first + n, True) for n in range(options.sick)]
+    left = [one for one in wanted if one not in done and not options.show]
     with tempfile.TemporaryDirectory(prefix="preflight-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         try:
             rig = Rig(folder / "rig", build(folder / "nvml").parent) if left else None
-            for seed in left:
+            for seed, sick in left:
                 if rig is None or time.monotonic() >= ends:
                     break
-                done[seed] = one_run(rig, seed)
-                append(options.results, Line(code, done[seed]))
-                if done[seed].false:
-                    sys.stderr.write(f"FALSE DRAIN {done[seed]}\n")
+                run = sick_run(rig, seed) if sick else one_run(rig, seed)
+                done[seed, sick] = run
+                append(options.results, Line(code, run))
+                if run.drained is not sick or (run.false and not sick):
+                    sys.stderr.write(f"{'MISSED' if sick else 'FALSE DRAIN'} {run}\n")
         except KeyboardInterrupt:
             sys.stderr.write("\nstopped; run it again to go on\n")
-    if not done:
-        return 0
-    return _show(list(done.values()), code, options)
+    runs = [done[one] for one in wanted if one in done]
+    return _show(runs, code, options) if runs else 0
 
 
 def _show(runs: list[Run], code: str, options: argparse.Namespace) -> int:
-    row = false_drains(runs)
+    well = [run for run in runs if run.kind != SICK]
+    sick = [run for run in runs if run.kind == SICK]
+    rows = [*([false_drains(well)] if well else []), *([missed_drains(sick)] if sick else [])]
     kinds = Counter(run.kind for run in runs)
     told = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-    sys.stdout.write(f"{table([row])}\n\nfaults: {told}\n")
-    document = {"code": code, "done": len(runs), "kinds": kinds, "rows": [row_document(row)]}
+    sys.stdout.write(f"{table(rows)}\n\nruns: {told}\n")
+    document = {"code": code, "done": len(runs), "kinds": kinds, "rows": [*map(row_document, rows)]}
     target = options.results.with_name("prolog-full.json")
     target.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-    sys.stdout.write(f"{len(runs)} of {options.runs} runs; written to {target}\n")
-    return 1 if row.value.median else 0
+    sys.stdout.write(f"{len(runs)} of {options.runs + options.sick} runs; written to {target}\n")
+    return int(any(not row.met for row in rows))
 
 
 def fingerprint() -> str:
@@ -82,7 +93,9 @@ def fingerprint() -> str:
         *_ROOT.glob("checks/*.py"),
         _ROOT / "preflight/commands/hook_program.py",
         _ROOT / "contrib/slurm/prolog.d/50-preflight",
+        _ROOT / "contrib/slurm/healthcheck",
         _ROOT / "tests/bench/hook_faults.py",
+        _ROOT / "tests/bench/hook_strangers.py",
     ]
     digest = hashlib.sha256()
     for source in sorted(sources):
@@ -92,7 +105,9 @@ def fingerprint() -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.full_prolog", description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000, help="how many in all")
+    parser.add_argument("--runs", type=int, default=1000, help="on a healthy node")
+    parser.add_argument("--sick", type=int, default=100, help="on a sick node")
+    parser.add_argument("--first", type=int, default=0, help="the first seed, for unseen ones")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
     parser.add_argument("--show", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--results", type=Path, default=Path("bench-results/prolog.jsonl"))

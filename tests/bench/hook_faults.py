@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.commands.hook_program import PROGRAM
 from tests.lab import kernel_log
+from tests.lab.clock import Clock
 from tests.lab.nvml.scenario import h100
 from tests.stories.hooked import NODE, Hooked
 from tests.unit.hook.fake_slurm import FakeSlurm
@@ -81,6 +83,9 @@ class Attempt:
     """(resource, limit) as `resource.setrlimit` takes them."""
     closed: tuple[int, ...] = ()
     """Standard descriptors that are not there."""
+    occasion: str = "prolog"
+    meanwhile: Callable[[int], None] | None = None
+    """What happens while it runs; gets the pid of the script."""
 
 
 @dataclass(frozen=True)
@@ -112,25 +117,34 @@ class Rig:
         self.tree = folder / "tree"
         for name in ("preflight", "checks"):
             shutil.copytree(_ROOT / name, self.tree / name)
-        self._prolog = self._installed(folder)
+        self.clock = Clock(folder)
+        self._scripts = self._installed(folder)
 
-    def _installed(self, folder: Path) -> Path:
-        """Write the command of the copy, and the script that starts it."""
+    def _installed(self, folder: Path) -> dict[str, Path]:
+        """Write the command of the copy, and the two scripts that start it."""
         program = f"import sys; sys.path.insert(0, {str(self.tree)!r}){PROGRAM}"
         words = shlex.join([sys.executable, "-I", "-B", "-c", program])
-        script = (_ROOT / "contrib" / "slurm" / "prolog.d" / "50-preflight").read_text()
         command, config = folder / "preflight", self.node.config
-        for old, new in ((_COMMAND, f"{command}"), (_CONFIG, f"{config}")):
-            if old not in script:
-                raise RuntimeError(f"the prolog script has no {old} any more")
-            script = script.replace(old, new)
-        # The script drops what the loader would read of a job; here that names the stand-in driver.
-        own = f"LD_LIBRARY_PATH={shlex.quote(str(self.node.library))}"
-        started = f'#!/bin/sh\n{own} exec {words} "$@"\n'
-        for path, text in ((command, started), (folder / "pf", script)):
-            path.write_text(text)
-            path.chmod(0o755)
-        return folder / "pf"
+        # The scripts drop what the loader and the stand-ins would read of a job.
+        own = {
+            "LD_LIBRARY_PATH": self.node.library,
+            "PREFLIGHT_NVML_SCENARIO": self.node.scenario,
+            **self.clock.environ,
+        }
+        settings = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in own.items())
+        command.write_text(f'#!/bin/sh\n{settings} exec {words} "$@"\n')
+        command.chmod(0o755)
+        scripts = {}
+        for occasion, name in (("prolog", "prolog.d/50-preflight"), ("healthcheck", "healthcheck")):
+            script = (_ROOT / "contrib" / "slurm" / name).read_text()
+            for old, new in ((_COMMAND, f"{command}"), (_CONFIG, f"{config}")):
+                if old not in script:
+                    raise RuntimeError(f"{name} has no {old} any more")
+                script = script.replace(old, new)
+            scripts[occasion] = folder / f"slurm-{occasion}"
+            scripts[occasion].write_text(script)
+            scripts[occasion].chmod(0o755)
+        return scripts
 
     def heal(self) -> None:
         """Make everything healthy again, but for damaged modules."""
@@ -152,18 +166,14 @@ class Rig:
             place.unlink(missing_ok=True)
         self._tokens.mkdir(mode=0o750)
         (self._tokens / "shared").touch()
+        self.clock.set(0)
         self.slurm.set("IDLE")
         self.slurm.write("calls")
 
     def start(self, attempt: Attempt | None = None) -> Seen:
-        """Let a job start on this node, once."""
+        """Let a job start on this node, or its health check run, once."""
         attempt = attempt or Attempt()
-        own = {
-            "PREFLIGHT_NVML_SCENARIO": str(self.node.folder / "scenario"),
-            "SLURMD_NODENAME": NODE,
-            "SLURM_JOB_ID": "4711",
-            **attempt.env,
-        }
+        own = {"SLURMD_NODENAME": NODE, "SLURM_JOB_ID": "4711", **attempt.env}
         for name in attempt.without:
             own.pop(name, None)
 
@@ -174,14 +184,20 @@ class Rig:
                 os.close(descriptor)
 
         began = time.monotonic()
-        told = subprocess.run(
-            [self._prolog], env=own, cwd=self.node.folder, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=LONGEST_S, check=False, preexec_fn=prepare,
-        )  # fmt: skip
-        took_s = time.monotonic() - began
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                [self._scripts[attempt.occasion]], env=own, cwd=self.node.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare,  # noqa: PLW1509  no thread runs yet
+            )  # fmt: skip
+            if attempt.meanwhile is not None:
+                attempt.meanwhile(process.pid)
+            code = process.wait(LONGEST_S)
+            took_s = time.monotonic() - began
+            log.seek(0)
+            told = log.read().decode("utf-8", "replace").splitlines()
         drained = "DRAIN" in self.slurm.seen[0]
-        log = told.stderr.decode("utf-8", "replace").splitlines()
-        return Seen(told.returncode, drained, tuple(log), took_s)
+        # Slurm only logs the exit code of a health check.
+        return Seen(code * (attempt.occasion == "prolog"), drained, tuple(told), took_s)
 
     def modules(self) -> list[Path]:
         """Every module of the copy that a prolog could load."""
@@ -325,3 +341,39 @@ FAULTS: Final = (
 def sicken(rig: Rig) -> None:
     """Give the node a fault of its own: the rig must see this one drained, or it sees nothing."""
     rig.node.become(h100(NODE).counted(3, "ecc_uncorrected", 4))
+
+
+HUNG: Final = "driver hangs"
+_LINES: Final = (
+    "NVRM: Xid (PCI:{slot}): 79, pid=4711, name={comm}, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:{slot}): 95, pid=4711, name={comm}, Uncontained ECC error.",
+    "NVRM: Xid (PCI:{slot}): 64, pid='<unknown>', name=<unknown>, Row Remapper: failed",
+    "mce: [Hardware Error]: CPU 17: Machine Check: 0 Bank 9: be00000000800400",
+    "EDAC MC0: 1 UE memory read error on DIMM0 (channel:0 slot:0 page:0x7740c0 offset:0x0)",
+    "Memory failure: 0x7740c0: Sending SIGBUS to {comm}:4711 due to hardware memory corruption",
+)
+
+
+def any_sickness(rig: Rig, dice: random.Random) -> str:
+    """Give the node one of many faults of its hardware, each of which is to drain it."""
+    well, gpu = h100(NODE), dice.randrange(8)
+    machines = {
+        "ECC errors": well.counted(gpu, "ecc_uncorrected", dice.randrange(1, 999)),
+        "a lost GPU": well.gpu_lost(gpu),
+        "a missing GPU": well.without_gpu(gpu),
+        "a remap that failed": well.counted(gpu, "remap_failed", 1),
+        "NVLink down": well.link_down(gpu, dice.randrange(18)),
+        "a driver that refuses": well.init_error(dice.choice([9, 999])),
+        HUNG: well.hanging(),
+    }
+    what = dice.choice([*sorted(machines), *_LINES])
+    if what in machines:
+        rig.node.become(machines[what])
+        return what
+    comm = dice.choice(["python3", "Nonfatal", "a, X Nonfatal", "already poisoned", "Fixed"])
+    slot = well.gpus[gpu].bus_id[4:-2].lower()
+    for each in range(8):  # an older driver: newer ones themselves say what is to be done
+        well = well.refused(each, "recovery_action")
+    rig.node.become(well)
+    rig.node.log(what.format(slot=slot, comm=comm), ago_s=dice.choice([1, 60]))
+    return what.format(slot=slot, comm=comm)

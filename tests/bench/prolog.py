@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tests.bench.hook_faults import FAULTS, Rig, sicken
+from tests.bench.hook_faults import FAULTS, HUNG, Attempt, Rig, any_sickness, sicken
+from tests.bench.hook_strangers import STRANGERS, beside
 from tests.bench.outside import PYTEST, Cost, cost
 from tests.bench.ratio import Bound, Row, Spread, extremes, in_turns, times
 from tests.lab.nvml.build import build
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RUNS = 15
-_FAULTS = 20
+_FAULTS, _SICK = 24, 6
+OCCASIONS = ("prolog", "healthcheck")
 
 
 def measure() -> Iterator[Row]:
@@ -31,6 +33,7 @@ def measure() -> Iterator[Row]:
         rig.heal()
         yield from _costs(rig)
         yield false_drains([one_run(rig, seed) for seed in range(_FAULTS)])
+        yield missed_drains([sick_run(rig, seed) for seed in range(_SICK)])
 
 
 def _costs(rig: Rig) -> Iterator[Row]:
@@ -96,7 +99,8 @@ class Run(Struct, frozen=True):
 def one_run(rig: Rig, seed: int) -> Run:
     """Plant the fault of that seed, start the hook, take the fault out again."""
     dice = random.Random(seed)  # noqa: S311  no secret
-    fault = FAULTS[seed % len(FAULTS)]
+    every = FAULTS + STRANGERS
+    fault = every[seed % len(every)]
     rig.heal()
     sees = True
     if seed % 50 == 0:
@@ -111,6 +115,42 @@ def one_run(rig: Rig, seed: int) -> Run:
     return Run(seed, fault.kind, what, seen.exit, seen.drained, seen.seconds, sees)
 
 
+def sick_run(rig: Rig, seed: int) -> Run:
+    """Plant a fault of the node's own beside what users may name and set.
+
+    A hung driver is seen by the health check, and drains at its second look.
+    """
+    dice = random.Random(seed)  # noqa: S311  no secret
+    rig.heal()
+    what = any_sickness(rig, dice)
+    attempt = Attempt(occasion="healthcheck" if what == HUNG else dice.choice(OCCASIONS))
+    noise = beside(rig, dice, attempt)
+    seen = rig.start(attempt)
+    if what == HUNG and not seen.drained:
+        seen = rig.start(attempt)
+    said = f"{attempt.occasion}: {what}; {noise}"
+    return Run(seed, "sick", said, seen.exit, seen.drained, seen.seconds, sees=seen.drained)
+
+
+def missed_drains(runs: list[Run]) -> Row:
+    """How many sick nodes were left in service; there may be none."""
+    wrong = [run for run in runs if not run.sees]
+    seconds = [run.seconds for run in runs]
+    return Row(
+        id="prolog.missed_drains",
+        what="sick node, beside what users may name and set: left in service",
+        ours=extremes(seconds),
+        theirs=Spread(8, 8, 8),
+        unit="s",
+        value=Spread(len(wrong), len(wrong), len(wrong)),
+        value_unit=f"of {len(runs)}",
+        runs=len(runs),
+        bound=Bound("at most", 0),
+        note="; ".join(f"seed {run.seed}: {run.fault}" for run in wrong)
+        or "a driver that hangs: at the second look; make bench-full: 100",
+    )
+
+
 def false_drains(runs: list[Run]) -> Row:
     """How many of them cost a node; there may be none."""
     wrong = [run for run in runs if run.false]
@@ -119,7 +159,7 @@ def false_drains(runs: list[Run]) -> Row:
     seconds = [run.seconds for run in runs]
     return Row(
         id="prolog.false_drains",
-        what="healthy node, random faults of ours: drained, or the job kept away",
+        what="healthy node, random faults of ours and of others: drained, or the job kept away",
         ours=extremes(seconds),
         theirs=Spread(8, 8, 8),
         unit="s",

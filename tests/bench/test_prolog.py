@@ -44,9 +44,12 @@ def test_the_rig_sees_a_drain_and_survives_its_faults(tmp_path: Path) -> None:
     rig = Rig(folder / "rig", build(tmp_path / "nvml").parent)
     before = {path: path.read_text() for path in rig.modules()}
     rig.heal()
+    seen = rig.start()
+    assert (seen.exit, seen.drained, seen.log) == (0, False, ())
     sicken(rig)
     seen = rig.start()
     assert (seen.exit, seen.drained) == (1, True), seen.log
+    assert "gpu.ecc" in rig.slurm.seen[1]
     assert not one_run(rig, 7).false
     dice = random.Random(1)  # noqa: S311  no secret
     for fault in FAULTS[:2]:

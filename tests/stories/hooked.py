@@ -28,7 +28,7 @@ NODE = "gpu001"
 LONGEST_S = 120
 """Only so that a hang ends the test; nothing is asserted about time."""
 
-OF_THE_NODE = ("gpu.", "ib.", "host.driver_hung")
+OF_THE_NODE = ("gpu.", "ib.", "host.driver_hung", "host.hardware_errors", "host.kernel_log")
 PREFLIGHT = str(Path(sys.executable).with_name("preflight"))
 
 
