@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from preflight.commands.read_archive import read_archive
 from preflight.commands.read_judged import document, exit_code, judge_captured
 from preflight.errors import UsageError
+from preflight.fleet.files import open_stream
 from preflight.offline.archive import MAGIC
 from preflight.offline.readers import KINDS, captured
 from preflight.report.findings import counts, findings
@@ -67,7 +68,7 @@ def _content(path: Path) -> bytes:
         if str(path) == "-":
             content = sys.stdin.buffer.read(LARGEST + 1)
         else:
-            with path.open("rb") as file:
+            with open(open_stream(path), "rb") as file:  # noqa: PTH123  a descriptor
                 content = file.read(LARGEST + 1)
     except IsADirectoryError as error:
         folder = f"cannot read {path}: it is a folder; type preflight read {path}/*"

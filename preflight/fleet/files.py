@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
 from pathlib import Path
+
+PIPE_S = 60
+"""For somebody to open the other end of a named pipe."""
 
 
 def read_regular(path: Path, largest: int) -> bytes:
@@ -29,8 +33,37 @@ def read_regular(path: Path, largest: int) -> bytes:
     return content
 
 
-def _refuse_others(mode: int) -> None:
+def open_stream(path: Path) -> int:
+    """Open a regular file, or a pipe that somebody writes to or will within PIPE_S, to its end.
+
+    OSError says in words why it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(handle).st_mode
+        if not stat.S_ISFIFO(kind):
+            _refuse_others(kind, "it is neither a file nor a pipe")
+        else:
+            _await_text(handle)
+        os.set_blocking(handle, True)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _await_text(pipe: int) -> None:
+    """Until somebody has opened the other end, a read would tell an end."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if not waiting.poll(PIPE_S * 1000):
+        raise OSError(errno.ETIMEDOUT, f"nothing was written into this pipe in {PIPE_S} s")
+
+
+def _refuse_others(
+    mode: int, said: str = "it is not a regular file (a pipe or a device is not read)"
+) -> None:
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is not a regular file (a pipe or a device is not read)")
+        raise OSError(errno.EINVAL, said)

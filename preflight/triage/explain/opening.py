@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
-import select
-import stat
 import sys
 import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 from preflight.errors import UsageError
+from preflight.fleet.files import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,25 +49,11 @@ def _opened(path: Path) -> Iterator[_Peeked]:
         yield cast("_Peeked", sys.stdin.buffer)
         return
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = open_stream(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give log files") from error
-    kind = os.fstat(handle).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
-        os.close(handle)
-        raise UsageError(f"{path} is no file: give log files, or - for standard input")
     with io.BufferedReader(io.FileIO(handle, "rb"), CHUNK) as file:
-        if stat.S_ISFIFO(kind):
-            _await_writer(handle)
-        os.set_blocking(handle, True)
         yield file
-
-
-def _await_writer(handle: int) -> None:
-    """Wait as `cat` does: until somebody has opened the other end, a read would tell an end."""
-    waiting = select.poll()
-    waiting.register(handle, select.POLLIN)
-    waiting.poll()
 
 
 def _raw(file: _Peeked) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import os
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from preflight.commands import read
 from preflight.errors import UsageError
+from preflight.fleet import files
 from preflight.report.explained import lines
 from preflight.triage.explain import opening
 from preflight.triage.explain.scan import Scanner
@@ -186,6 +189,19 @@ def test_a_pipe_that_nobody_has_opened_yet(tmp_path: Path) -> None:
         assert explain(Scanner(shipped()).read([path])).category == "port_in_use"
 
 
+def test_a_pipe_that_nobody_opens_ends_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a minute `explain` and `read` say so; they waited for ever."""
+    monkeypatch.setattr(files, "PIPE_S", 0.05)
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="nothing was written into this pipe"):
+        Scanner(shipped()).read([path])
+    with pytest.raises(UsageError, match="nothing was written into this pipe"):
+        read.run(argparse.Namespace(files=[path], json=False))
+
+
 @pytest.mark.parametrize("what", ["absent", "folder"])
 def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
     """One line that says what to give."""
@@ -196,5 +212,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
 
 def test_devices_that_never_end_are_refused() -> None:
     """/dev/zero is no log."""
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="neither a file nor a pipe"):
         Scanner(shipped()).read([Path("/dev/zero")])
