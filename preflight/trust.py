@@ -18,19 +18,26 @@ _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
 
 
-def who_may_change(path: Path) -> str:
+def who_may_change(path: Path, ours: Path | None = None) -> str:
     """Say who but root could change a file, or swap anything on the way to it; empty if nobody.
 
     A folder that all may write to is harmless on the way if it is sticky, as /tmp is: what root
-    owns in there stays. What is not there cannot be changed. Access lists show in the group's bits.
+    owns in there stays. What is not there is whoever's may make it. `ours`: a folder whose owner is
+    trusted, and with it all above. Access lists show in the group's bits.
     """
     held: list[int] = []
     try:
         for place, found, is_last in walk(path, held):
+            if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
+                continue
             if said := who_may_write(place, found, sticky_too=is_last):
                 return said
     except FileNotFoundError:
-        return ""
+        folder = path.absolute().parent
+        if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
+            return ""
+        said = who_may_write(folder, os.fstat(held[-1]), sticky_too=True)
+        return said and f"it is not there, and {said}"
     except OSError as error:
         return f"{path} cannot be looked at ({error.strerror})"
     finally:
@@ -59,9 +66,19 @@ def who_may_plant(path: Path) -> str:
     """
     package = Path(__file__).resolve().parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
-    if path.resolve().is_relative_to(checkout) and who_may_change(package / "__init__.py"):
-        return ""
-    return who_may_change(path)
+    return who_may_change(path, checkout if who_may_change(package / "__init__.py") else None)
+
+
+def folders_below(top: Path) -> Iterator[Path]:
+    """A folder and all below it, each once, links followed as pytest and Ansible follow them."""
+    seen: set[str] = set()
+    for folder, below, _ in os.walk(top, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield Path(folder)
 
 
 class Step(NamedTuple):
