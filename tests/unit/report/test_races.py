@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from preflight.report.files import link_atomically, open_new, remove, write_atomically, write_typed
+from preflight.report.runs import tidy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,14 +22,17 @@ TRIES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 
 EXCHANGE = f"""
-import ctypes, os
+import contextlib, ctypes, os, sys
 os.setgid({STRANGER})
 os.setuid({STRANGER})
 libc = ctypes.CDLL(None, use_errno=True)
+one, other = map(os.fsencode, sys.argv[1:])
 def exchange():
-    # renameat2(AT_FDCWD, "run", AT_FDCWD, "trap", RENAME_EXCHANGE)
-    if not hasattr(libc, "renameat2") or libc.renameat2(-100, b"run", -100, b"trap", 2):
-        for old, new in (("run", "was"), ("trap", "run"), ("was", "trap")):
+    # renameat2(AT_FDCWD, ..., AT_FDCWD, ..., RENAME_EXCHANGE)
+    if hasattr(libc, "renameat2") and not libc.renameat2(-100, one, -100, other, 2):
+        return
+    for old, new in ((one, b"was"), (other, one), (b"was", other)):
+        with contextlib.suppress(OSError):
             os.rename(old, new)
 exchange()
 print("ready", flush=True)
@@ -67,11 +71,11 @@ def his(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def racing(his: Path) -> Iterator[None]:
-    """Run the stranger, who exchanges the two from now on."""
-    argv = [sys.executable, "-I", "-c", EXCHANGE]
-    with subprocess.Popen(argv, cwd=his, stdout=subprocess.PIPE) as stranger:
+@contextmanager
+def exchanging(folder: Path, one: str, other: str) -> Iterator[None]:
+    """Have the folder's owner exchange two things in it as long as this lasts."""
+    argv = [sys.executable, "-I", "-c", EXCHANGE, one, other]
+    with subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         try:
             assert stranger.stdout.readline() == b"ready\n"
@@ -87,14 +91,31 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @root_only
-@pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_nothing_reaches_roots_folder_through_a_link_that_comes_and_goes(
     tmp_path: Path, his: Path, writer: str
 ) -> None:
     """Whatever moment the link is there: not one file behind it is made, changed or removed."""
     before = state(tmp_path / "roots")
-    for _ in range(TRIES):
-        with suppress(OSError):
-            WRITERS[writer](his / "run")
+    with exchanging(his, "run", "trap"):
+        for _ in range(TRIES):
+            with suppress(OSError):
+                WRITERS[writer](his / "run")
     assert state(tmp_path / "roots") == before
+
+
+@root_only
+def test_of_roots_folders_only_runs_are_emptied(tmp_path: Path) -> None:
+    """Among old runs somebody exchanges one for another folder of root's."""
+    old, now = tmp_path / "20260101-000000", tmp_path / "20270101-000000"
+    old.mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "precious").touch()
+    os.chown(tmp_path, STRANGER, STRANGER)
+    with exchanging(tmp_path, old.name, "other"):
+        for _ in range(TRIES):
+            tidy(now, 1)
+            with suppress(OSError):
+                write_atomically(old / "report.json", b"x")
+    assert "precious" in [one.name for one in tmp_path.rglob("*")]
