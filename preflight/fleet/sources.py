@@ -63,6 +63,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     topology: str | None = None
     ask_slurm: bool = True
     """Whether Slurm may be asked for its switches: one process of a run does."""
+    logs_in: bool = True
+    """Whether nodes are asked: where a run is judged again, what leads to them need not be here."""
     found: Found | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
@@ -74,7 +76,8 @@ class Wish(Struct, frozen=True, kw_only=True):
 def resolve(wish: Wish) -> Fleet:
     """Find the fleet; UsageError when a source names nobody or cannot be read."""
     fleet = _fleet(wish)
-    _refuse_strangers(fleet.hosts)
+    if wish.logs_in:
+        _refuse_strangers(fleet.hosts)
     by_hook = wish.found and wish.found.hosts and wish.found.origin == fleet.origin
     told_by = fleet.origin if by_hook else "the inventory"
     environ = wish.environ if wish.ask_slurm else {}

@@ -220,3 +220,14 @@ def test_who_is_not_root_takes_what_he_likes(
     give_away(path)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert resolve(Wish(inventory=str(path))).hosts[0].name == "gpu1"
+
+
+def test_a_run_that_is_judged_again_logs_in_nowhere(tmp_path: Path) -> None:
+    """What led to its nodes may be anybody's, or be gone; the inventory may not."""
+    his = written(tmp_path / "his")
+    give_away(his)
+    path = written(tmp_path / "fleet.toml", '[defaults]\nssh_config = "his"\n[node.gpu1]\n')
+    assert resolve(Wish(inventory=str(path), logs_in=False)).hosts[0].ssh_config == str(his)
+    give_away(path)
+    with pytest.raises(UsageError, match="is not used"):
+        resolve(Wish(inventory=str(path), logs_in=False))
