@@ -250,8 +250,11 @@ def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None
         shutil.copytree(REPOSITORY / name, checkout / name, symlinks=True)
     shutil.copy(REPOSITORY / "conftest.py", checkout)
     (checkout / "pytest.ini").write_text("[pytest]\n")
+    inventory = '[group.here]\nnodes = "localhost"\ntransport = "local"\nknown_hosts = "hosts"\n'
+    (checkout / "fleet.toml").write_text(inventory)
     _give_away(checkout)
-    told = _pytest(folder=checkout, env={"PYTHONPATH": str(checkout)})
+    words = "--preflight-inventory=fleet.toml"
+    told = _pytest(words, folder=checkout, env={"PYTHONPATH": str(checkout)})
     assert told.returncode == 0, told.stderr
     his = tmp_path / "his"
     his.mkdir()
