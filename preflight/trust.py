@@ -32,7 +32,7 @@ def who_may_change(path: Path, ours: Path | None = None) -> str:
                 continue
             if said := who_may_write(place, found, sticky_too=is_last):
                 return said
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         folder = place.parent if stat.S_ISLNK(found.st_mode) else place
         if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
             return ""
