@@ -51,13 +51,14 @@ lab: $(STAMP) ## bring up four hosts to play with, until Ctrl-C
 bench: $(STAMP) ## measure speed as ratios; a table, and bench-results/bench.json
 	$(BIN)/python -m tests.bench
 
-bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each hang 10 times, simulated fabrics (hours); resumes
+bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each hang 10 times, simulated fabrics, races (hours); resumes
 	$(BIN)/python -m tests.bench.full_lab
 	$(BIN)/python -m tests.bench.full_rehearsal
 	$(BIN)/python -m tests.bench.full_rehearsal --unseen --fleet 4x2
 	$(BIN)/python -m tests.bench.full_prolog
 	$(BIN)/python -m tests.bench.full_diagnose
 	$(BIN)/python -m tests.bench.full
+	PREFLIGHT_CASES=100000 $(BIN)/python -m pytest tests/unit/report/test_races.py
 
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
 	$(BIN)/python -m tests.bench.scale

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.trust import who_may_plant
+from preflight.trust import folders_below, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,13 +98,7 @@ def _code_below(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         yield place
         return
-    seen: set[str] = set()
-    for folder, below, _ in os.walk(place, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            below.clear()
-            continue
-        seen.add(real)
-        yield Path(folder)
+    for folder in folders_below(place):
+        yield folder
         for pattern in _CODE:
-            yield from Path(folder).glob(pattern)
+            yield from folder.glob(pattern)

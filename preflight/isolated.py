@@ -77,7 +77,7 @@ def start(argv: Sequence[str], module: str = "preflight.isolated", program: str 
 def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return what root takes over of an environment, and which of it he does not, with why.
 
-    Of folders and files only those that are there and nobody else could change; HOME is his own.
+    Of folders and files only those that nobody else could change or make; HOME is his own.
     """
     from preflight.fleet.jobenv import public
 
@@ -89,8 +89,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         if name in _NO_PATHS or not (name in _PATHS or "/" in value):
             kept[name] = value
             continue
-        there = filter(os.path.lexists, value.split(os.pathsep))
-        parts = {part: _untrusted(part, name) for part in there}
+        parts = {part: _untrusted(part, name) for part in value.split(os.pathsep)}
         refused += [f"{name} ({why})" for why in parts.values() if why]
         if safe := os.pathsep.join(part for part, why in parts.items() if not why):
             kept[name] = safe

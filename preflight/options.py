@@ -205,6 +205,7 @@ def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) 
         interface=said("interface"),
         topology=said("topology"),
         ask_slurm=not hasattr(config, "workerinput"),
+        logs_in=config.getoption("preflight_replay") is None,
         found=found,
         ini_nodes=config.getini("preflight_nodes") or None,
         ini_inventory=config.getini("preflight_inventory") or None,

@@ -8,40 +8,60 @@ import pwd
 import stat
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+_ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
 
 
-def who_may_change(path: Path, *, and_slurm: bool = False) -> str:
+def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = False) -> str:
     """Say who but root could change a file, or swap anything on the way to it; empty if nobody.
 
     `and_slurm`: the user `slurm` may, who starts programs as root on every node anyway.
     A folder that all may write to is harmless on the way if it is sticky, as /tmp is: what root
-    owns in there stays. What is not there cannot be changed. Access lists show in the group's bits.
+    owns in there stays. What is not there is whoever's may make it. `ours`: a folder whose owner is
+    trusted, and with it all above. Access lists show in the group's bits.
     """
+    held: list[int] = []
     try:
-        trusted = {0, pwd.getpwnam("slurm").pw_uid} if and_slurm else {0}
-    except KeyError:
-        trusted = {0}
-    try:
-        for place, found, is_last in _way_to(path):
-            if found.st_uid not in trusted:
-                return f"{place} belongs to {_user(found.st_uid)}"
-            if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not is_last):
+        for place, found, is_last in walk(path, held):
+            if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
                 continue
-            if found.st_mode & stat.S_IWOTH:
-                return f"everybody may write to {place}"
-            if found.st_mode & stat.S_IWGRP and found.st_gid != 0:
-                return f"its group may write to {place}"
-    except FileNotFoundError:
-        return ""
+            if and_slurm and _is_slurms(found):
+                continue
+            if said := who_may_write(place, found, sticky_too=is_last):
+                return said
+    except (FileNotFoundError, NotADirectoryError):
+        folder = place.parent if stat.S_ISLNK(found.st_mode) else place
+        if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
+            return ""
+        said = who_may_write(folder, os.fstat(held[-1]), sticky_too=True)
+        return said and f"it is not there, and {said}"
     except OSError as error:
         return f"{path} cannot be looked at ({error.strerror})"
+    finally:
+        close(held)
+    return ""
+
+
+def _is_slurms(found: os.stat_result) -> bool:
+    return user_name(found.st_uid) == "slurm" and not found.st_mode & stat.S_IWOTH
+
+
+def who_may_write(place: Path, found: os.stat_result, *, sticky_too: bool) -> str:
+    """Say who but root may write to a folder or file that was looked at; empty if nobody."""
+    if found.st_uid != 0:
+        return f"{place} belongs to {user_name(found.st_uid)}"
+    if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not sticky_too):
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return f"everybody may write to {place}"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != 0:
+        return f"its group may write to {place}"
     return ""
 
 
@@ -53,52 +73,77 @@ def who_may_plant(path: Path) -> str:
     """
     package = Path(__file__).resolve().parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
-    if path.resolve().is_relative_to(checkout) and who_may_change(package / "__init__.py"):
-        return ""
-    return who_may_change(path)
+    return who_may_change(path, checkout if who_may_change(package / "__init__.py") else None)
 
 
-def strange_link(path: Path) -> str:
-    """Name a symbolic link on the way that neither root nor we have made; empty if there is none.
+def folders_below(top: Path) -> Iterator[Path]:
+    """A folder and all below it, each once, links followed as pytest and Ansible follow them."""
+    seen: set[str] = set()
+    for folder, below, _ in os.walk(top, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield Path(folder)
 
-    Somebody who may write to a folder above can plant one to have us write elsewhere.
-    """
+
+class Step(NamedTuple):
+    """A folder, link or file on a way, as it was opened."""
+
+    place: Path
+    found: os.stat_result
+    is_last: bool
+
+
+def entry(folder: int, name: str) -> int:
+    """Open what has that name, whatever it is, and follow no link. OSError."""
     try:
-        for place, found, _ in _way_to(path):
-            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
-                return f"{place} is a symbolic link of {_user(found.st_uid)}"
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"{path} cannot be looked at ({error.strerror})"
-    return ""
+        return os.open(name, _ENTRY | os.O_DIRECTORY, dir_fd=folder)  # has autofs mount it
+    except NotADirectoryError:
+        return os.open(name, _ENTRY, dir_fd=folder)
 
 
-def _way_to(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
-    """Every folder, link and file that is passed, and whether it is the last one."""
-    todo = deque(path.absolute().parts[1:])
-    here, links = Path("/"), 0
-    yield here, here.lstat(), not todo
+def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) -> Iterator[Step]:
+    """Take the way to a path as the kernel does, so that nobody can swap a step that was seen.
+
+    Each step is opened from the folder before it, and nothing behind it before the caller has gone
+    on. `held`: gets the open folders from / to the last step, for the caller to `close`. `enter`:
+    opens the next step. OSError.
+    """
+    todo, links = deque(path.absolute().parts[1:]), 0
+    names: list[str] = []
+    held.append(os.open("/", _ENTRY))
+    yield Step(Path("/"), os.fstat(held[0]), not todo)
     while todo:
         part = todo.popleft()
         if part == "..":
-            here = here.parent
+            close(held, len(names) or 1)
+            del names[-1:]
             continue
-        place = here / part
-        found = place.lstat()
-        yield place, found, not todo
-        if not stat.S_ISLNK(found.st_mode):
-            here = place
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        target = place.readlink()
-        here = Path("/") if target.is_absolute() else here
-        todo.extendleft(part for part in reversed(target.parts) if part != "/")
+        held.append(enter(held[-1], part))
+        names.append(part)
+        found = os.fstat(held[-1])
+        yield Step(Path("/", *names), found, not todo)
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = Path(os.readlink("", dir_fd=held[-1]))
+            depth = 0 if target.is_absolute() else len(names) - 1
+            close(held, depth + 1)
+            del names[depth:]
+            todo.extendleft(part for part in reversed(target.parts) if part != "/")
 
 
-def _user(uid: int) -> str:
+def close(held: list[int], depth: int = 0) -> None:
+    """Close the descriptors of a way but for so many."""
+    while len(held) > depth:
+        os.close(held.pop())
+
+
+def user_name(uid: int) -> str:
+    """Name a user as sentences do."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

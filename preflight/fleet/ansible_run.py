@@ -6,20 +6,21 @@ environment keeps what it prints plain JSON.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
 from preflight.transport.legible import legible
 from preflight.transport.local import LocalConnection
 from preflight.transport.streams import TIMED_OUT
+from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from preflight.transport.protocol import Answer
 
 LIST_S = 60.0
@@ -72,8 +73,10 @@ def list_inventory(path: Path) -> bytes:
 
 
 def _run(program: str, path: Path) -> Answer:
-    # Isolated (`preflight run`), the ansible.cfg of the folder we stand in may be anybody's.
-    chdir = ["--chdir=/"] if sys.flags.isolated else []
+    # Of the folder we stand in, which may be anybody's, Ansible takes code and variables.
+    taken = [Path.cwd() / name for name in ("ansible.cfg", "group_vars", "host_vars")]
+    strange = os.geteuid() == 0 and any(map(who_may_plant, taken))
+    chdir = ["--chdir=/"] if strange or sys.flags.isolated else []
     argv = ["env", *chdir, *_ENVIRON, program, "-i", str(path.absolute()), "--list"]
     remote = LocalConnection().start(argv, timeout_s=LIST_S, limit=LARGEST)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular
+from preflight.fleet.files import read_regular, refuse_others
 from preflight.fleet.inventory import read_inventory
 
 if TYPE_CHECKING:
@@ -56,11 +56,14 @@ class AnyInventory(Protocol):
 def open_inventory(path: Path) -> AnyInventory:
     """Read an inventory of any kind; UsageError that names the path and what to change.
 
+    It decides whom we log in to and what is run there, or here: root takes none of somebody else.
+
     TOML is ours; YAML is ours unless it is laid out as Ansible's; JSON is the output of
     `ansible-inventory --list`; a folder, a script and anything else is for Ansible to read.
     """
     from preflight.fleet.ansible import read_ansible, read_listed
 
+    refuse_others(path)
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return read_inventory(path)

@@ -1,4 +1,7 @@
-"""Files that the operator names: a pipe, a device or an endless file must not hang the run."""
+"""Files that the operator names: a pipe, a device or an endless file must not hang the run.
+
+Those that decide what root does, or whom it trusts, must be root's.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import os
 import select
 import stat
 from pathlib import Path
+
+from preflight.errors import UsageError
+from preflight.trust import who_may_plant
 
 PIPE_S = 60
 """For somebody to open the other end of a named pipe."""
@@ -18,14 +24,14 @@ def read_regular(path: Path, largest: int) -> bytes:
         found = path.stat()  # before opening: a device may act on it
         if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
             return b""  # what ssh is often told to take for known_hosts
-        _refuse_others(found.st_mode)
+        _refuse_irregular(found.st_mode)
         # What is swapped for a pipe in between must not block either.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
-        _refuse_others(opened.st_mode)
+        _refuse_irregular(opened.st_mode)
         # What grows meanwhile, or has no size of its own (/proc), is found out by reading.
         content = b"" if opened.st_size > largest else file.read(largest + 1)
     if max(opened.st_size, len(content)) > largest:
@@ -42,7 +48,7 @@ def open_stream(path: Path) -> int:
     try:
         kind = os.fstat(handle).st_mode
         if not stat.S_ISFIFO(kind):
-            _refuse_others(kind, "it is neither a file nor a pipe")
+            _refuse_irregular(kind, "it is neither a file nor a pipe")
         else:
             _await_text(handle)
         os.set_blocking(handle, True)
@@ -60,7 +66,16 @@ def _await_text(pipe: int) -> None:
         raise OSError(errno.ETIMEDOUT, f"nothing was written into this pipe in {PIPE_S} s")
 
 
-def _refuse_others(
+def refuse_others(path: Path) -> None:
+    """UsageError where another than root could change a file or folder; holds for root alone."""
+    if os.geteuid() == 0 and (said := who_may_plant(path)):
+        raise UsageError(
+            f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "
+            "or copy it to a folder of root's"
+        )
+
+
+def _refuse_irregular(
     mode: int, said: str = "it is not a regular file (a pipe or a device is not read)"
 ) -> None:
     if stat.S_ISDIR(mode):

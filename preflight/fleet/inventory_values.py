@@ -27,9 +27,10 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             "digits and ._:/@+-"
         )
     for key in ("identity_file", "known_hosts", "ssh_config"):
-        if '"' in (getattr(layer, key) or ""):
+        if any(sign in (getattr(layer, key) or "") for sign in ('"', "\\", "${")):
             raise UsageError(
-                f"{key} in {where} holds a quote, which ssh cannot be given: rename it"
+                f"{key} in {where} holds a quote, a backslash or ${{, which ssh would read in its "
+                "own way: rename it"
             )
     own_numbers(layer, "limits", where)
     own_numbers(layer, "baselines", where)

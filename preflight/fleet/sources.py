@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec import Struct
 from preflight.errors import UsageError
 from preflight.fleet.allocation import by_slurm
 from preflight.fleet.any_inventory import open_inventory
+from preflight.fleet.files import refuse_others
 from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.interface import OPTION, sweep_interface
 from preflight.fleet.inventory_tables import JobTable
@@ -61,6 +63,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     topology: str | None = None
     ask_slurm: bool = True
     """Whether Slurm may be asked for its switches: one process of a run does."""
+    logs_in: bool = True
+    """Whether nodes are asked: where a run is judged again, what leads to them need not be here."""
     found: Found | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
@@ -72,10 +76,33 @@ class Wish(Struct, frozen=True, kw_only=True):
 def resolve(wish: Wish) -> Fleet:
     """Find the fleet; UsageError when a source names nobody or cannot be read."""
     fleet = _fleet(wish)
+    if wish.logs_in:
+        _refuse_strangers(fleet.hosts)
     by_hook = wish.found and wish.found.hosts and wish.found.origin == fleet.origin
     told_by = fleet.origin if by_hook else "the inventory"
     environ = wish.environ if wish.ask_slurm else {}
     return with_leaves(fleet, wish.topology, environ, told_by=told_by)
+
+
+def _refuse_strangers(hosts: Sequence[Host]) -> None:
+    """As root: UsageError for a file of somebody else's that names code, is run, or vouches.
+
+    Keys are neither: with a key of his a stranger opens what he could open himself.
+    """
+    named: dict[str, None] = {}
+    for host in hosts:
+        named |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)))
+        named |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else ())
+    named.pop(os.devnull, None)
+    for file in named:
+        refuse_others(Path(file))
+
+
+def _run_here(python: tuple[str, ...]) -> list[str]:
+    """The files that a command names; whatever lies beside our own Python is run as it is."""
+    words = filter(None, (shutil.which(python[0]), *python))
+    files = [word for word in words if Path(word).is_absolute()]
+    return [file for file in files if Path(file).parent != Path(sys.executable).parent]
 
 
 def _fleet(wish: Wish) -> Fleet:

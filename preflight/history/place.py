@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from preflight.errors import UsageError
 from preflight.history.trouble import HistoryError
+from preflight.trust import who_may_change
 
 NAME = "history.sqlite"
 
@@ -69,6 +70,9 @@ def there(place: Place) -> bool:
     """Whether there is anything to read; a server is asked. HistoryError for what is no file."""
     if place.file is None:
         return True
+    # SQLite opens it by its name, and follows a link.
+    if os.geteuid() == 0 and (said := who_may_change(place.file.parent)):
+        raise HistoryError(f"cannot use the history {place.words}: {said}; {_OR_ELSE}")
     try:
         found = place.file.lstat()
     except FileNotFoundError:

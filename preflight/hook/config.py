@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular
+from preflight.fleet.files import read_regular, refuse_others
 from preflight.hook.model import HookConfig
-from preflight.trust import who_may_change
 
 if TYPE_CHECKING:
     from preflight.hook.model import Occasion
@@ -89,9 +88,3 @@ def read_trusted(path: Path, largest: int = _LARGEST) -> bytes:
         return read_regular(path, largest)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from error
-
-
-def refuse_others(path: Path) -> None:
-    """UsageError where another than root could change a file or folder; holds for root alone."""
-    if os.geteuid() == 0 and (said := who_may_change(path)):
-        raise UsageError(f"{path} is not used: {said}; chown -R root:root, chmod -R go-w")

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.errors import PreflightError, UsageError
-from preflight.fleet.files import read_regular
+from preflight.fleet.files import read_regular, refuse_others
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.asking import LEAST_S, SilentError, ask
-from preflight.hook.config import refuse_others
 from preflight.hook.job_gpus import Share, share_of, view
 from preflight.hook.judging import checks, judge
 from preflight.hook.model import Judged, Unjudged

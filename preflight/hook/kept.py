@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from preflight import __version__
 from preflight.errors import UsageError
-from preflight.hook.config import refuse_others
+from preflight.fleet.files import refuse_others
 from preflight.hook.model import Call, Decision, Judged
 from preflight.report.files import remove, write_atomically
 from preflight.report.plain import plain

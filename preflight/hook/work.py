@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from msgspec.structs import replace
 
 from preflight.errors import UsageError
+from preflight.fleet.files import refuse_others
 from preflight.hook import kept
 from preflight.hook.act import act
-from preflight.hook.config import load, refuse_longer, refuse_others
+from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import only_observing
 from preflight.hook.here import look, node_name
 from preflight.hook.model import Call, Decision, Judged

@@ -11,13 +11,13 @@ import os
 import secrets
 import stat
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.trust import strange_link
+from preflight.trust import close, entry, user_name, walk, who_may_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -125,37 +125,50 @@ def open_folder(path: Path, *, make: bool) -> Iterator[int]:
 
     FileNotFoundError if it is not there yet and is not to be made.
     """
-    if said := strange_link(path):
-        raise OSError(errno.ELOOP, f"{said}, which is not followed")
-    handle = os.open("/", _STEP)
+    held: list[int] = []
     try:
-        place = Path("/")
-        for part in Path(os.path.realpath(path)).parts[1:]:
-            place /= part
-            inner = _step(handle, part, make=make)
-            outer, handle = handle, inner
-            try:
-                _refuse_planted(place, os.fstat(outer), os.fstat(inner))
-            finally:
-                os.close(outer)
-        if _open_to_all(os.fstat(handle)) and not os.fstat(handle).st_mode & stat.S_ISVTX:
+        for place, found, _ in walk(path, held, _entered if make else entry):
+            _refuse_planted(place, found, [os.fstat(handle) for handle in held[:-1]])
+        found = os.fstat(held[-1])
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if _open_to_all(found) and not found.st_mode & stat.S_ISVTX:
             raise OSError(errno.EPERM, f"everybody may replace what is in {place}")
-        yield handle
+        yield held[-1]
     finally:
+        close(held)
+
+
+def _entered(folder: int, name: str) -> int:
+    """Open what has that name; where there is nothing, make a folder and open just that."""
+    with suppress(FileNotFoundError):
+        return entry(folder, name)
+    try:
+        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+    except FileExistsError:
+        return entry(folder, name)
+    handle = os.open(name, _STEP, dir_fd=folder)
+    # On some shared file systems all that is made belongs to the owner of the folder.
+    if os.fstat(handle).st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
         os.close(handle)
+        raise OSError(errno.EPERM, f"somebody swapped the folder {name} while it was made")
+    return handle
 
 
-def _step(folder: int, name: str, *, make: bool) -> int:
-    if make:
-        with suppress(FileNotFoundError):
-            return os.open(name, _STEP, dir_fd=folder)
-        with suppress(FileExistsError):
-            os.mkdir(name, FOLDER_MODE, dir_fd=folder)
-    return os.open(name, _STEP, dir_fd=folder)
-
-
-def _refuse_planted(place: Path, above: os.stat_result, found: os.stat_result) -> None:
-    if _open_to_all(above) and found.st_uid not in (0, os.geteuid()):
+def _refuse_planted(place: Path, found: os.stat_result, above: list[os.stat_result]) -> None:
+    """Refuse a step that somebody else has put there, or could have."""
+    ours = found.st_uid in (0, os.geteuid())
+    if stat.S_ISLNK(found.st_mode):
+        if not ours:
+            said = f"a symbolic link of {user_name(found.st_uid)}"
+            raise OSError(errno.ELOOP, f"{place} is {said}, which is not followed")
+        # A link of root's can be moved: into any folder that whoever moves it may write to.
+        for folder, seen in zip(reversed(place.parents), above, strict=True):
+            whose = who_may_write(folder, seen, sticky_too=folder == place.parent)
+            if whose and os.geteuid() == 0:
+                said = f"a symbolic link, which is not followed where {whose}"
+                raise OSError(errno.ELOOP, f"{place} is {said}")
+    elif above and _open_to_all(above[-1]) and not ours:
         raise OSError(errno.EPERM, f"{place} is neither ours nor root's, where everybody may write")
 
 

@@ -94,8 +94,8 @@ def tidy(path: Path, keep: int) -> list[str]:
         whole = [name for name in others if _removable(above, name)]
         for name in whole[: max(0, len(whole) - (keep - 1))]:
             with suppress(OSError):
-                _remove(above, name)
-                gone.append(name)
+                if _removed(above, name):
+                    gone.append(name)
     return gone
 
 
@@ -146,17 +146,20 @@ def _night(folder: int) -> Night | None:
 
 def _removable(above: int, name: str) -> bool:
     """Whether all that is in there was written by a run of ours that came to its end."""
-    try:
-        with _opened(above, name) as folder:
-            names = _names(folder)
-            regular = all(
-                stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode)
-                for n in names
-            )
-            own = os.fstat(folder).st_uid == os.geteuid()
-    except OSError:
-        return False
-    return own and regular and FINISHED in names and all(map(_written_by_us, names))
+    with suppress(OSError), _opened(above, name) as folder:
+        return bool(_whole(folder))
+    return False
+
+
+def _whole(folder: int) -> list[str]:
+    """The files of such a run, its report last; none where it is not one."""
+    names = sorted(_names(folder), key=lambda one: one == FINISHED)
+    regular = all(
+        stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
+    )
+    own = os.fstat(folder).st_uid == os.geteuid()
+    ours = own and regular and FINISHED in names and all(map(_written_by_us, names))
+    return names if ours else []
 
 
 def _written_by_us(name: str) -> bool:
@@ -164,8 +167,12 @@ def _written_by_us(name: str) -> bool:
     return (left[1] if left else name) in OURS
 
 
-def _remove(above: int, name: str) -> None:
+def _removed(above: int, name: str) -> bool:
+    """Remove a run; False where something else bears its name by now."""
     with _opened(above, name) as folder:
-        for own in sorted(_names(folder), key=lambda one: one == FINISHED):
+        names = _whole(folder)
+        for own in names:
             os.unlink(own, dir_fd=folder)
-    os.rmdir(name, dir_fd=above)
+    if names:
+        os.rmdir(name, dir_fd=above)
+    return bool(names)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -54,6 +55,9 @@ def _opened(folder: Path) -> Iterator[int]:
             f"--into={folder}: {error.strerror}: give a folder of your own for the sweeps"
         ) from error
     try:
+        found = os.fstat(lock)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise UsageError(f"{folder / NAME} is another file by a hard link: remove it")
         yield lock
     finally:
         os.close(lock)

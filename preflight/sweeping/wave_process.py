@@ -16,7 +16,7 @@ from preflight.errors import PreflightError
 from preflight.fleet.files import read_regular
 from preflight.history.place import SWEEP
 from preflight.report.document import Report
-from preflight.report.files import open_folder
+from preflight.report.files import open_new
 from preflight.transport.legible import legible
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class WaveProcess:
     def __init__(self, words: Sequence[str], folder: Path, cwd: str, lock: int, sweep: str) -> None:
         """Start it; OSError if its folder cannot be written or its working folder is gone."""
         self._folder = folder
-        with open_folder(folder, make=True) as inside:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            screen = os.open(SCREEN, flags, 0o640, dir_fd=inside)
+        screen = open_new(folder / SCREEN)
         argv = [sys.executable, "-I", "-m", "preflight.sweeping.child", str(os.getpid()), str(lock)]
         try:
             self._process = subprocess.Popen(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from preflight.transport.protocol import ReachError
+from preflight.trust import who_may_change
 
 LONGEST: Final = 104
 """Bytes of a Unix socket's path on the meanest system, its final NUL included."""
@@ -74,10 +75,13 @@ def _private_folder() -> Path:
         except OSError as error:
             troubles.append(f"{base}: {error.strerror}")
             continue
-        if len(os.fsencode(folder)) + _ADDED <= LONGEST and str(folder).isprintable():
+        trouble = "" if os.geteuid() else who_may_change(folder)
+        if len(os.fsencode(folder)) + _ADDED > LONGEST or not str(folder).isprintable():
+            trouble = "its path is too long for a socket"
+        if not trouble:
             return folder
         folder.rmdir()
-        troubles.append(f"{base}: its path is too long for a socket")
+        troubles.append(f"{base}: {trouble}")
     raise ReachError(
         "route",
         f"there is no folder for ssh's sockets ({'; '.join(troubles)})",

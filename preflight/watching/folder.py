@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from preflight.trust import who_may_change
 from preflight.watching.settings import FOLDERS, RECORDER_FOLDER
 
 _MODE = 0o750
@@ -22,8 +24,11 @@ def name() -> str:
 def make(base: Path) -> Path:
     """Make a new one there, named by the time and this host; OSError where that cannot be.
 
-    Two nodes of one job start within a second, often in one shared folder.
+    Two nodes of one job start within a second, often in one shared folder. As root nobody else may
+    be able to swap it: torch and NCCL write there by its name.
     """
+    if os.geteuid() == 0 and (said := who_may_change(base)):
+        raise PermissionError(errno.EPERM, said)
     stem = name()
     real = Path(os.path.realpath(base))
     real.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.frame.site_checks import write_check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 REPOSITORY = Path(__file__).parents[2]
 STRANGER = 65534
@@ -200,6 +200,39 @@ def test_the_isolated_run_takes_no_strangers_checks(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
+@root_only
+@pytest.mark.parametrize("place", ["python", "ssh_config", "include"])
+@pytest.mark.parametrize("start", [_pytest, _run])
+def test_root_runs_no_command_of_a_strangers_inventory(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]], place: str
+) -> None:
+    """Neither by its `python`, nor by an ssh_config that it names, nor by what that includes."""
+    spring = f"touch {tmp_path / 'sprung'}"
+    his, inventory = tmp_path / "his", tmp_path / "fleet.toml"
+    his.write_text(f'Match exec "{spring}"\n')
+    (tmp_path / "roots").write_text(f"Include {his}\n")
+    said = {
+        "python": f'transport = "local"\npython = ["sh", "-c", "{spring}"]\n',
+        "ssh_config": 'ssh_config = "his"\n',
+        "include": 'ssh_config = "roots"\n',
+    }[place]
+    inventory.write_text(f'[defaults]\n{said}[group.gpu]\nnodes = "127.0.0.1"\n')
+    strange = inventory if place == "python" else his
+    os.chown(strange, STRANGER, STRANGER)
+    told = start(f"--preflight-inventory={inventory}", folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    if place == "include":  # ssh itself looks at what a configuration includes
+        report = (tmp_path / "out" / "report.json").read_text()
+        assert f"Bad owner or permissions on {his}" in report
+        return
+    assert told.returncode == 4, told.stdout
+    assert f"{strange} is not used: {strange} belongs to" in told.stderr
+    assert "Traceback" not in told.stderr
+    os.chown(strange, 0, 0)
+    start(f"--preflight-inventory={inventory}", folder=tmp_path)
+    assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+
+
 @pytest.mark.parametrize("words", ["-p evil", "-c evil.ini", "--rootdir=.", "-o pythonpath=."])
 def test_the_isolated_run_stays_isolated(tmp_path: Path, words: str) -> None:
     """Options that would bring code or another configuration in are unknown to it: exit 4."""
@@ -217,8 +250,11 @@ def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None
         shutil.copytree(REPOSITORY / name, checkout / name, symlinks=True)
     shutil.copy(REPOSITORY / "conftest.py", checkout)
     (checkout / "pytest.ini").write_text("[pytest]\n")
+    inventory = '[group.here]\nnodes = "localhost"\ntransport = "local"\nknown_hosts = "hosts"\n'
+    (checkout / "fleet.toml").write_text(inventory)
     _give_away(checkout)
-    told = _pytest(folder=checkout, env={"PYTHONPATH": str(checkout)})
+    words = "--preflight-inventory=fleet.toml"
+    told = _pytest(words, folder=checkout, env={"PYTHONPATH": str(checkout)})
     assert told.returncode == 0, told.stderr
     his = tmp_path / "his"
     his.mkdir()

@@ -90,7 +90,7 @@ def _in_a_file(content: bytes) -> int:
     try:
         _write(file, content)
         os.fchmod(file, 0o700)
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)  # not by its name
     finally:
         os.unlink(path)
         os.close(file)

@@ -88,6 +88,8 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
         ('[group.t]\nnodes = "h1"\n[node.h2]\ngpus = 1', r"\[node.h2\] is in no group"),
         ('[node.h1]\naddress = "-oProxyCommand=reboot"', "not a host name"),
         ("[defaults]\nknown_hosts = '/a\"b'", "known_hosts in .*defaults.* holds a quote"),
+        ("[defaults]\nidentity_file = '/a\\'", "identity_file in .*defaults.* a backslash"),
+        ("[defaults]\nssh_config = '/${HOME}/a'", "ssh_config in .*defaults.* ssh would read"),
         ('[defaults]\nuser = "-oProxyCommand=reboot"', "user"),
         ('[defaults]\npython = "a \'b"', "quote"),
         ("group = [", "not TOML"),

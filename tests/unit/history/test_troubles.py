@@ -261,6 +261,19 @@ def test_what_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     assert _file(place).read_bytes() == content
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+def test_root_has_no_history_in_a_strangers_folder(tmp_path: Path) -> None:
+    """SQLite follows a link in the file's place, which he may put there at any moment."""
+    place = made(tmp_path / "his")
+    os.chown(tmp_path / "his", 65534, 65534)
+    with pytest.raises(HistoryError, match=f"{tmp_path}/his belongs to"):
+        _runs(place)
+    (tmp_path / "his" / NAME).unlink()
+    with pytest.raises(HistoryError, match=f"{tmp_path}/his belongs to"):
+        made(tmp_path / "his")
+    assert list((tmp_path / "his").iterdir()) == []
+
+
 def test_a_strangers_database_is_not_written_to(tmp_path: Path) -> None:
     """Somebody else's tables are in it."""
     place = made(tmp_path)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from preflight.report.files import open_folder, remove, write_atomically, write_typed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
@@ -129,21 +126,53 @@ def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None
     write_atomically(folder / "report.json", b"x")
 
 
-def test_a_swap_in_between_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that turns into a link after it was looked at fails: nothing lands behind it."""
-    victim, folder = tmp_path / "victim", tmp_path / "run"
-    victim.mkdir()
-    folder.mkdir()
+@root_only
+@pytest.mark.parametrize("whose", ["a stranger's", "everybody's"])
+def test_roots_own_link_is_refused_where_somebody_else_could_have_put_it(
+    tmp_path: Path, whose: str
+) -> None:
+    """Whoever may write to a folder can move a link of root's into it, or within it."""
+    (tmp_path / "real").mkdir()
+    above = tmp_path / "above"
+    (above / "mine").mkdir(parents=True)
+    (above / "link").symlink_to(tmp_path / "real")
+    (above / "mine" / "link").symlink_to(tmp_path / "real")
+    if whose == "everybody's":
+        above.chmod(0o1777)
+        said = f"{above}/link is a symbolic link, which is not followed where everybody may"
+        write_atomically(above / "mine" / "link" / "a", b"x")  # in a sticky one mine stays mine
+    else:
+        os.chown(above, STRANGER, STRANGER)
+        said = f"{above}/link is a symbolic link, which is not followed where {above} belongs to"
+        with pytest.raises(OSError, match="which is not followed where"):
+            write_atomically(above / "mine" / "link" / "b", b"x")
+    with pytest.raises(OSError, match=said):
+        write_atomically(above / "link" / "b", b"x")
+    assert not (tmp_path / "real" / "b").exists()
 
-    def swapped(path: Path) -> str:
-        folder.rmdir()
-        folder.symlink_to(victim)
-        return str(path)
 
-    monkeypatch.setattr("os.path.realpath", swapped)
-    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
-        write_atomically(folder / "report.json", b"x")
-    assert list(victim.iterdir()) == []
+def test_the_way_is_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links, relative and absolute, and `..` behind them lead where the kernel leads."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "relative").symlink_to("../a/./b")
+    (tmp_path / "absolute").symlink_to(tmp_path / "c" / "relative")
+    (tmp_path / "soon").symlink_to("not/yet")
+    monkeypatch.chdir(tmp_path / "c")
+    for typed, real in {
+        "relative/1": "a/b/1",
+        "../absolute/2": "a/b/2",
+        "relative/../3": "a/3",
+        "../../../../../../../../../../.." + str(tmp_path / "4"): "4",
+        "../soon/5": "not/yet/5",
+    }.items():
+        write_atomically(Path(typed), b"x")
+        assert (tmp_path / real).read_bytes() == b"x"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomically(tmp_path / "loop" / "6", b"x")
+    with pytest.raises(OSError, match="Not a directory"):
+        write_atomically(tmp_path / "4" / "7", b"x")
 
 
 def test_looking_makes_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.sweeping.lock import locked
+from preflight.sweeping.wave_process import WaveProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,27 @@ def test_a_folder_of_no_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="give a folder of your own"):
         locked(tmp_path / "file").__enter__()
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "lock").hardlink_to(tmp_path / "file")
+    with pytest.raises(UsageError, match="is another file by a hard link: remove it"):
+        locked(tmp_path).__enter__()
+    assert (tmp_path / "file").read_text() == "precious"
+    (tmp_path / "lock").unlink()
     (tmp_path / "lock").symlink_to(tmp_path / "file")
     with pytest.raises(UsageError, match="give a folder of your own"):
         locked(tmp_path).__enter__()
+
+
+def test_a_waves_screen_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """What bears its name already, perhaps another file by a hard link, is left as it is."""
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "wave").mkdir()
+    (tmp_path / "wave" / "terminal.txt").hardlink_to(tmp_path / "file")
+    with locked(tmp_path) as lock:
+        wave = WaveProcess(["--version"], tmp_path / "wave", str(tmp_path), lock, "id")
+        try:
+            assert wave.ended(60) is not None
+        finally:
+            wave.kill()
+    assert (tmp_path / "file").read_text() == "precious"
+    assert wave.last_words != "nothing"

@@ -118,6 +118,19 @@ def test_the_sockets_are_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not second.folder.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+def test_roots_sockets_are_in_no_strangers_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After `su` it still names the folder of who called it, who could put his own in its place."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    os.chown(tmp_path, 65534, 65534)
+    sockets = Sockets()
+    assert sockets.folder.parent != tmp_path
+    sockets.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_of_the_users_configuration_runs_here(
     openssh: Transport, sshd: Sshd, tmp_path: Path
 ) -> None:

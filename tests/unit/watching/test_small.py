@@ -77,6 +77,15 @@ def test_two_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     assert len({make(tmp_path) for _ in range(3)}) == 3
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+def test_root_keeps_no_evidence_where_a_stranger_could_lead_it(tmp_path: Path) -> None:
+    """Torch and NCCL write by the folder's name, and we cut files off and remove them."""
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(PermissionError, match=f"{tmp_path} belongs to"):
+        make(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("typed", "heartbeat", "seconds"),
     [(None, None, 300), (None, "480", 240), (None, "3600", 300), (None, "0", 300),

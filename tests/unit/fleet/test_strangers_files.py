@@ -1,0 +1,233 @@
+"""As root an inventory, and what it names, must be root's: it decides what is run, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.errors import UsageError
+from preflight.fleet.sources import Wish, resolve
+from preflight.trust import who_may_change, who_may_plant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+STRANGER = 65534
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+
+LISTED = {"gpu": {"hosts": ["gpu1"]}, "_meta": {"hostvars": {}}}
+KINDS = {
+    "fleet.toml": '[group.gpu]\nnodes = "gpu1"\n',
+    "fleet.yaml": "group: {gpu: {nodes: gpu1}}\n",
+    "fleet.json": json.dumps(LISTED),
+    "hosts.ini": "[gpu]\ngpu1\n",
+    "hosts.yaml": "all: {hosts: {gpu1: {}}}\n",
+    "hosts": f"#!/bin/sh\ntouch sprung\necho '{json.dumps(LISTED)}'\n",
+}
+
+
+def give_away(path: Path) -> None:
+    """Make it a stranger's."""
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+def written(path: Path, text: str = "") -> Path:
+    """Write a file of root's that can be run."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def refused(path: Path, named: Path | None = None) -> str:
+    """Why root does not take the inventory; it says which file it is about."""
+    with pytest.raises(UsageError) as error:
+        resolve(Wish(inventory=str(path)))
+    said = str(error.value)
+    assert said.startswith(f"{named or path} is not used: ")
+    assert "chown root: and chmod go-w" in said
+    assert "\n" not in said
+    return said
+
+
+def open_to_group(path: Path) -> None:
+    """Leave it to root and a group."""
+    os.chown(path, 0, STRANGER)
+    path.chmod(0o664)
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "belongs to nobody": give_away,
+    "everybody may write to": lambda path: path.chmod(0o666),
+    "its group may write to": open_to_group,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("said", SPOILED)
+def test_an_inventory_of_somebody_else_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    """Whatever its notation, and whether it is his, everybody's or a group's; no script is run."""
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / kind, KINDS[kind])
+    SPOILED[said](path)
+    assert said in refused(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("place", ["folder", "link", "missing"])
+def test_the_way_to_an_inventory_counts_too(tmp_path: Path, place: str) -> None:
+    """In his folder, by his link, or not there yet where he could put it: refused."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = written(folder / "fleet.toml", KINDS["fleet.toml"])
+    if place == "folder":
+        give_away(folder)
+    elif place == "link":
+        path = folder / "link.toml"
+        path.symlink_to("fleet.toml")
+        give_away(path)
+    else:
+        folder.chmod(0o1777)
+        assert "it is not there, and everybody may" in refused(folder / "soon.toml")
+        return
+    refused(path)
+
+
+@pytest.mark.parametrize("key", ["ssh_config", "known_hosts", "python"])
+@pytest.mark.parametrize("table", ["defaults", "group.gpu", "node.gpu1"])
+def test_a_file_that_the_inventory_names_is_refused_likewise(
+    tmp_path: Path, key: str, table: str
+) -> None:
+    """Root's own inventory may name a file of somebody else's by mistake."""
+    his = written(tmp_path / "his")
+    value = f'["{his}", "-X", "dev"]\ntransport = "local"' if key == "python" else '"his"'
+    tables = {"group.gpu": 'nodes = "gpu1"\n'}
+    tables[table] = f"{tables.get(table, '')}{key} = {value}\n"
+    path = written(
+        tmp_path / "fleet.toml", "".join(f"[{name}]\n{text}" for name, text in tables.items())
+    )
+    resolve(Wish(inventory=str(path)))
+    give_away(his)
+    refused(path, his)
+    resolve(Wish(inventory=str(path), nodes="other")) if table != "defaults" else None
+
+
+def test_what_is_no_code_and_vouches_for_nobody_may_be_anybodys(tmp_path: Path) -> None:
+    """A user's key, /dev/null for known hosts, and the Python of another machine."""
+    his = written(tmp_path / "his")
+    give_away(his)
+    path = written(
+        tmp_path / "fleet.toml",
+        f'[defaults]\nidentity_file = "{his}"\nknown_hosts = "/dev/null"\npython = "{his}"\n'
+        '[group.gpu]\nnodes = "gpu1"\n',
+    )
+    (host,) = resolve(Wish(inventory=str(path))).hosts
+    assert host.identity_file == str(his)
+
+
+@pytest.mark.parametrize("python", ["{his}/python", "env A=1 {his}/python", "python"])
+def test_a_python_that_was_typed_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    """By its path, behind another command, or found in PATH: root runs none of a stranger's."""
+    folder = tmp_path / "his"
+    folder.mkdir()
+    written(folder / "python")
+    give_away(folder / "python")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    wish = Wish(nodes="gpu1", transport="local", python=python.format(his=folder))
+    with pytest.raises(UsageError, match=f"{folder}/python is not used"):
+        resolve(wish)
+    resolve(Wish(nodes="gpu1", transport="openssh", python=str(folder / "python")))
+
+
+def test_the_python_that_runs_us_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preflight in an environment of somebody else's is his code already."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    give_away(folder)
+    monkeypatch.setattr("sys.executable", str(written(folder / "python")))
+    resolve(Wish())
+    resolve(Wish(nodes="gpu1", transport="local", python=str(written(folder / "python3"))))
+
+
+@pytest.mark.skipif(shutil.which("ansible-inventory") is None, reason="needs ansible-core")
+@pytest.mark.parametrize("place", ["inventory/sub/all", "group_vars/all.yml", "host_vars/gpu1"])
+def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) -> None:
+    """Every file of a folder, and the variables beside it."""
+    path = tmp_path / "inventory"
+    path.mkdir()
+    written(path / "hosts", KINDS["hosts.ini"])
+    his = tmp_path / place
+    his.parent.mkdir(parents=True, exist_ok=True)
+    written(his, "---\n").chmod(0o644)
+    give_away(his)
+    refused(path, his)
+
+
+def test_ansible_does_not_stand_in_a_strangers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take its configuration, which names code, and variables from there."""
+    fake = written(tmp_path / "ansible-inventory", f"#!/bin/sh\npwd >{tmp_path}/cwd\n")
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
+    for whose, where in ((0, str(folder)), (STRANGER, "/")):
+        os.chown(folder, whose, whose)
+        with pytest.raises(UsageError, match="not JSON"):
+            resolve(Wish(inventory=str(path)))
+        assert (tmp_path / "cwd").read_text().strip() == where
+
+
+def test_a_checkout_of_somebody_else_names_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose preflight root runs, his inventories count; nothing that lies elsewhere does."""
+    checkout = tmp_path / "preflight"
+    for folder in ("preflight", "checks", "inventory"):
+        (checkout / folder).mkdir(parents=True)
+    own = written(checkout / "inventory" / "fleet.toml", KINDS["fleet.toml"])
+    elsewhere = written(tmp_path / "elsewhere.toml", KINDS["fleet.toml"])
+    led = checkout / "inventory" / "led.toml"
+    led.symlink_to(elsewhere)
+    for path in (checkout, *checkout.rglob("*"), elsewhere):
+        give_away(path)
+    monkeypatch.setattr("preflight.trust.__file__", str(checkout / "preflight" / "trust.py"))
+    written(checkout / "preflight" / "__init__.py")
+    resolve(Wish(inventory=str(own)))
+    assert who_may_plant(checkout / "soon.toml") == ""
+    assert "belongs to" in who_may_change(own)
+    refused(elsewhere)
+    refused(led)
+
+
+def test_who_is_not_root_takes_what_he_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule is root's alone."""
+    path = written(tmp_path / "fleet.toml", KINDS["fleet.toml"])
+    give_away(path)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert resolve(Wish(inventory=str(path))).hosts[0].name == "gpu1"
+
+
+def test_a_run_that_is_judged_again_logs_in_nowhere(tmp_path: Path) -> None:
+    """What led to its nodes may be anybody's, or be gone; the inventory may not."""
+    his = written(tmp_path / "his")
+    give_away(his)
+    path = written(tmp_path / "fleet.toml", '[defaults]\nssh_config = "his"\n[node.gpu1]\n')
+    assert resolve(Wish(inventory=str(path), logs_in=False)).hosts[0].ssh_config == str(his)
+    give_away(path)
+    with pytest.raises(UsageError, match="is not used"):
+        resolve(Wish(inventory=str(path), logs_in=False))
