@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
+from preflight.fleet.files import refuse_others
 from preflight.report.files import open_folder
 from preflight.transport.legible import legible
 
@@ -49,6 +50,7 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         with open_folder(folder, make=True) as inside:
+            refuse_others(folder)  # what the waves write there is read back
             lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
     except OSError as error:
         raise UsageError(

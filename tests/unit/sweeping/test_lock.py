@@ -69,3 +69,14 @@ def test_a_waves_screen_is_a_file_of_its_own(tmp_path: Path) -> None:
             wave.kill()
     assert (tmp_path / "file").read_text() == "precious"
     assert wave.last_words != "nothing"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+def test_root_sweeps_into_nobody_elses_folder(tmp_path: Path) -> None:
+    """Its owner could write the verdicts that root reads back from each wave."""
+    os.chown(tmp_path, 65534, 65534)
+    with (
+        pytest.raises(UsageError, match=r"is not used: .* belongs to nobody"),
+        locked(tmp_path / "nights"),
+    ):
+        pass
