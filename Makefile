@@ -58,7 +58,8 @@ bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each h
 	$(BIN)/python -m tests.bench.full_prolog
 	$(BIN)/python -m tests.bench.full_diagnose
 	$(BIN)/python -m tests.bench.full
-	PREFLIGHT_CASES=100000 $(BIN)/python -m pytest tests/unit/report/test_races.py
+	PREFLIGHT_CASES=100000 $(BIN)/python -m pytest tests/unit/report/test_races.py tests/unit/payload/test_redact.py \
+		tests/unit/payload/test_users_words.py tests/unit/fleet/test_nodeset.py
 
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
 	$(BIN)/python -m tests.bench.scale

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold
+from tests.cases import MANY
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:
 
 
 @given(st.text(alphabet=string.printable, max_size=60))
+@MANY
 def test_any_text_gives_names_or_a_usage_error(text: str) -> None:
     """No text raises anything else, or expands beyond the cap."""
     try:
@@ -93,6 +95,7 @@ def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
     st.text(max_size=30),
     st.sampled_from(["fe80::1%{}", "[fe80::1%{}]", "h1{}", "{}", "10.0.0.1{}"]),
 )
+@MANY
 def test_a_name_holds_nothing_that_a_shell_or_a_terminal_reads(text: str, around: str) -> None:
     """Of names and addresses from anywhere only letters, digits and . : % _ - [ ] are left."""
     name = around.format(text)

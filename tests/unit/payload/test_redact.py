@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe import redact
 
+from tests.cases import MANY
+
 SECRET = "Zx9kQ27vLm3Tp8Rw"  # noqa: S105 (planted)
 WORDS = st.text(alphabet=string.ascii_letters + string.digits + "-_./", min_size=1, max_size=12)
 ALNUM = string.ascii_letters + string.digits
@@ -97,6 +99,7 @@ def test_a_secret_without_a_name_is_known_by_its_shape(shape: str) -> None:
 @given(
     st.lists(WORDS, max_size=4), st.binary(min_size=30, max_size=64), st.lists(WORDS, max_size=4)
 )
+@MANY
 def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: list[str]) -> None:
     """A random key behind a telling option is gone, in hex and in base64, among any words."""
     for secret in (key.hex(), base64.b64encode(key).decode()):
@@ -109,6 +112,7 @@ def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: l
     st.text(string.ascii_letters + string.punctuation, min_size=6, max_size=40),
     st.sampled_from(["--{0}={1}", "--{0} {1}", "-x {1}", "{0}={1}", "-{0}{1}"]),
 )
+@MANY
 def test_no_option_that_nobody_knows_shows_a_word(name: str, value: str, spelled: str) -> None:
     """However a secret's option is called: only numbers, paths and known options' values stay."""
     value = "S3" + value.replace("/", "").replace(".", "").replace(" ", "") + "cr3t"
@@ -125,6 +129,7 @@ def test_of_a_secret_not_even_a_number_is_shown(name: str, number: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=60).map(lambda raw: raw.replace(b"\0", b"")), max_size=8))
+@MANY
 def test_any_command_is_one_printable_line(argv: list[bytes]) -> None:
     """Bytes of any kind give printable text of bounded length; nothing raises."""
     for whole in (True, False):

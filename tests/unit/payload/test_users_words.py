@@ -15,6 +15,7 @@ from preflight.facts import KernelLog
 from preflight.facts.kernel_text import OF_A_PROCESS as PASTED
 from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
+from tests.cases import MANY
 from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, node, xid
 from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS
 
@@ -40,6 +41,7 @@ def judged(log: KernelLog) -> list[Verdict]:
 
 @given(st.lists(st.tuples(st.sampled_from(OF_A_PROCESS), comms, paths), min_size=1, max_size=6))
 @example([(text, comm, path) for text in OF_A_PROCESS for comm in FORGED for path in PATHS])
+@MANY
 def test_no_name_of_a_process_or_file_fails_a_node(said: list[tuple[str, str, str]]) -> None:
     """Killed for memory, hung, crashed: whatever a user called it, the node is not failed."""
     texts = [text.format(comm=comm, path=path) for text, comm, path in said]
@@ -53,6 +55,7 @@ def test_no_name_of_a_process_or_file_fails_a_node(said: list[tuple[str, str, st
 @example("Nonfatal")
 @example("a, X Nonfatal")
 @example("already poisoned")
+@MANY
 def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     """A fault that names the process that met it is as grave as with any other name."""
     shown = live(f"Memory failure: 0x7740c0: Sending SIGBUS to {comm[:15]}:4711 due to hardware")

@@ -12,13 +12,13 @@ import pytest
 
 from preflight.report.files import link_atomically, open_new, remove, write_atomically, write_typed
 from preflight.report.runs import tidy
+from tests.cases import CASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 STRANGER = 65534
-TRIES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 
 EXCHANGE = f"""
@@ -98,7 +98,7 @@ def test_nothing_reaches_roots_folder_through_a_link_that_comes_and_goes(
     """Whatever moment the link is there: not one file behind it is made, changed or removed."""
     before = state(tmp_path / "roots")
     with exchanging(his, "run", "trap"):
-        for _ in range(TRIES):
+        for _ in range(CASES):
             with suppress(OSError):
                 WRITERS[writer](his / "run")
     assert state(tmp_path / "roots") == before
@@ -114,7 +114,7 @@ def test_of_roots_folders_only_runs_are_emptied(tmp_path: Path) -> None:
     (other / "precious").touch()
     os.chown(tmp_path, STRANGER, STRANGER)
     with exchanging(tmp_path, old.name, "other"):
-        for _ in range(TRIES):
+        for _ in range(CASES):
             tidy(now, 1)
             with suppress(OSError):
                 write_atomically(old / "report.json", b"x")
