@@ -93,6 +93,28 @@ def test_a_frozen_container_is_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) 
     assert told.unfit() == {}
 
 
+def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """In a row: an answer between two hangs begins anew. The drain ends once it answers again."""
+    well, hung = h100(NODE), replace(h100(NODE), init="hangs")
+    seen = []
+    for scenario in (hung, well, hung, hung, well):
+        hooked.become(scenario)
+        told = hooked.run("healthcheck", "--json")
+        seen.append((told.code, slurm.seen[0]))
+        if seen == [(0, IDLE)]:
+            assert told.unknown()["host.driver_hung"] is False
+            assert "it is hung if the next look sees the same" in told.log[0]
+    assert seen == [(0, IDLE), (0, IDLE), (0, IDLE), (1, OUT), (0, IDLE)]
+
+
+def test_a_prolog_is_a_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """It has less time than a driver may take, and goes by the health check before it."""
+    hooked.become(replace(h100(NODE), init="hangs"))
+    assert hooked.prolog().code == 0
+    assert hooked.run("healthcheck").code == 0
+    assert (hooked.prolog().code, slurm.seen[0]) == (1, OUT)
+
+
 def asking(hooked: Hooked) -> dict[int, bool]:
     """Wait until the driver is asked; then all processes of the hook, and whether they ask it."""
     found: dict[int, bool] = {}
