@@ -29,7 +29,13 @@ class Clock:
     def python(self) -> str:
         """For the inventory: the same Python under these clocks."""
         namespace = f"unshare --time --monotonic {_UP_FOR_S} --fork --kill-child"
-        return f"{namespace} env LAB_CLOCK={self._off} LD_PRELOAD={self._library} {sys.executable}"
+        words = " ".join(f"{name}={value}" for name, value in self.environ.items())
+        return f"{namespace} env {words} {sys.executable}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """For a program here, and what it starts: the date alone is off."""
+        return {"LAB_CLOCK": str(self._off), "LD_PRELOAD": str(self._library)}
 
     def set(self, seconds: int) -> None:
         """Let the date be so far off from now on."""

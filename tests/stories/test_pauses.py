@@ -1,4 +1,4 @@
-"""A machine that stands still for a while is no broken machine: no pause costs a node."""
+"""A machine that stands still for a while, or whose date is set, is no broken machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.hook.tokens import MARK
+from tests.lab.clock import Clock
 from tests.lab.inside import until
 from tests.lab.nvml.scenario import h100
 from tests.stories.hooked import NODE
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from tests.stories.hooked import Hooked
 
+YEAR_S = 365 * 86_400
 PAUSE_S = 12
 """Longer than a driver may take to answer."""
 
@@ -113,6 +115,50 @@ def test_a_prolog_is_a_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
     assert hooked.prolog().code == 0
     assert hooked.run("healthcheck").code == 0
     assert (hooked.prolog().code, slurm.seen[0]) == (1, OUT)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    """The date, as the hook and all that it starts see it."""
+    return Clock(tmp_path)
+
+
+@pytest.mark.parametrize("years", [-40, -1, 1, 40, None])
+def test_a_date_that_is_set_is_no_fault(
+    hooked: Hooked, slurm: FakeSlurm, clock: Clock, years: int | None
+) -> None:
+    """Between two looks, by years, or to what it is without a battery: no drain, and not a word."""
+    slot = h100(NODE).gpus[2].bus_id[4:-2].lower()
+    hooked.log(f"NVRM: Xid (PCI:{slot}): 31, pid=77, name=python, Ch 00000008, MMU Fault")
+    assert hooked.run("healthcheck", "--periodic", env=clock.environ).code == 0
+    clock.set(round(5 - time.time()) if years is None else years * YEAR_S)
+    for occasion in ("prolog", "healthcheck"):
+        told = hooked.run(occasion, "--json", env=clock.environ)
+        assert (told.code, told.log, told.unfit()) == (0, (), {})
+    assert slurm.seen == (IDLE, "")
+
+
+def test_a_drain_heals_whatever_the_date(hooked: Hooked, slurm: FakeSlurm, clock: Clock) -> None:
+    """Set back by a year, its drain is of the future, and has stood as long as it has."""
+    hooked.become(h100(NODE).counted(2, "margin_c", -2))
+    assert hooked.run("healthcheck", env=clock.environ).code == 1
+    assert slurm.seen[0] == OUT
+    clock.set(-YEAR_S)
+    hooked.become(h100(NODE))
+    assert hooked.run("healthcheck", env=clock.environ).code == 0
+    assert slurm.seen == (IDLE, "")
+
+
+def test_a_drain_stands_whatever_the_date(hooked: Hooked, slurm: FakeSlurm, clock: Clock) -> None:
+    """Set ahead by a year, ten minutes have not passed."""
+    text = hooked.config.read_text()
+    hooked.config.write_text(text.replace("undrain_after_s = 0", "undrain_after_s = 600"))
+    hooked.become(h100(NODE).counted(2, "margin_c", -2))
+    assert hooked.run("healthcheck", env=clock.environ).code == 1
+    clock.set(YEAR_S)
+    hooked.become(h100(NODE))
+    assert hooked.run("healthcheck", env=clock.environ).code == 0
+    assert slurm.seen[0] == OUT
 
 
 def asking(hooked: Hooked) -> dict[int, bool]:
