@@ -28,19 +28,27 @@ def judge(promised: int | None, facts: Facts) -> Verdict:
     if not answered or driver.slowest_s is None or driver.init_s is None:
         return unknown("the driver did not answer, so nobody timed it", advice="recheck")
     cold = any(health.persistence is False for _, health in healths(facts))
-    slow, wedged = limit("driver_slow_s"), limit("driver_wedged_s")
+    slow = limit("driver_slow_s")
     what, took = _slowest(driver, cold=cold)
     seen = f"{what} took {took:.1f} s"
-    if took > wedged:
-        advice = "look for NVRM and Xid in dmesg; drain and reboot"
-        return fail(f"{seen}, under {slow:g} s expected", advice=advice, seconds=took)
     if took > slow:
-        advice = "look for NVRM and Xid in dmesg, and for load on this node; recheck"
-        return warn(f"{seen}, under {slow:g} s expected", advice=advice, seconds=took)
+        return _late(f"{seen}, under {slow:g} s expected", took, driver.paused_s)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
+
+
+def _late(seen: str, took: float, paused_s: float) -> Verdict:
+    """Seconds in which nobody ran, the driver's caller as little as the driver, are no answer's."""
+    if paused_s:
+        paused = f"{seen}; but preflight itself was paused for {paused_s:.0f} s meanwhile"
+        return unknown(paused, advice="run preflight again")
+    if took > limit("driver_wedged_s"):
+        advice = "look for NVRM and Xid in dmesg; drain and reboot"
+        return fail(seen, advice=advice, seconds=took)
+    advice = "look for NVRM and Xid in dmesg, and for load on this node; recheck"
+    return warn(seen, advice=advice, seconds=took)
 
 
 def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:

@@ -8,7 +8,12 @@ from preflight.facts.words import count, process
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 CHECK = Check(
-    "host.driver_hung", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+    "host.driver_hung",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer",),
+    drains=True,
+    heals=True,
 )
 NOT_LOADED = ("driver not loaded", "no devices", "could not find")
 NOT_ITS_FAULT = ("preflight's own reader broke", "cannot allocate memory", "too many open files")
@@ -47,6 +52,10 @@ def _refused(wanted: str, error: str) -> Verdict:
 
 def _hung(driver: Driver) -> Verdict:
     sentence = f"the driver gave NVML no answer within {driver.seconds:.0f} s"
+    if driver.paused_s:
+        paused = f"{sentence}, and preflight itself was paused for {driver.paused_s:.0f} s"
+        advice = "look for a migration, a frozen container or SIGSTOP; run preflight again"
+        return unknown(paused, advice=advice)
     if driver.survivor is not None:
         where = f" in {driver.survivor.wchan}" if driver.survivor.wchan else ""
         sentence += f"; our {process(driver.survivor)} even outlived SIGKILL{where}"

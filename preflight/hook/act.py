@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.hook.boot_clock import now
 from preflight.hook.breaker import allowed, breaker_of
 from preflight.hook.decision import Known, cause_of, decide, is_mine
 from preflight.hook.drained import forget, recall, remember
@@ -26,7 +27,9 @@ def act(call: Call, judged: Judged, config: HookConfig, until_s: float) -> Decis
 
     Asks Slurm nothing on a healthy node, and tells it one thing at most (two where nodes raced).
     """
-    known = Known(call=call, judged=judged, now_s=time.time(), drained=recall(config.state_dir))
+    mine = recall(config.state_dir)
+    stood_s = mine.at.least_age_s() if mine is not None else 0.0
+    known = Known(call=call, judged=judged, drained=mine, stood_s=stood_s)
     return _Acting(config, until_s).decided(known)
 
 
@@ -88,7 +91,11 @@ class _Acting:
         if cause is None:
             return step
         mine = Drained(
-            check=cause.check, reason=cause.reason, time_s=known.now_s, heals=cause.heals
+            check=cause.check,
+            reason=cause.reason,
+            time_s=time.time(),
+            at=now(),
+            heals=cause.heals,
         )
         unsaved = remember(self._config.state_dir, mine)
         try:

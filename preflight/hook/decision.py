@@ -37,10 +37,10 @@ class Known(Struct, frozen=True, kw_only=True):
 
     call: Call
     judged: Judged
-    now_s: float
-    """Seconds since the epoch."""
     drained: Drained | None = None
     """The drain of this node that we remember."""
+    stood_s: float = 0.0
+    """For how long that has stood at least."""
     state: NodeState | None = None
     unread: str = ""
     """Why the scheduler did not tell the state; "" where it did, or was not asked."""
@@ -210,7 +210,7 @@ def _healed(mine: Drained, known: Known, config: HookConfig) -> bool:
         and again
         and not bad
         and not judged.trouble
-        and known.now_s - mine.time_s >= config.undrain_after_s
+        and known.stood_s >= config.undrain_after_s
     )
 
 

@@ -15,6 +15,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.fleet.files import read_regular, refuse_others
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.asking import LEAST_S, SilentError, ask
+from preflight.hook.hung_driver import seen_before
 from preflight.hook.job_gpus import Share, share_of, view
 from preflight.hook.judging import checks, judge
 from preflight.hook.model import Judged, Unjudged
@@ -71,6 +72,7 @@ def look(
         fleet = promised(name, config, registry)
         deadline_s = max(LEAST_S, ask_by - time.monotonic())
         prolog = occasion == "prolog"
+        hung_before = seen_before(config.state_dir)
         facts = ask(name, config, deadline_s, spare=prolog)
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
@@ -82,7 +84,7 @@ def look(
     known = patched(facts, config) if prolog else Patched(facts)
     share = share_of(environ, config) if prolog else Share()
     seen = view(known.facts, fleet.hosts[0].promised, share)
-    found = judge(registry, fleet, known.facts, seen, judge_by)
+    found = judge(registry, fleet, known.facts, seen, judge_by, hung_before=hung_before)
     return Look(
         Judged(
             node=name,

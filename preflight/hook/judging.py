@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.facts.node import Reach
+from preflight.hook.hung_driver import is_late
 from preflight.hook.model import Finding, Unjudged
 from preflight.judgement import Judgement
 from preflight.registry import Registry, load_folder, shipped_folder
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.check import Check
-    from preflight.facts.model import Facts
+    from preflight.facts.model import Driver, Facts
     from preflight.fleet.model import Fleet
     from preflight.hook.job_gpus import View
     from preflight.registered import Registered
@@ -32,6 +33,7 @@ CHECK_S: Final = 1.0
 """Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
 
 OF_GPUS: Final = "gpu."
+HUNG: Final = "host.driver_hung"
 NO_ANSWER: Final = "no answer in time"
 """What the probe says of a section that was not done when its time was up."""
 
@@ -53,10 +55,19 @@ def checks() -> Registry:
     return Registry(load_folder(shipped_folder()))
 
 
-def judge(registry: Registry, fleet: Fleet, whole: Facts, view: View, ends: float) -> Found:
+def judge(
+    registry: Registry,
+    fleet: Fleet,
+    whole: Facts,
+    view: View,
+    ends: float,
+    *,
+    hung_before: bool = False,
+) -> Found:
     """Ask every passive check about this node, those of GPUs about the job's alone.
 
-    `ends`: the moment (time.monotonic) after which nothing is asked any more.
+    `ends`: the moment (time.monotonic) after which nothing is asked any more. `hung_before`: the
+    look before this one saw a hung driver.
     """
     (host,) = fleet.hosts
     own = replace(fleet, hosts=(replace(host, promised=view.promised),))
@@ -73,7 +84,9 @@ def judge(registry: Registry, fleet: Fleet, whole: Facts, view: View, ends: floa
             found.append(_unjudged(check.id, "the time for this was up", out_of_time=True))
         else:
             asked = of_gpus if about_gpus else of_node
-            found.append(_asked(registered, asked, host.name, whole, ends))
+            one = _asked(registered, asked, host.name, ends)
+            hung = check.id == HUNG and whole.driver.state == "hung"
+            found.append(_in_a_row(one, whole.driver, before=hung_before) if hung else one)
     return Found(
         findings=tuple(each for one in found for each in one.findings),
         unknown=tuple(each for one in found for each in one.unknown),
@@ -88,19 +101,16 @@ def _asking(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
     return Judgement(fleet, registry, measured)
 
 
-def _asked(
-    registered: Registered, judgement: Judgement, name: str, facts: Facts, ends: float
-) -> Found:
+def _asked(registered: Registered, judgement: Judgement, name: str, ends: float) -> Found:
     check_id = registered.check.id
     with _alarm(min(CHECK_S, ends - time.monotonic())) as rang:
         verdict = judgement.verdict(check_id, (name,))
     if rang:
         return _unjudged(check_id, f"its judge took over {CHECK_S:g} s", out_of_time=True)
-    return _found(registered, verdict, name, facts)
+    return _found(registered, verdict, name)
 
 
-def _found(registered: Registered, verdict: Verdict, name: str, facts: Facts) -> Found:
-    """Sort a verdict; a driver given less time than makes it hung is only slow so far."""
+def _found(registered: Registered, verdict: Verdict, name: str) -> Found:
     check_id, said = registered.check.id, verdict.sentence
     if verdict.outcome is Outcome.OK:
         return Found(passed=(check_id,))
@@ -111,8 +121,6 @@ def _found(registered: Registered, verdict: Verdict, name: str, facts: Facts) ->
         return _unjudged(check_id, said, out_of_time=NO_ANSWER in said)
     if verdict.outcome not in _BAD:
         return Found()
-    if check_id == "host.driver_hung" and _only_late(facts):
-        return _unjudged(check_id, f"{said}; it may take {DRIVER_S:g} s", out_of_time=True)
     return Found(findings=(_finding(registered.check, verdict, name),))
 
 
@@ -132,9 +140,17 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
     )
 
 
-def _only_late(facts: Facts) -> bool:
-    driver = facts.driver
-    return driver.state == "hung" and driver.seconds < DRIVER_S - 1
+def _in_a_row(found: Found, driver: Driver, *, before: bool) -> Found:
+    """A driver that gives no answer is hung where the look before saw the same."""
+    if not found.findings:
+        return found
+    (one,) = found.findings
+    if before:
+        again = replace(one, sentence=f"{one.sentence}, as at the look before")
+        return Found(findings=(again,))
+    late = is_late(driver)
+    more = f"it may take {DRIVER_S:g} s" if late else "it is hung if the next look sees the same"
+    return _unjudged(HUNG, f"{one.sentence}; {more}", out_of_time=late)
 
 
 def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> Found:

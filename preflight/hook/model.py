@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from preflight.hook.boot_clock import Moment
 from preflight.verdict import Outcome
 
 Action = Literal["none", "drain", "undrain", "withheld", "observe"]
@@ -107,7 +108,8 @@ class Drained(Struct, frozen=True, kw_only=True):
     reason: str
     """As it was given to the scheduler, to the letter: whoever edits it takes the node over."""
     time_s: float
-    """Seconds since the epoch."""
+    """Seconds since the epoch, for people: a clock that is set wrong must not keep a node out."""
+    at: Moment = Moment()
     heals: bool = False
 
 

@@ -105,8 +105,9 @@ def _worked(words: list[str], began: float, told: Told) -> tuple[Told, Ended | N
     said = bytearray()
     try:
         while len(said) <= _LARGEST:
-            left_s = began + told.budget_s - SHARE_S - time.monotonic()
-            if left_s <= 0 or not select.select([mine], [], [], left_s)[0]:
+            left_s = max(0.0, began + told.budget_s - SHARE_S - time.monotonic())
+            # What it has said is read also when the time is up: a pause may have come in between.
+            if not select.select([mine], [], [], left_s)[0]:
                 return told, None, f"it was not done within {told.budget_s:g} s"
             part = os.read(mine, 1 << 16)
             if not part:

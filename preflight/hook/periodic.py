@@ -12,7 +12,6 @@ from preflight.errors import UsageError
 from preflight.facts.model import WIRE, Facts
 from preflight.hook.config import read_trusted
 from preflight.report.files import write_atomically
-from preflight.stages.probe import DRIVER_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,10 +40,7 @@ def keep(folder: Path, facts: Facts) -> None:
 
 
 def patched(facts: Facts, config: HookConfig) -> Patched:
-    """Fill what there was no time to read. Earlier facts of another boot, or too old, are no use.
-
-    A driver that is silent now and was found hung then, in full time, is hung: once could be slow.
-    """
+    """Fill what there was no time to read; facts of another boot, or too old, are no use."""
     earlier = _kept(config, facts)
     if earlier is None:
         return Patched(facts)
@@ -56,9 +52,6 @@ def patched(facts: Facts, config: HookConfig) -> Patched:
     # A matrix of other GPUs has nothing to be held to.
     if _places(facts) != _places(earlier):
         changes.pop("topo_text", None)
-    was_hung = earlier.driver.state == "hung" and earlier.driver.seconds >= DRIVER_S - 1
-    if facts.driver.state == "hung" and was_hung:
-        changes["driver"] = replace(earlier.driver, survivor=facts.driver.survivor)
     if not changes:
         return Patched(facts)
     return Patched(replace(facts, **changes), facts.time_s - earlier.time_s)

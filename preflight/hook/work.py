@@ -14,6 +14,7 @@ from preflight.hook.act import act
 from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import only_observing
 from preflight.hook.here import look, node_name
+from preflight.hook.hung_driver import keep_look
 from preflight.hook.model import Call, Decision, Judged
 from preflight.hook.options import parsed
 from preflight.hook.outermost import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
@@ -90,6 +91,8 @@ def _written(seen: Look, call: Call, config: HookConfig, options: Options) -> Ju
     """Keep what was found before anything is done about it: a full disk is a fault of ours."""
     judged = seen.judged
     try:
+        if seen.facts is not None:
+            keep_look(config.state_dir, seen.facts.driver)
         if options.periodic and seen.facts is not None:
             refuse_others(config.state_dir)
             keep(config.state_dir, seen.facts)

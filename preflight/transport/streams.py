@@ -128,11 +128,14 @@ class StreamRemote(ABC):
             ) from error
 
     def _take(self, ends: float, *, writing: bool = False) -> bool:
-        """Move bytes once; TimeoutError when there is no time left."""
-        left_s = ends - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError(f"no answer after {time.monotonic() - self._began:.0f} s")
+        """Move bytes once; TimeoutError when there is no time left, and nothing had arrived.
+
+        A pause of this machine may let the time pass while the answer waits to be read.
+        """
+        left_s = max(0.0, ends - time.monotonic())
         moved = self._move(min(left_s, TICK_S), writing=writing)
+        if not (left_s or moved):
+            raise TimeoutError(f"no answer after {time.monotonic() - self._began:.0f} s")
         if self._intake.overflow:
             self._leave()
         return moved

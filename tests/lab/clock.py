@@ -29,12 +29,12 @@ class Clock:
     def python(self) -> str:
         """For the inventory: the same Python under these clocks."""
         namespace = f"unshare --time --monotonic {_UP_FOR_S} --fork --kill-child"
-        settings = " ".join(f"{name}={value}" for name, value in self.environ.items())
-        return f"{namespace} env {settings} {sys.executable}"
+        words = " ".join(f"{name}={value}" for name, value in self.environ.items())
+        return f"{namespace} env {words} {sys.executable}"
 
     @property
     def environ(self) -> dict[str, str]:
-        """What puts a program before this wall clock alone."""
+        """For a program here, and what it starts: the date alone is off."""
         return {"LAB_CLOCK": str(self._off), "LD_PRELOAD": str(self._library)}
 
     def set(self, seconds: int) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 NODE = "gpu001"
 LONGEST_S = 120
@@ -97,19 +98,36 @@ class Hooked:
         )
 
     def run(self, *words: str, env: Mapping[str, str] | None = None, **more: Any) -> Answer:
-        """Start the hook as slurmd would, with `words` behind `preflight`."""
+        """Start the hook as slurmd would, with `words` behind `preflight`, and wait for its end."""
+        with self.begun(*words, env=env, **more) as ended:
+            return ended()
+
+    @contextmanager
+    def begun(
+        self, *words: str, env: Mapping[str, str] | None = None, **more: Any
+    ) -> Iterator[Callable[[], Answer]]:
+        """The same while it still runs; what is yielded waits for its end."""
         own = {
             "LD_LIBRARY_PATH": str(self.library),
             "PREFLIGHT_NVML_SCENARIO": str(self.scenario),
             "SLURMD_NODENAME": NODE,
         }
         argv = [PREFLIGHT, words[0], f"--config={self.config}", *words[1:]]
-        told = subprocess.run(
+        process = subprocess.Popen(
             argv, env={**own, **(env or {})}, cwd=more.get("cwd", self.folder),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_S,
-            check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        return Answer(told.returncode, told.stdout, tuple(told.stderr.splitlines()))
+
+        def ended() -> Answer:
+            out, log = process.communicate(timeout=LONGEST_S)
+            return Answer(process.returncode, out, tuple(log.splitlines()))
+
+        with process:
+            try:
+                yield ended
+            finally:
+                if process.poll() is None:
+                    process.kill()
 
     def prolog(self, *words: str, gpus: str | None = None, **env: str) -> Answer:
         """Let a job start: on these GPUs, or on all."""

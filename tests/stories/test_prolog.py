@@ -115,19 +115,14 @@ def test_a_full_disk_drains_nobody(hooked: Hooked) -> None:
 
 
 def test_the_health_check_reads_for_the_prologs(hooked: Hooked) -> None:
-    """A driver that it found hung, in full time, is hung for a prolog that has less; age said."""
+    """What a prolog leaves out is taken from there, readable by nobody else, and its age said."""
     well = hooked.run("healthcheck", "--periodic")
     assert (well.code, well.log) == (0, ())
     path = hooked.state / "facts.json"
     assert path.stat().st_mode & 0o777 == 0o640
-    # Ten seconds of silence, as a health check would have written them down.
     facts = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**facts, "driver": {"state": "hung", "seconds": 10.0}}))
-    hooked.become(replace(h100(NODE), init="hangs"))
-    hooked.configure("budget_s = 4")
-    soon = hooked.prolog("--plain", "--json")
-    assert soon.unfit() == {"host.driver_hung": True}
-    assert soon.document["judged"]["facts_age_s"] > 0
+    path.write_text(json.dumps({**facts, "topo_text": "a matrix"}))
+    assert hooked.prolog("--plain", "--json").document["judged"]["facts_age_s"] > 0
 
 
 def test_it_imports_little(hooked: Hooked) -> None:

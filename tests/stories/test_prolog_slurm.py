@@ -218,7 +218,8 @@ def test_a_launch_behind_the_gate(hook: Hook, slurm: Slurm, tmp_path: Path) -> N
 def test_a_hung_driver_is_left_to_the_health_check(hook: Hook, slurm: Slurm) -> None:
     """Not even SIGKILL ends what asks it; the prolog ends in its budget, and the job starts.
 
-    Such silence may be a slow start: the health check has the time to be certain, and drains.
+    Such silence may be a slow start: the health check has the time to be certain, and drains at its
+    second look.
     """
     hook.configure(f'directory = "{hook.folder}/breaker"', budget_s=8)
     host = slurm.lab.hosts["h1"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 
 from . import guard
 from .text import TEXT_LIMIT, clean
@@ -43,7 +42,7 @@ def read(
     if not wanted:
         return {}
     _adopt_orphans()
-    began = time.monotonic()
+    began = guard.clock.now()
     asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
     answers = {}
     for each, child in asked:
@@ -51,7 +50,7 @@ def read(
         answer = _answer(child, min(until, began + deadline_s), deadline_s)
         if answer["error"]:
             problems.append("{}: {}".format(each["id"], answer["error"]))
-        answers[each["id"]] = {**answer, "seconds": round(time.monotonic() - began, 3)}
+        answers[each["id"]] = {**answer, "seconds": round(guard.clock.now() - began, 3)}
     return answers
 
 

@@ -52,10 +52,12 @@ class Asked:
         for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
             if not done:  # all at once, so that the patience for each passes for all
                 children.end(child.pid)
+        # Cut short, by a pause or for want of time, a look says nothing of who did not answer yet.
+        state = "hung" if guard.clock.now() >= self._until else "hidden"
         for one, child, done in zip(self._told, self._children, answered):  # noqa: B905
             if not child.dismiss(kill=not done):
                 problems.append(f"{one['mount']}: our reader {child.pid} cannot be killed")
-            one.update(_said(child) if done else {"state": "hung", "seconds": DEADLINE_S})
+            one.update(_said(child) if done else {"state": state, "seconds": DEADLINE_S})
         return self._told
 
 

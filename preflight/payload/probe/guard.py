@@ -16,6 +16,7 @@ import time
 
 import children
 
+from . import procfs, stat
 from .text import words
 
 TYPE_CHECKING = False
@@ -27,6 +28,67 @@ GRACE_S = 0.5
 """How long after SIGKILL, or after its answer, a child may take to be gone."""
 
 _STANDARD = (0, 1, 2)
+
+
+_TICK_S = 0.1
+"""How often a wait notes that it ran."""
+
+_LATE_S = 0.15
+"""A tick that comes this much later is a busy machine's; what is beyond is time that nobody had."""
+
+_PAUSE_S = 1.0
+"""A tick that comes this much later is a pause: of the machine, the container, or by a signal."""
+
+_FREEZERS = ("__refrigerator", "do_freezer_trap")
+"""Where a process of a frozen container waits (wchan): freezers of cgroup v1 and v2."""
+
+
+class Clock:
+    """CLOCK_MONOTONIC without the time in which this process, or who it waits for, could not run.
+
+    SIGSTOP, a frozen container, a machine that is migrated: no deadline may pass meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.paused_s = 0.0
+        """What pauses took since `bound`."""
+        self._lost_s = 0.0
+        self._at = 0.0
+        self._ends: float | None = None
+
+    def bound(self, ends: float) -> None:
+        """Leave pauses out from now on, but end all waiting at `ends` (time.monotonic).
+
+        Until then this is CLOCK_MONOTONIC, for an entry that takes pauses as they come.
+        """
+        self._ends, self._at = ends, time.monotonic()
+
+    def now(self) -> float:
+        """Seconds; to be asked several times a second, or what lies between counts as a pause."""
+        at = time.monotonic()
+        if self._ends is not None:
+            late_s = at - self._at - _TICK_S
+            self._lost_s += max(0.0, late_s - _LATE_S)
+            self.paused_s += late_s if late_s > _PAUSE_S else 0.0
+            self._at = at
+        return at - self._lost_s
+
+    def left_s(self, until: float) -> float:
+        """Seconds until then, or until the end of all waiting; 0 where that has come."""
+        left_s = until - self.now()
+        if self._ends is not None:
+            left_s = min(left_s, self._ends - self._at)
+        return max(0.0, left_s)
+
+    def skip(self, seconds: float) -> None:
+        """Leave out the last so many: who we waited for was stopped."""
+        if self._ends is not None:
+            self.paused_s += seconds
+            self._lost_s += seconds
+
+
+clock = Clock()
+"""The one of this process, by which all `until` in here count."""
 
 
 class BrokenError(Exception):
@@ -48,9 +110,13 @@ class Child:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while len(self.said) <= limit:
-            left_s = max(0.0, until - time.monotonic())
-            if not poll.poll(left_s * 1000):
-                return False
+            tick_s = min(clock.left_s(until), _TICK_S)
+            if not poll.poll(tick_s * 1000):
+                if self._stopped():
+                    clock.skip(tick_s)
+                if not clock.left_s(until):
+                    return False
+                continue
             chunk = os.read(self._pipe, 65536)
             if not chunk:
                 return True
@@ -72,13 +138,18 @@ class Child:
         if kill:
             children.end(self.pid)
         os.close(self._pipe)
-        until = time.monotonic() + GRACE_S
+        until = clock.now() + GRACE_S
         while not self._reaped():
-            if time.monotonic() > until:
+            if clock.now() > until:
                 children.end(self.pid)
                 return self._reaped()
             time.sleep(0.002)
         return True
+
+    def _stopped(self) -> bool:
+        """Whether somebody stopped or froze it alone."""
+        its = stat.look(self.pid)
+        return its is not None and (its.state in "Tt" or procfs.wchan(self.pid) in _FREEZERS)
 
     def _reaped(self) -> bool:
         with contextlib.suppress(ChildProcessError):
@@ -133,6 +204,7 @@ def _fork(run: Callable[[int], None]) -> Child:
     mine, its = os.pipe()
     pid = os.fork()
     if pid:
+        clock.now()
         os.close(its)
         return Child(pid, mine)
     try:

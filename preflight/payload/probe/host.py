@@ -42,7 +42,7 @@ class Machine:
 
     def finish(self, until: float, problems: list[str]) -> dict[str, Any]:
         """Return the document's `Machine`; a part that could not be read is None."""
-        until = max(until, time.monotonic())
+        until = max(until, guard.clock.now())
         machine = self._read(until)
         files = self._files and self._files.finish(until, self._problems)
         machine["file_systems"] = files

@@ -46,10 +46,12 @@ def run(
     del lines
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
-    driver_s = float(request["driver_deadline_s"])
     root = str(request.get("sysfs", "/sys"))
     problems: list[str] = []
     facts = _identity(request["nonce"])  # first: its clock is read at `began`
+    guard.clock.bound(until)
+    asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
+    soon = min(until, asked_at + driver_s)
     asked = guard.spawn(nvml.survey, root)
     nics_asked = guard.spawn(nics.read, root)
     log_asked = kmsg.Asked(str(request.get("kmsg", kmsg.LOG)), request.get("kernel_log_since_s"))
@@ -58,25 +60,25 @@ def run(
     direct_asked = guard.spawn(gpudirect.survey, root)
     names_asked = resolve.start(request.get("names") or [])
     source_asked = resolve.start_source(str(request.get("towards") or ""))
-    machine = host.Machine(root, began)
+    machine = host.Machine(root, asked_at)
     conf_asked = nccl_conf.start(request)
-    facts.update(_driver(asked, began, min(until, began + driver_s), problems))
+    facts.update(_driver(asked, asked_at, soon, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = smi.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
-    facts["nics"] = _section("nics", nics_asked, min(until, began + driver_s), problems)
-    facts["kernel_log"] = log_asked.finish(min(until, began + kmsg.PATIENCE_S), problems)
-    facts["software"] = _section("software", software_asked, min(until, began + driver_s), problems)
-    facts["network"] = _section("network", network_asked, min(until, began + driver_s), problems)
-    facts["gpudirect"] = _section("gpudirect", direct_asked, min(until, began + driver_s), problems)
-    _add_names(facts, resolve.finish(names_asked, began, until))
-    source = resolve.finish_source(source_asked, began, until)
+    facts["nics"] = _section("nics", nics_asked, soon, problems)
+    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kmsg.PATIENCE_S), problems)
+    facts["software"] = _section("software", software_asked, soon, problems)
+    facts["network"] = _section("network", network_asked, soon, problems)
+    facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
+    _add_names(facts, resolve.finish(names_asked, asked_at, until))
+    source = resolve.finish_source(source_asked, asked_at, until)
     if facts["network"] is not None:
         facts["network"]["source_address"] = source
-    facts["nccl_conf"] = _section("nccl_conf", conf_asked, min(until, began + driver_s), problems)
-    facts["topo_text"] = smi.finish(drawing, min(until, time.monotonic() + driver_s), problems)
-    facts["machine"] = machine.finish(min(until, began + driver_s), problems)
+    facts["nccl_conf"] = _section("nccl_conf", conf_asked, soon, problems)
+    facts["topo_text"] = smi.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
+    facts["machine"] = machine.finish(soon, problems)
     # Last and alone: what a site adds can take time from nothing of ours.
     sections = request.get("sections") or []
     facts["extra"] = extra.read(sections, str(request["name"]), until, problems)
@@ -88,7 +90,7 @@ def run(
 def _identity(nonce: str) -> dict[str, Any]:
     """Who this node says it is, and what reads it."""
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    now_s = time.time()
+    now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
     system = os.uname()
     return {
         "wire": wire.VERSION,
@@ -109,7 +111,8 @@ def _identity(nonce: str) -> dict[str, Any]:
 def _driver(asked: guard.Child, began: float, until: float, problems: list[str]) -> dict[str, Any]:
     """Return the sections that only the driver can fill; one that does not answer is `hung`."""
     answered = asked.listen(until)
-    seconds = round(time.monotonic() - began, 3)
+    seconds = round(guard.clock.now() - began, 3)
+    paused_s = guard.clock.paused_s
     gone = asked.dismiss(kill=not answered)
     sections: dict[str, Any] = {"driver": {"state": "hung"}, "gpus": None, "gpu_pairs": None}
     if answered:
@@ -119,6 +122,8 @@ def _driver(asked: guard.Child, began: float, until: float, problems: list[str])
             sections["driver"] = {"state": "error", "error": nvml.OURS + str(error)}
         problems += sections.pop("problems", [])
     sections["driver"]["seconds"] = seconds
+    if paused_s:
+        sections["driver"]["paused_s"] = round(paused_s, 3)
     if not gone:
         sections["driver"]["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
     return sections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 
 from . import guard, procfs
 from .describe import bare
@@ -61,7 +60,7 @@ def patiently(
         if answered:
             return _told(asked, stuck, problems)
         at = _at(shared)
-        if not at or time.monotonic() > until:
+        if not at or guard.clock.now() > until:
             break
         stuck.add(at)
     problems.append("processes: /proc did not answer in time")
@@ -95,8 +94,8 @@ def _carefully(
 def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
     """Wait for the answer as long as the pass gets on."""
     before = -1
-    while time.monotonic() < until:
-        if asked.listen(min(until, time.monotonic() + STALLED_S)):
+    while guard.clock.now() < until:
+        if asked.listen(min(until, guard.clock.now() + STALLED_S)):
             return True
         now = _at(shared)
         if now == before:

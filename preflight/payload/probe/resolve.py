@@ -79,7 +79,7 @@ def _resolved(name: str, child: guard.Child, began: float, until: float) -> dict
     child.dismiss(kill=not answered)
     told: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
     if not answered:
-        waited_s = time.monotonic() - began
+        waited_s = guard.clock.now() - began
         return {**told, "error": f"no answer in {waited_s:.0f} s", "seconds": round(waited_s, 3)}
     try:
         its, seconds = child.value()

@@ -35,7 +35,7 @@ def known(
     return Known(
         call=why or call(),
         judged=found,
-        now_s=4600.0,
+        stood_s=4600.0 - mine.time_s if mine is not None else 0.0,
         state=seen,
         tokens=tokens,
         drained=mine,

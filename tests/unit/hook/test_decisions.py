@@ -103,7 +103,9 @@ class Fleet(RuleBasedStateMachine):
         """With any findings, under any configuration, whether or not slurmctld answers."""
         machine, found = self.nodes[name], replace(found, node=name)
         before = Machine(set(machine.states), machine.reason, machine.mine)
-        known = Known(call=call, judged=found, now_s=self.now_s, drained=machine.mine)
+        mine = machine.mine
+        stood_s = self.now_s - mine.time_s if mine is not None else 0.0
+        known = Known(call=call, judged=found, drained=mine, stood_s=stood_s)
         asked, step = [], decide(known, config)
         while not isinstance(step, Decision):
             assert step not in asked, "asked twice"

@@ -35,10 +35,18 @@ def shipped() -> Registry:
     return checks()
 
 
-def _found(registry: Registry, known: Facts, share: Share | None = None, in_s: float = 60) -> Found:
+def _found(
+    registry: Registry,
+    known: Facts,
+    share: Share | None = None,
+    in_s: float = 60,
+    *,
+    hung_before: bool = False,
+) -> Found:
     fleet = Fleet(hosts=(HOST,), origin="here")
     seen = view(known, HOST.promised, share or Share())
-    return judge(registry, fleet, known, seen, time.monotonic() + in_s)
+    ends = time.monotonic() + in_s
+    return judge(registry, fleet, known, seen, ends, hung_before=hung_before)
 
 
 def _registry(judged: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
@@ -61,15 +69,26 @@ def test_only_passive_checks_of_this_node_are_asked(shipped: Registry) -> None:
     assert {"gpu.count", "gpu.ecc"} <= set(found.passed)
 
 
-def test_a_driver_that_had_too_little_time_is_not_hung(shipped: Registry) -> None:
-    """3 s of silence are unknown, 10 s are a hung driver; what waits for it is not judged."""
-    for seconds, hung in ((3.0, False), (10.0, True)):
-        silent = facts(gpus=None, driver=Driver("hung", seconds=seconds))
-        found = _found(shipped, silent)
-        failed = [one.check for one in found.findings if one.drains]
-        assert failed == (["host.driver_hung"] if hung else [])
-        late = [one.check for one in found.unknown if one.out_of_time]
-        assert late == ([] if hung else ["host.driver_hung"])
+@pytest.mark.parametrize(
+    ("seconds", "paused_s", "before", "outcome"),
+    [
+        (3.0, 0.0, False, "out of time"),
+        (10.0, 0.0, False, "unknown"),
+        (3.0, 0.0, True, "drains"),
+        (10.0, 0.0, True, "drains"),
+        (10.0, 12.0, True, "unknown"),
+    ],
+)
+def test_a_driver_is_hung_at_the_second_look(
+    shipped: Registry, seconds: float, paused_s: float, outcome: str, *, before: bool
+) -> None:
+    """Before that, or where a pause may explain it, its silence is unknown and drains nothing."""
+    silent = Driver("hung", seconds=seconds, paused_s=paused_s)
+    found = _found(shipped, facts(gpus=None, driver=silent), hung_before=before)
+    failed = [one.check for one in found.findings if one.drains]
+    assert failed == ["host.driver_hung"] * (outcome == "drains")
+    unjudged = {one.check: one.out_of_time for one in found.unknown}
+    assert unjudged.get("host.driver_hung") is {"out of time": True, "unknown": False}.get(outcome)
 
 
 def test_unclear_gpus_are_unknown_and_the_node_is_judged(shipped: Registry) -> None:

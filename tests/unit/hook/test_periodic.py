@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.facts.model import Driver, Facts
 from preflight.hook.model import HookConfig
 from preflight.hook.periodic import NAME, keep, patched
 from tests.unit.facts.builders import facts, gpus, software
@@ -16,7 +15,7 @@ from tests.unit.facts.builders import facts, gpus, software
 if TYPE_CHECKING:
     from pathlib import Path
 
-HUNG = Driver("hung", seconds=10)
+    from preflight.facts.model import Facts
 
 
 def _at(time_s: float, **more: object) -> Facts:
@@ -66,15 +65,6 @@ def test_what_may_not_hold_any_more_is_left(tmp_path: Path, earlier: Facts) -> N
     """Older than an hour, of another boot, node or version: then it stays unknown."""
     now = _at(6800, software=None)
     assert _patched(tmp_path, now, earlier) == (now, None)
-
-
-def test_a_driver_silent_twice_is_hung(tmp_path: Path) -> None:
-    """Ten seconds of silence then, and some now; a driver that answered in between is not."""
-    silent = _at(6800, driver=Driver("hung", seconds=3), software=software())
-    assert _patched(tmp_path, silent, _at(5000, driver=HUNG))[0].driver.seconds == 10
-    assert _patched(tmp_path, silent, _at(5000))[0].driver.seconds == 3
-    well = _at(6800, software=software())
-    assert _patched(tmp_path, well, _at(5000, driver=HUNG))[0].driver == well.driver
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 100, b"[" * 10_000, b'{"wire": "x"}'])

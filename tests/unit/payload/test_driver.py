@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,6 +196,32 @@ def test_a_hung_driver_is_killed_and_the_rest_told(
     assert facts.gpus is None
     assert facts.processes is not None
     assert facts.nics is not None
+
+
+def test_a_paused_probe_says_so(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
+    """Of a driver that hangs, too: what passed while nobody ran is not among its seconds."""
+    remote = Remote("probe", env=machine(healthy.hanging()))
+
+    def pause() -> None:
+        tasks = Path(f"/proc/{remote.process.pid}/task")
+        while not any(map(asks, (tasks / f"{remote.process.pid}/children").read_text().split())):
+            time.sleep(0.02)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(remote.process.pid, number)
+            time.sleep(3)
+
+    def asks(pid: str) -> bool:
+        with contextlib.suppress(OSError):
+            return "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
+        return False
+
+    pausing = threading.Thread(target=pause)
+    pausing.start()
+    facts = probe(remote, sysfs=str(tmp_path / "sys"), driver_deadline_s=2.5)
+    pausing.join()
+    assert facts.driver.state == "hung"
+    assert facts.driver.paused_s > 1
+    assert facts.driver.seconds < 3
 
 
 def test_an_unkillable_driver_call_neither_holds_the_channel_nor_the_probe(

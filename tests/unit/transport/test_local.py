@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+
+import pytest
 
 from preflight.fleet.model import Host
 from preflight.transport.local import LocalTransport
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_killing_ends_the_children_too() -> None:
@@ -32,6 +31,18 @@ def test_killing_ends_the_children_too() -> None:
     wait_until(lambda: len(processes_with(token)) == 3, "timeout, the command and its child run")
     remote.kill()
     wait_until(lambda: not processes_with(token), "the whole group is gone")
+
+
+def test_an_answer_that_has_arrived_is_read_after_its_time() -> None:
+    """Our machine stood still until the deadline had passed: the node had answered in time."""
+    connection = LocalTransport().connect(Host(name="here", address="here"), PATIENCE_S)
+    remote = connection.start(["sh", "-c", "echo here; exec sleep 60"], timeout_s=PATIENCE_S)
+    readable, _, _ = select.select([remote._stdout], [], [], PATIENCE_S)
+    assert readable
+    assert remote.read_line(0.0) == b"here"
+    with pytest.raises(TimeoutError):
+        remote.read_line(0.0)
+    remote.kill()
 
 
 def test_an_ended_command_leaves_no_zombie() -> None:

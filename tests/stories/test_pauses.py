@@ -1,0 +1,192 @@
+"""A machine that stands still for a while, or whose date is set, is no broken machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.hook.tokens import MARK
+from tests.lab.clock import Clock
+from tests.lab.inside import until
+from tests.lab.nvml.scenario import h100
+from tests.stories.hooked import NODE
+from tests.unit.hook.fake_slurm import FakeSlurm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.stories.hooked import Hooked
+
+YEAR_S = 365 * 86_400
+PAUSE_S = 12
+"""Longer than a driver may take to answer."""
+
+FOUND_S = 60
+FREEZER = Path("/sys/fs/cgroup/freezer")
+IDLE, OUT = "IDLE", "IDLE+DRAIN"
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="scontrol is run as root alone")
+
+
+@pytest.fixture
+def slurm(hooked: Hooked) -> FakeSlurm:
+    """A Slurm in which the node is idle, and a hook that may drain it."""
+    fake = FakeSlurm(hooked.folder / "bin")
+    (hooked.folder / "breaker").mkdir()
+    (hooked.folder / "breaker" / MARK).touch()
+    hooked.configure(
+        f'enforce = true\nslurm_bin = "{fake.folder}"\nundrain_after_s = 0',
+        after=f'[breaker]\ndirectory = "{hooked.folder}/breaker"\nmost_share = 0\n',
+    )
+    return fake
+
+
+def everybody(pids: dict[int, bool]) -> list[int]:
+    """The hook, what it started, and what that started."""
+    return list(pids)
+
+
+def reader(pids: dict[int, bool]) -> list[int]:
+    """Who asks the driver."""
+    return [pid for pid, asks in pids.items() if asks]
+
+
+def all_but_the_reader(pids: dict[int, bool]) -> list[int]:
+    """Who waits for it, however far away."""
+    return [pid for pid, asks in pids.items() if not asks]
+
+
+@pytest.mark.parametrize("who", [everybody, reader, all_but_the_reader])
+def test_a_pause_is_no_hung_driver(
+    hooked: Hooked, slurm: FakeSlurm, who: Callable[[dict[int, bool]], list[int]]
+) -> None:
+    """Stopped for longer than a driver may take, in the middle of its answer: no drain, exit 0."""
+    hooked.become(replace(h100(NODE), init="slow_ms 900"))
+    with hooked.begun("healthcheck", "--json") as ended:
+        pids = asking(hooked)
+        for number, pause_s in ((signal.SIGSTOP, PAUSE_S), (signal.SIGCONT, 0)):
+            for pid in who(pids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(pause_s)
+        told = ended()
+    assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert told.unfit() == {}
+
+
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="this machine has no freezer of cgroup v1")
+def test_a_frozen_container_is_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """As `docker pause` does it: no signal tells of it."""
+    hooked.become(replace(h100(NODE), init="slow_ms 900"))
+    with hooked.begun("healthcheck", "--json") as ended, freezer() as group:
+        for pid in asking(hooked):
+            (group / "cgroup.procs").write_text(f"{pid}\n")
+        (group / "freezer.state").write_text("FROZEN\n")
+        time.sleep(PAUSE_S)
+        (group / "freezer.state").write_text("THAWED\n")
+        told = ended()
+    assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert told.unfit() == {}
+
+
+def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """In a row: an answer between two hangs begins anew. The drain ends once it answers again."""
+    well, hung = h100(NODE), replace(h100(NODE), init="hangs")
+    seen = []
+    for scenario in (hung, well, hung, hung, well):
+        hooked.become(scenario)
+        told = hooked.run("healthcheck", "--json")
+        seen.append((told.code, slurm.seen[0]))
+        if seen == [(0, IDLE)]:
+            assert told.unknown()["host.driver_hung"] is False
+            assert "it is hung if the next look sees the same" in told.log[0]
+    assert seen == [(0, IDLE), (0, IDLE), (0, IDLE), (1, OUT), (0, IDLE)]
+
+
+def test_a_prolog_is_a_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """It has less time than a driver may take, and goes by the health check before it."""
+    hooked.become(replace(h100(NODE), init="hangs"))
+    assert hooked.prolog().code == 0
+    assert hooked.run("healthcheck").code == 0
+    assert (hooked.prolog().code, slurm.seen[0]) == (1, OUT)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    """The date, as the hook and all that it starts see it."""
+    return Clock(tmp_path)
+
+
+@pytest.mark.parametrize("years", [-40, -1, 1, 40, None])
+def test_a_date_that_is_set_is_no_fault(
+    hooked: Hooked, slurm: FakeSlurm, clock: Clock, years: int | None
+) -> None:
+    """Between two looks, by years, or to what it is without a battery: no drain, and not a word."""
+    slot = h100(NODE).gpus[2].bus_id[4:-2].lower()
+    hooked.log(f"NVRM: Xid (PCI:{slot}): 31, pid=77, name=python, Ch 00000008, MMU Fault")
+    assert hooked.run("healthcheck", "--periodic", env=clock.environ).code == 0
+    clock.set(round(5 - time.time()) if years is None else years * YEAR_S)
+    for occasion in ("prolog", "healthcheck"):
+        told = hooked.run(occasion, "--json", env=clock.environ)
+        assert (told.code, told.log, told.unfit()) == (0, (), {})
+    assert slurm.seen == (IDLE, "")
+
+
+def test_a_drain_heals_whatever_the_date(hooked: Hooked, slurm: FakeSlurm, clock: Clock) -> None:
+    """Set back by a year, its drain is of the future, and has stood as long as it has."""
+    hooked.become(h100(NODE).counted(2, "margin_c", -2))
+    assert hooked.run("healthcheck", env=clock.environ).code == 1
+    assert slurm.seen[0] == OUT
+    clock.set(-YEAR_S)
+    hooked.become(h100(NODE))
+    assert hooked.run("healthcheck", env=clock.environ).code == 0
+    assert slurm.seen == (IDLE, "")
+
+
+def test_a_drain_stands_whatever_the_date(hooked: Hooked, slurm: FakeSlurm, clock: Clock) -> None:
+    """Set ahead by a year, ten minutes have not passed."""
+    text = hooked.config.read_text()
+    hooked.config.write_text(text.replace("undrain_after_s = 0", "undrain_after_s = 600"))
+    hooked.become(h100(NODE).counted(2, "margin_c", -2))
+    assert hooked.run("healthcheck", env=clock.environ).code == 1
+    clock.set(YEAR_S)
+    hooked.become(h100(NODE))
+    assert hooked.run("healthcheck", env=clock.environ).code == 0
+    assert slurm.seen[0] == OUT
+
+
+def asking(hooked: Hooked) -> dict[int, bool]:
+    """Wait until the driver is asked; then all processes of the hook, and whether they ask it."""
+    found: dict[int, bool] = {}
+
+    def anyone() -> bool:
+        found.clear()
+        for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+            try:
+                if str(hooked.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found[pid] = "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
+            except OSError:
+                continue
+        return any(found.values())
+
+    until(anyone, "the driver to be asked", FOUND_S)
+    return found
+
+
+@contextmanager
+def freezer() -> Iterator[Path]:
+    """A group of processes that can be frozen."""
+    group = FREEZER / f"preflight-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        yield group
+    finally:
+        (group / "freezer.state").write_text("THAWED\n")
+        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty", FOUND_S)
+        group.rmdir()
