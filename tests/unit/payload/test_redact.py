@@ -6,7 +6,7 @@ import base64
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from probe import redact
 
@@ -115,6 +115,7 @@ def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: l
 @MANY
 def test_no_option_that_nobody_knows_shows_a_word(name: str, value: str, spelled: str) -> None:
     """However a secret's option is called: only numbers, paths and known options' values stay."""
+    assume(name.rpartition(".")[2].replace("_", "-").lower() not in redact._HARMLESS)  # noqa: SLF001
     value = "S3" + value.replace("/", "").replace(".", "").replace(" ", "") + "cr3t"
     argv = ["train", *spelled.format("zz" + name, value).split(" ")]
     assert value not in cut(*argv)
