@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ GREETING_S = 10.0
 STRANGERS = 256
 """Callers beyond the expected ones that may be greeted at once."""
 
+BACKLOG = 4096
+"""Calls that wait for us in the kernel: any user of a node can fill 128, and then a relay waits."""
+
 TICK_S = 0.5
 STALL_MS = 20_000
 """After which the kernel gives up a relay that takes no bytes."""
@@ -34,6 +38,7 @@ class _Caller:
     """Somebody who has not proven himself yet."""
 
     connection: socket.socket
+    address: str
     hello: Hello
     until: float
 
@@ -51,7 +56,8 @@ class Hub:
         self.links: dict[str, Link] = {}
         self.changed = threading.Condition()
         """Notified when a relay has called in or is lost."""
-        self._callers: set[socket.socket] = set()
+        self._callers: dict[socket.socket, _Caller] = {}
+        """The oldest first."""
         self._closing = False
         self._awake = False
         self._wake_out, self._wake_in = socket.socketpair()
@@ -113,20 +119,25 @@ class Hub:
 
     def _accept(self) -> None:
         with suppress(OSError):
-            connection, _ = self._listener.accept()
+            connection, (address, *_) = self._listener.accept()
             if len(self._callers) >= len(self._expected) + STRANGERS:
-                connection.close()
-                return
+                self._make_room()
             connection.settimeout(0.0)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
             hello = Hello(self._secret, self._expected)
-            caller = _Caller(connection, hello, time.monotonic() + GREETING_S)
+            address = str(address).removeprefix("::ffff:")
+            caller = _Caller(connection, address, hello, time.monotonic() + GREETING_S)
             self._selector.register(connection, selectors.EVENT_READ, caller)
-            self._callers.add(connection)
+            self._callers[connection] = caller
             connection.send(hello.opening)  # fits into any empty socket
+
+    def _make_room(self) -> None:
+        """Hang up on the oldest caller from where most of them call: a flood costs only itself."""
+        [(crowd, _)] = Counter(each.address for each in self._callers.values()).most_common(1)
+        self._refuse(next(each for each in self._callers.values() if each.address == crowd))
 
     def _greet(self, caller: _Caller) -> None:
         try:
@@ -137,25 +148,29 @@ class Hub:
         except (OSError, RefusedError):
             self._refuse(caller)
             return
-        if not data or (proven and proven.name in self.links):
+        first = self.links.get(proven.name) if proven else None
+        if first is not None and not first.lost:
+            # All relays know one secret: one of these two is another node, and nobody knows which.
+            first.rivals = f"{first.address} and {caller.address}"
+            self._lose(first)
+        if not data or first is not None:
             self._refuse(caller)
         elif proven:
-            self._callers.discard(caller.connection)
-            link = Link(caller.connection, proven, self._wake)
+            self._callers.pop(caller.connection, None)
+            link = Link(caller.connection, caller.address, proven, self._wake)
             self._selector.modify(caller.connection, selectors.EVENT_READ, link)
             with self.changed:
                 self.links[link.name] = link
                 self.changed.notify_all()
 
     def _refuse(self, caller: _Caller) -> None:
-        self._callers.discard(caller.connection)
+        self._callers.pop(caller.connection, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(caller.connection)
         caller.connection.close()
 
     def _hang_up_on_the_slow(self) -> None:
-        for connection in list(self._callers):
-            caller = self._selector.get_key(connection).data
+        for caller in list(self._callers.values()):
             if time.monotonic() > caller.until:
                 self._refuse(caller)
 
@@ -201,7 +216,7 @@ def _listen(ports: range | None, callers: int) -> socket.socket:
     for port in ports or (0,):
         try:
             listener = socket.create_server(
-                ("", port), family=family, backlog=max(128, callers), dualstack_ipv6=both
+                ("", port), family=family, backlog=max(BACKLOG, callers), dualstack_ipv6=both
             )
         except OSError as error:
             trouble = error

@@ -52,10 +52,15 @@ class Channel:
 class Link:
     """The relay of one node, once it has proven itself."""
 
-    def __init__(self, connection: socket.socket, proven: Proven, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, address: str, proven: Proven, wake: Callable[[], None]
+    ) -> None:
         self.name = proven.name
         self.connection = connection
+        self.address = address
         self.lost = False
+        self.rivals = ""
+        """From where two relays called in by this name; "" while there is one."""
         self._sealer = proven.sealer
         self._opener = proven.opener
         self._outgoing = bytearray(proven.answer)

@@ -28,6 +28,12 @@ class RelayConnection:
         self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
     ) -> RelayRemote:
         """Start it there, without a shell; ReachError if the relay is gone."""
+        if self._link.rivals:
+            raise ReachError(
+                "answer",
+                f"two relays called in as this node, from {self._link.rivals}: one poses as it",
+                "look which address is this node's: the other one's node is not to be trusted",
+            )
         if self._link.lost:
             raise ReachError(
                 "answer",

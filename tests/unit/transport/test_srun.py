@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,7 @@ from preflight.fleet.model import Host
 from preflight.transport import srun
 from preflight.transport.protocol import ReachError
 from preflight.transport.relay.hub import Hub
+from preflight.transport.relay.remote import RelayConnection
 from preflight.transport.srun import SrunTransport
 from tests.unit.transport.launcher import StandIn
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
@@ -160,23 +163,36 @@ def hub() -> Iterator[Hub]:
 
 
 def call(
-    hub: Hub, hello: bytes | None = None, *, name: str = "h1", secret: bytes = SECRET
+    hub: Hub,
+    hello: bytes | None = None,
+    *,
+    name: str = "h1",
+    secret: bytes = SECRET,
+    source: str = "127.0.0.1",
 ) -> bytes:
     """Greet as a relay of that name and secret, or with the bytes of an old greeting.
 
     Returns what was said, if it was believed.
     """
-    import hmac
+    there, here = ("127.0.0.1", hub.port), (source, 0)
+    with socket.create_connection(there, PATIENCE_S, here) as line:
+        return greeted(line, hello, name, secret)
 
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=PATIENCE_S) as line:
-        opening = b""
-        while len(opening) < 50:
-            opening += line.recv(50 - len(opening))
-        word, ours = name.encode(), b"r" * 32
-        proof = hmac.digest(secret, b"relay\0" + word + opening[-32:] + ours, "sha256")
-        said = hello or bytes([len(word)]) + word + ours + proof
-        line.sendall(said)
-        return said if line.recv(32) else b""
+
+def greeted(
+    line: socket.socket, hello: bytes | None = None, name: str = "h1", secret: bytes = SECRET
+) -> bytes:
+    """Greet on a connection; what was said, if it was believed."""
+    opening = b""
+    while len(opening) < 50:
+        opening += (part := line.recv(50 - len(opening)))
+        if not part:
+            return b""
+    word, ours = name.encode(), b"r" * 32
+    proof = hmac.digest(secret, b"relay\0" + word + opening[-32:] + ours, "sha256")
+    said = hello or bytes([len(word)]) + word + ours + proof
+    line.sendall(said)
+    return said if line.recv(32) else b""
 
 
 def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:
@@ -190,3 +206,26 @@ def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:
     assert not call(hub, overheard)
     assert not call(hub)
     assert not call(hub, b"\xff" * 400)
+
+
+def test_who_fills_the_port_shuts_out_only_himself(hub: Hub) -> None:
+    """A user of another node holds 400 calls open and says half a greeting in each: h1 gets in."""
+    with ExitStack() as held:
+        for _ in range(400):
+            stranger = held.enter_context(socket.socket())
+            stranger.bind(("127.0.0.9", 0))
+            stranger.connect(("127.0.0.1", hub.port))
+            stranger.send(b"\x02h")
+        assert call(hub)
+    assert list(hub.links) == ["h1"]
+
+
+def test_a_node_that_poses_as_another_is_seen(hub: Hub) -> None:
+    """All relays know the secret: where two are h1, neither is believed, and both are named."""
+    with socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S) as line:
+        assert greeted(line)
+        there = RelayConnection(hub.links["h1"])
+        assert not call(hub, source="127.0.0.9")
+        assert line.recv(1) == b""
+    with pytest.raises(ReachError, match=r"as this node, from 127\.0\.0\.1 and 127\.0\.0\.9"):
+        there.start(["true"], timeout_s=1)
