@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from preflight import __version__
+from preflight.trust import NAMES_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +40,9 @@ _STARTER: Final = (
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _VERSION: Final = re.compile(r"""preflight_version = \\?["']([\w.+-]{1,40})""")
 _SETTING: Final = re.compile(
-    r"((?:NCCL|UCX|FI|OFI|RDMAV|IBV|MLX5)_(?!\w*(?:FILE|DUMP|LOG|DEST|DIR|PATH|PLUGIN))\w+"
-    r"|GLOO_SOCKET_IFNAME|CUDA_DEVICE_ORDER)=([^/]*)"
+    r"((?:NCCL|UCX|FI|OFI|RDMAV|IBV|MLX5)_\w+|GLOO_SOCKET_IFNAME|CUDA_DEVICE_ORDER)=([^/]*)"
 )
-"""A variable of the job that may be passed on: it names no file and no code."""
+"""A variable of the job that may be passed on, unless it is one that names a file or code."""
 
 _DROPPED: Final = ("PYTHON", "LD_", "SSH_ORIGINAL_COMMAND")
 
@@ -97,7 +97,7 @@ def read_call(line: str) -> Call:
         )
     if not 0 < int(seconds) <= LONGEST_S or int(size) > LARGEST:
         raise RefusedError("it asks for too much time, or sends too much")
-    settings = (_SETTING.fullmatch(word) for word in words[4:-4])
+    settings = (_SETTING.fullmatch(word) for word in words[4:-4] if not NAMES_CODE.match(word))
     environ = {found[1]: found[2] for found in settings if found and entry in WITH_TORCH}
     return Call(int(seconds), int(size), entry, environ)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.fleet.starred import starred
+from preflight.trust import NAMES_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,7 @@ def measured_in(
             continue
         if name in OWN:
             left_out[name] = "the sweep has its own"
-        elif unsafe and (name.startswith("LD_") or "/" in value):
+        elif unsafe and (NAMES_CODE.match(name) or "/" in value):
             left_out[name] = unsafe
         elif "$" in value or "`" in value:
             left_out[name] = "a shell has yet to expand it"

@@ -134,6 +134,7 @@ def test_our_own_call_is_read() -> None:
 def test_settings_of_the_job_that_name_no_file_are_taken() -> None:
     """NCCL's numbers and words pass; paths, plugins, files, Python's and the loader's do not."""
     taken = {"NCCL_IB_TC": "106", "NCCL_SOCKET_IFNAME": "=eth0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    taken["NCCL_P2P_DIRECT_DISABLE"] = "1"
     refused = [
         "LD_PRELOAD=x.so",
         "LD_LIBRARY_PATH=/tmp",
@@ -142,6 +143,10 @@ def test_settings_of_the_job_that_name_no_file_are_taken() -> None:
         "NCCL_TOPO_DUMP_FILE=x",
         "NCCL_TOPO_FILE=/tmp/x",
         "UCX_LOG_FILE=x",
+        "UCX_GDB_COMMAND=reboot",
+        "UCX_ERROR_MAIL_TO=me",
+        "UCX_VFS_SOCK_NAME=x",
+        "UCX_MODULE_DIR=.",
     ]
     words = ["env", *(f"{name}={value}" for name, value in taken.items()), *refused]
     call = [*GOOD[:4], *words, "python3", "-c", bundle.BOOT, "9"]

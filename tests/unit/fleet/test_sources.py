@@ -189,15 +189,17 @@ def test_a_launch_line_is_not_expanded() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is guarded")
 def test_root_loads_no_code_that_somebody_else_names(tmp_path: Path) -> None:
-    """Of a file that another user could have written only values count that name no file."""
+    """Of a file that another user could have written settings count that name no file or code."""
     path = tmp_path / "job.env"
     path.write_text(
         "NCCL_IB_TC=106\nLD_PRELOAD=evil.so\nNCCL_NET_PLUGIN=/tmp/evil.so\nFI_PROVIDER=efa\n"
+        "UCX_GDB_COMMAND=reboot\nUCX_PROFILE_FILE=.bashrc\nUCX_MODULE_DIR=.\n"
     )
     os.chown(path, 65534, 65534)
     given, left_out = resolve(Wish(nodes="a", env_file=str(path))).measured_in
     assert given == ("FI_PROVIDER", "NCCL_IB_TC")
-    assert set(left_out) == {"LD_PRELOAD", "NCCL_NET_PLUGIN"}
+    ucx = {"UCX_GDB_COMMAND", "UCX_PROFILE_FILE", "UCX_MODULE_DIR"}
+    assert set(left_out) == {"LD_PRELOAD", "NCCL_NET_PLUGIN", *ucx}
     assert str(path) in left_out["LD_PRELOAD"]
 
 
