@@ -80,12 +80,17 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     Of folders and files only those that nobody else could change or make; HOME is his own.
     """
     from preflight.fleet.jobenv import public
+    from preflight.trust import NAMES_CODE
 
     kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
     jobs = public(environ)
     for name, value in environ.items():
-        if not (_FOR_ROOT.fullmatch(name) or (name in jobs and not name.startswith("LD_"))):
-            continue
+        if not _FOR_ROOT.fullmatch(name):
+            if name not in jobs:
+                continue
+            if NAMES_CODE.match(name):
+                refused.append(f"{name} (it names a file or code)")
+                continue
         if name in _NO_PATHS or not (name in _PATHS or "/" in value):
             kept[name] = value
             continue

@@ -44,12 +44,18 @@ def open_stream(path: Path) -> int:
 
     OSError says in words why it cannot be read.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Seen before it is opened: a link beside somebody's logs may lead to /dev/watchdog0.
+    seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        kind = os.fstat(handle).st_mode
+        kind = os.fstat(seen).st_mode
         if not stat.S_ISFIFO(kind):
             _refuse_irregular(kind, "it is neither a file nor a pipe")
-        else:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(f"/proc/self/fd/{seen}", flags)
+    finally:
+        os.close(seen)
+    try:
+        if stat.S_ISFIFO(kind):
             _await_text(handle)
         os.set_blocking(handle, True)
     except OSError:

@@ -28,6 +28,8 @@ CODE = {
     "SSH_ASKPASS": "/bin/true",
     "GCONV_PATH": "/etc",
     "SLURM_CONF": "",
+    "NCCL_NET_PLUGIN": "evil",
+    "UCX_GDB_COMMAND": "gdb",
 }
 
 
@@ -60,7 +62,7 @@ def test_root_uses_no_path_of_a_stranger(tmp_path: Path) -> None:
     own.mkdir()
     os.chown(his, 65534, 65534)
     bad = (str(his), str(his / "below"), ".", "bin/x", "", "/tmp/nobody-has-made-it", "~/bin")
-    names = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "SLURM_CONF", "NCCL_TOPO_FILE")
+    names = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "SLURM_CONF", "NCCL_IB_HCA")
     mixed = _taken(**dict.fromkeys(names, os.pathsep.join((*bad, str(own)))))
     assert {name: mixed[name] for name in names} == dict.fromkeys(names, str(own))
     assert not {*names} & _taken(**dict.fromkeys(names, str(his))).keys()

@@ -10,7 +10,7 @@ import os
 import re
 import time
 
-from . import guard, kernel_log
+from . import guard, kernel_log, named_file
 from .text import clean, words
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class Asked:
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            os.close(named_file.opened(path)[0])
         except OSError as error:
             self._refused = words(error)
             self._begin_programs()
@@ -94,7 +94,7 @@ class Asked:
 
 def _read(path: str, after_s: float) -> dict[str, Any]:
     """In the child: every record there is, one read(2) each."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file, _ = named_file.opened(path)
     return kernel_log.told("kmsg", _records(_lines(file)), after_s)
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import pwd
 
-from . import guard
+from . import guard, named_file
 from .text import clean, words
 
 TYPE_CHECKING = False
@@ -64,8 +64,8 @@ def _file(path: str, kind: str) -> dict[str, Any] | None:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open without waiting for whoever writes into a pipe of that name."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    del flags  # always "rb"
+    return named_file.opened(path)[0]
 
 
 def _settings(raw: bytes) -> dict[str, Any]:

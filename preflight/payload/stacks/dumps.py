@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import stat
 import zlib
 
+from probe import named_file
 from probe.text import clean, words
 
 TYPE_CHECKING = False
@@ -20,6 +22,7 @@ _PACKED, _TOGETHER = 2 << 20, 12 << 20
 """Bytes of what travels, of one and (as base64) of all of a node: a child's answer takes 16 MiB."""
 
 _AGE_SLACK_S = 5.0
+_NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
 def read(wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -52,16 +55,17 @@ def _newest(one: dict[str, Any], path: str) -> list[dict[str, Any]]:
 def _dump(place: str, path: str, uid: int | None, began_s: float) -> dict[str, Any] | None:
     """Return the file, or why it is not; None where there is none of this job."""
     try:
-        file = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file, status = named_file.opened(place, follow=False)
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            return _refused(path, _NOT_THEIRS)
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
         return None if absent or place != path else _refused(path, words(error))
     try:
-        status = os.fstat(file)
         if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
             earlier = status.st_mtime + _AGE_SLACK_S < began_s
             return None if earlier else _content(file, path, status)
-        return _refused(path, "it is no regular file of the rank's own user")
+        return _refused(path, _NOT_THEIRS)
     except OSError as error:
         return _refused(path, words(error))
     finally:

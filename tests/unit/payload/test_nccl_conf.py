@@ -59,13 +59,22 @@ def test_lines_come_as_nccl_splits_them_and_secrets_stay(tmp_path: Path) -> None
 
 
 def test_what_is_no_plain_file_holds_nobody_up(tmp_path: Path) -> None:
-    """A pipe that nobody writes into is empty; a huge file is an error, not a list cut short."""
+    """A pipe (or a device: one may act on being opened) and a huge file are errors."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nccl.conf").write_bytes(b"NCCL_DEBUG=WARN\n" * 5000)
     read = files(tmp_path, str(tmp_path / "pipe"))
     assert read is not None
     assert read[0].settings == read[1].settings == ()
-    assert read[1].error == "it is larger than 65536 bytes"
+    assert [one.error for one in read] == [
+        "it is no regular file", "it is larger than 65536 bytes",
+    ]  # fmt: skip
+
+
+def test_dev_null_is_a_file_without_settings(tmp_path: Path) -> None:
+    """NCCL_CONF_FILE=/dev/null is how a user switches his own file off."""
+    read = files(tmp_path, os.devnull)
+    assert read is not None
+    assert [(one.settings, one.error) for one in read] == [((), "")]
 
 
 def test_the_home_is_that_of_the_user_database(tmp_path: Path) -> None:

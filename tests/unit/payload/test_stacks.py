@@ -401,11 +401,17 @@ def test_flight_recorder_dumps_travel_unopened(start: Start, tmp_path: Path) -> 
 
 
 def test_a_dump_that_is_no_file_is_not_waited_for(start: Start, tmp_path: Path) -> None:
-    """A pipe or a link in a dump's place is named, and neither read nor followed."""
+    """A pipe or a device in a dump's place is named and never opened: /dev/watchdog0 is deadly.
+
+    Somebody waits until a reader opens the pipe, and waits on.
+    """
     prefix = str(tmp_path / "trace_")
     process = start(TORCH_FR_DUMP_TEMP_FILE=prefix)
     os.mkfifo(prefix + "3")
-    (rank,) = look(process.pid).ranks
+    with subprocess.Popen(["sh", "-c", 'echo opened >"$1"', "sh", prefix + "3"]) as waiting:
+        (rank,) = look(process.pid).ranks
+        assert waiting.poll() is None
+        waiting.kill()
     assert rank.dump is not None
     assert (rank.dump.content, rank.dump.why) == (
         "", "it is no regular file of the rank's own user",

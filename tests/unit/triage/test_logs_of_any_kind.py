@@ -210,7 +210,16 @@ def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
         Scanner(shipped()).read([path])
 
 
-def test_devices_that_never_end_are_refused() -> None:
-    """/dev/zero is no log."""
+def test_devices_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/zero is no log, nor is a device ever opened: /dev/watchdog0 would restart us."""
+    real, kinds = os.open, []
+
+    def opened(path: Path, flags: int) -> int:
+        kinds.append(flags)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", opened)
     with pytest.raises(UsageError, match="neither a file nor a pipe"):
         Scanner(shipped()).read([Path("/dev/zero")])
+    assert kinds
+    assert all(flags & os.O_PATH for flags in kinds)
