@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.fleet.files import refuse_others
 from preflight.report.files import open_folder
 from preflight.transport.legible import legible
+from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,9 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         with open_folder(folder, make=True) as inside:
-            refuse_others(folder)  # what the waves write there is read back
+            # What the waves write there is read back.
+            if os.geteuid() == 0 and (said := who_may_plant(folder)):
+                raise UsageError(f"--into={folder}: {said}: give a folder that is root's alone")
             lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
     except OSError as error:
         raise UsageError(

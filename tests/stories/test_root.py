@@ -168,7 +168,7 @@ def test_the_waves_of_a_sweep_spring_no_trap(tmp_path: Path, trap: Path) -> None
     command = [str(Path(sys.executable).with_name("preflight")), "sweep", "--whole-fleet"]
     alone = ["--preflight-nodes=localhost", "--preflight-tier=quick", "-m", "preflight_reach"]
     told = subprocess.run(
-        [*command, *alone], cwd=trap,
+        [*command, *alone, f"--into={tmp_path / 'own'}"], cwd=trap,
         env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=LONGEST_S, check=False,
     )  # fmt: skip
