@@ -80,6 +80,11 @@ def _verb(words: Sequence[str]) -> int:
     if arguments.verb == "checks":
         code = _checks(arguments.id)
     elif arguments.verb in COMMANDS:
+        if os.geteuid() == 0:
+            from preflight.isolated import for_root
+
+            path = {"PATH": os.environ.get("PATH", os.defpath)}
+            os.environ["PATH"] = for_root(path)[0].get("PATH", os.defpath)
         command = importlib.import_module(f"preflight.commands.{arguments.verb}")
         code = int(command.run(arguments))
     else:

@@ -102,9 +102,14 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _untrusted(part: str, name: str) -> str:
-    """Say why root does not use a path of his environment; "" where he does."""
+    """Say why root does not use a path of his environment; "" where he does.
+
+    Whoever owns the Python that we run in has his code run already.
+    """
     from preflight.trust import who_may_change
 
+    if part == str(Path(sys.executable).parent):
+        return ""
     if not part.startswith("/"):
         return f"{part!a:.80} is no absolute path"
     return who_may_change(Path(part), and_slurm=name == "SLURM_CONF")

@@ -69,6 +69,24 @@ def test_root_uses_no_path_of_a_stranger(tmp_path: Path) -> None:
 
 
 @root_only
+def test_other_verbs_find_no_program_of_a_stranger(tmp_path: Path) -> None:
+    """A local `diagnose` ran the `timeout` that a user had put first into root's PATH."""
+    his = tmp_path / "his"
+    his.mkdir()
+    (his / "timeout").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (his / "timeout").chmod(0o755)
+    os.chown(his, 65534, 65534)
+    command = str(Path(sys.executable).with_name("preflight"))
+    path = os.pathsep.join((str(his), "/usr/bin", "/bin"))
+    words = [command, "diagnose", "--nodes=localhost"]
+    told = subprocess.run(
+        words, env={"PATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert told.returncode not in (2, 4), told.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@root_only
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     """A variable of ours that names a stranger's folder is not dropped in silence."""
     os.chown(tmp_path, 65534, 65534)
