@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from preflight.commands.hook_program import PROGRAM
 from preflight.registry import Registry, load_folder, shipped_folder
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
@@ -113,6 +114,8 @@ class Hooked:
             "SLURMD_NODENAME": NODE,
         }
         argv = [PREFLIGHT, words[0], f"--config={self.config}", *words[1:]]
+        if "LD_PRELOAD" in (env or {}):  # root's hook takes over none, so begin behind that
+            argv = [sys.executable, "-I", "-B", "-c", PROGRAM, *argv[1:]]
         process = subprocess.Popen(
             argv, env={**own, **(env or {})}, cwd=more.get("cwd", self.folder),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,12 +58,7 @@ def reader(pids: dict[int, bool]) -> list[int]:
     return [pid for pid, asks in pids.items() if asks]
 
 
-def all_but_the_reader(pids: dict[int, bool]) -> list[int]:
-    """Who waits for it, however far away."""
-    return [pid for pid, asks in pids.items() if not asks]
-
-
-@pytest.mark.parametrize("who", [everybody, reader, all_but_the_reader])
+@pytest.mark.parametrize("who", [everybody, reader])
 def test_a_pause_is_no_hung_driver(
     hooked: Hooked, slurm: FakeSlurm, who: Callable[[dict[int, bool]], list[int]]
 ) -> None:
@@ -96,25 +92,23 @@ def test_a_frozen_container_is_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) 
 
 
 def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
-    """In a row: an answer between two hangs begins anew. The drain ends once it answers again."""
+    """In a row: an answer between two hangs begins anew. The drain ends once it answers again.
+
+    A prolog, which has less time than a driver may take, goes by the health check before it.
+    """
     well, hung = h100(NODE), replace(h100(NODE), init="hangs")
     seen = []
-    for scenario in (hung, well, hung, hung, well):
+    for scenario, occasion in (
+        (hung, "healthcheck"), (well, "healthcheck"), (hung, "prolog"), (hung, "healthcheck"),
+        (hung, "prolog"), (well, "healthcheck"),
+    ):  # fmt: skip
         hooked.become(scenario)
-        told = hooked.run("healthcheck", "--json")
+        told = hooked.run(occasion, "--json")
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
             assert told.unknown()["host.driver_hung"] is False
             assert "it is hung if the next look sees the same" in told.log[0]
-    assert seen == [(0, IDLE), (0, IDLE), (0, IDLE), (1, OUT), (0, IDLE)]
-
-
-def test_a_prolog_is_a_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
-    """It has less time than a driver may take, and goes by the health check before it."""
-    hooked.become(replace(h100(NODE), init="hangs"))
-    assert hooked.prolog().code == 0
-    assert hooked.run("healthcheck").code == 0
-    assert (hooked.prolog().code, slurm.seen[0]) == (1, OUT)
+    assert seen == [*[(0, IDLE)] * 4, (1, OUT), (0, IDLE)]
 
 
 @pytest.fixture
@@ -123,7 +117,7 @@ def clock(tmp_path: Path) -> Clock:
     return Clock(tmp_path)
 
 
-@pytest.mark.parametrize("years", [-40, -1, 1, 40, None])
+@pytest.mark.parametrize("years", [-1, 40, None])
 def test_a_date_that_is_set_is_no_fault(
     hooked: Hooked, slurm: FakeSlurm, clock: Clock, years: int | None
 ) -> None:
@@ -135,6 +129,7 @@ def test_a_date_that_is_set_is_no_fault(
     for occasion in ("prolog", "healthcheck"):
         told = hooked.run(occasion, "--json", env=clock.environ)
         assert (told.code, told.log, told.unfit()) == (0, (), {})
+        assert told.document["time"][:4] != f"{datetime.now(UTC):%Y}"
     assert slurm.seen == (IDLE, "")
 
 
