@@ -8,7 +8,7 @@ from typing import Final
 _HEX = "[0-9a-fA-F]"
 
 NAMING: Final = r"""
-  (?P<mail>(?P<mail_user>[\w.+-]+)@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
+  (?P<mail>(?<![\w.+-])(?P<mail_user>[\w.+-]+)@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
 | (?P<home>/(?:home|Users)/(?P<home_user>[^/\s"',;:)]+))
 | (?P<serial>\b(?:serial|s/n)(?:\ (?:number|no\.?))?[\ :=\#]+
     (?P<serial_no>(?=\S*\d)[A-Za-z0-9-]{4,}))
