@@ -18,7 +18,7 @@ _HEADER: Final = re.compile(
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
 _FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!)\s*$")
 _SECOND: Final = re.compile(
-    r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s+([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
+    r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
 _PROCESS: Final = re.compile(
     r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*"

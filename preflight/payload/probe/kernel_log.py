@@ -98,7 +98,7 @@ _TELLS = {
     "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),
-    "fs": re.compile(rb"^\S+|\(\S+?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
+    "fs": re.compile(rb"^\S+|\(\S{1,99}?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
     "edac": re.compile(rb"[CU]E|on \S+"),
     "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
 }
