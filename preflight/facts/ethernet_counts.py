@@ -27,7 +27,7 @@ _PER_QUEUE: Final = re.compile(
 _NEVER: Final = re.compile(r"xdp|xsk|vport|csum|cache|steer|if_down|tls|ipsec|filter|_bytes|octets")
 _KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("flaps", re.compile(r"link_down(?:ed)?_events?|^carrier_downs$|link_failure_count")),
-    ("broken", re.compile(r"crc|fcs|(?:symbol|code|align\w*|frame)_err|fragment|jabber")),
+    ("broken", re.compile(r"crc|fcs|(?:symbol|code|align\w{0,80}|frame)_err|fragment|jabber")),
     ("dropped", re.compile(
         r"^(?:port[._])?rx.*(?:discard|missed|no_buf|out_of_buffer|fifo|over_err|overrun|no_dma)"
     )),

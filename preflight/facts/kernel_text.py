@@ -38,7 +38,8 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _STAMP = re.compile(
-    "|".join(
+    "(?:"
+    + "|".join(
         (
             r"<\d{1,3}>",
             r"(?:kern|user|daemon|syslog) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ?",
@@ -55,6 +56,7 @@ _STAMP = re.compile(
             r"(?P<quoted>> ?)",
         )
     )
+    + r")\s*"
 )
 _HOST = re.compile(
     r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog):)(?P<host>[\w.-]{1,253}): +"
@@ -140,15 +142,16 @@ class _Kept:
 def stripped(raw: str) -> tuple[str, float | None, bool]:
     """Return the text of a line, its seconds since boot, and whether it bore a stamp at all."""
     said, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
-    while (found := _STAMP.match(said)) is not None:
-        said = said[found.end() :].lstrip()
+    end = 0
+    while (found := _STAMP.match(said, end)) is not None:
+        end = found.end()
         boot, micro, quoted = found.group("boot", "micro", "quoted")
         stamped = stamped or quoted is None
         if boot is not None:
             at_s = float(boot)
         elif micro is not None:
             at_s = min(int(micro[:20]) / 1e6, 1e12)
-    return _TICKET.sub("", said, count=1), at_s, stamped
+    return _TICKET.sub("", said[end:], count=1), at_s, stamped
 
 
 def host_of(raw: str) -> str:

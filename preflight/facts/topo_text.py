@@ -19,7 +19,7 @@ _ANSI: Final = re.compile(
     r"|\[[0-9]{1,2}(?:;[0-9]{1,2})*m"  # the rest of one whose escape byte was lost in a web form
 )
 _TABLE: Final = str.maketrans(dict.fromkeys("|│┃", " "))
-_LEGEND: Final = re.compile(r"^\W*([A-Z][A-Z0-9]{1,4})\s*=\s", re.MULTILINE)
+_LEGEND: Final = re.compile(r"^[^\w\n]*([A-Z][A-Z0-9]{1,4})\s*=\s", re.MULTILINE)
 P2P_CODES: Final = frozenset(("OK", "CNS", "GNS", "TNS", "NS", "DR"))
 """The words of `nvidia-smi topo -p2p`, whose legend must not make link codes of them."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["unset", "index", "gpu-uuid", "mig"]
 
 _STRTOUL: Final = re.compile(r"\s*([+-]?[0-9]+)")
-_TAIL: Final = re.compile(r"\s*(?:[A-Za-z_][A-Za-z0-9_]*)?\s*")
+_TAIL: Final = re.compile(r"\s*+(?:[A-Za-z_][A-Za-z0-9_]*)?\s*")
 """What CUDA drops behind a number and nobody misses: "0gpu". "-7", ";1" and ".5" were meant."""
 
 _HEX: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")

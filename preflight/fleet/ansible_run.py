@@ -91,4 +91,6 @@ def _reason(stderr: bytes) -> str:
     text = stderr.decode("utf-8", "replace")
     found = _TROUBLE.search(text)
     said = (found[1] if found else text).split("The offending line")[0]
-    return legible(re.split(r"\n\s*(?=\[?(?:ERROR|WARNING))|\n\n", said)[0], 160) or "no reason"
+    return (
+        legible(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", said)[0], 160) or "no reason"
+    )

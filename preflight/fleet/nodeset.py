@@ -76,7 +76,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def split(text: str) -> list[str]:
     """Cut at commas and blanks outside of brackets."""
-    return [word for word in re.split(r"[,\s]+(?![^\[]*\])", text.strip(" ,\t\n")) if word]
+    return re.findall(r"(?:\[[^\[]*\]|[^,\s])+", text)
 
 
 def _as_address(word: str) -> str | None:

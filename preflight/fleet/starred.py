@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|\S*:\S*)@")
+_URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
+_UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
+"""Of each word: behind its last @ is no login."""
 _ASSIGNED: Final = re.compile(
     r"((?:token|secret|passw(?:or)?d|passphrase|pwd|api[-_]?key|access[-_]?key|credentials?|bearer)"
     r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+",
@@ -19,4 +21,5 @@ def starred(value: str) -> str:
     >>> starred("http://ann:hunter2@proxy:3128")
     'http://***@proxy:3128'
     """
-    return _ASSIGNED.sub(r"\1***", _URL_LOGIN.sub(r"\1***@", value))
+    bare = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), value)
+    return _ASSIGNED.sub(r"\1***", bare)

@@ -25,8 +25,8 @@ MARKS: Final = {
 """How sinfo, and scontrol of older versions, mark a state."""
 
 _ONE_WORD: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
-_STATE = re.compile(r"^\s*State=(\S+)", re.MULTILINE)
-_PARTITIONS = re.compile(r"^\s*Partitions=(\S+)", re.MULTILINE)
+_STATE = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
+_PARTITIONS = re.compile(r"^[ \t]*Partitions=(\S+)", re.MULTILINE)
 _REASON = re.compile(r"^ *Reason=(?P<first>.*)(?P<rest>(?:\n {10}.*)*)", re.MULTILINE)
 _STAMP = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@]*)@(?P<time>[^\[\]]*)\]")
 _NOW = re.compile(r"^Configuration data as of (\S+)$", re.MULTILINE)

@@ -6,13 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.model import Who
+from preflight.lint.model import Who, once
 from preflight.lint.operations import callee, reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.model import Guard, Script
+    from preflight.lint.model import Call, Guard, Script
     from preflight.lint.operations import Operation
 
 _HARMLESS: Final = frozenset((
@@ -44,30 +44,30 @@ class Divided:
     """Further operations behind the same condition."""
 
 
+@once
 def divided(script: Script) -> tuple[Divided, ...]:
     """Every place where some ranks alone get to an operation of all; one per condition."""
-    known = script.memo.get("divided")
-    if isinstance(known, tuple):
-        return known
     found: dict[tuple[str, int, Who], list[Divided]] = defaultdict(list)
     guarded = list(_guarded(script))
     sides: dict[tuple[str, str], set[Who]] = defaultdict(set)
     for one, guard in guarded:
         sides[one.call.place.function, one.label].add(guard.who)
     # Two functions may be the two sides of one meeting: each has one of them only.
+    comes: dict[tuple[int, str], bool] = {}
     lone = {(label, *who) for (_, label), who in sides.items() if len(who) == 1}
     for one, guard in guarded:
         here = sides[one.call.place.function, one.label]
         meets = guard.who.rest in here or (one.label, guard.who.rest) in lone
-        if meets or _may_come(script, guard, one):
+        where = id(guard), one.call.place.function
+        if where not in comes:
+            comes[where] = _may_come(script, guard, one)
+        if meets or comes[where]:
             continue
         found[one.call.place.function, guard.line, guard.who].append(Divided(one, guard))
-    result = tuple(
+    return tuple(
         Divided(several[0].operation, several[0].guard, len(several) - 1)
         for several in found.values()
     )
-    script.memo["divided"] = result
-    return result
 
 
 def _guarded(script: Script) -> Iterator[tuple[Operation, Guard]]:
@@ -94,6 +94,11 @@ def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
 
 def _method(script: Script, name: str, one: Operation) -> bool:
     """Whether the name is that of a method of the same class in this file."""
-    calls = (each for each in script.calls if each.name == name)
-    same = (each for each in calls if each.place.function == one.call.place.function)
-    return any(callee(script, each) is not None for each in same)
+    call = _named(script).get((name, one.call.place.function))
+    return call is not None and callee(script, call) is not None
+
+
+@once
+def _named(script: Script) -> dict[tuple[str, str], Call]:
+    """By name and function around it, which tell what is called: one call of each."""
+    return {(call.name, call.place.function): call for call in script.calls}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.model import Who
+from preflight.lint.model import Who, once
 from preflight.lint.names import constant
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _UNITS_S: Final = {"weeks": 604800, "days": 86400, "hours": 3600, "minutes": 60,
 _IN_ORDER: Final = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
 
 
+@once
 def init_calls(script: Script) -> tuple[Call, ...]:
     """Where the script itself makes the process group; a world of one is none."""
     return tuple(
@@ -51,6 +52,7 @@ def wraps_model(script: Script) -> bool:
     return any(True for _ in script.called(_WRAPS))
 
 
+@once
 def spawns(script: Script) -> bool:
     """Whether it starts its ranks by itself: torchrun has no part in it."""
     return any(call.last in ("spawn", "start_processes") for call in script.calls)
@@ -61,6 +63,7 @@ def own_gpu(script: Script) -> str:
     return "local_rank" if spawns(script) else "int(os.environ['LOCAL_RANK'])"
 
 
+@once
 def backend(script: Script) -> str:
     """The backend that every `init_process_group` names: "" where they differ or are variables."""
     told = set()
@@ -71,6 +74,7 @@ def backend(script: Script) -> str:
     return told.pop().lower() if len(told) == 1 else ""
 
 
+@once
 def timeout_words(script: Script) -> str:
     """How long a rank waits for one that never comes, as the script sets it or by default."""
     for call in init_calls(script):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -55,8 +57,9 @@ class Place:
     function: str = ""
     """`Trainer.fit`, `main.<locals>.step`; "" for the module itself."""
     guards: tuple[Guard, ...] = ()
+    """The innermost, before it one for some ranks if there is any: more do not count."""
     tests: frozenset[str] = frozenset()
-    """Names in conditions that are not about the rank."""
+    """Of conditions not about the rank: the function's parameters in them; "" for other names."""
     loops: tuple[int, ...] = ()
     """Lines of the loops around it, the outermost first."""
 
@@ -136,7 +139,7 @@ class Script:
     """The name of an expression as imports resolve it; "" where it has none."""
     ignored: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Line → rules that a comment switches off there; "" for all."""
-    memo: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
         """The calls of functions by these resolved names, in the order of the script."""
@@ -155,6 +158,19 @@ class Script:
         """Whether anything of one of these packages is imported."""
         heads = {name.partition(".")[0] for name in self.imports.values()}
         return any(package in heads for package in packages)
+
+
+def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
+    """Answer a question about a script once: rules ask it again for every finding."""
+
+    @wraps(ask)
+    def answer(script: Script) -> T:
+        key = (ask.__module__, ask.__qualname__)
+        if key not in script.memo:
+            script.memo[key] = ask(script)
+        return cast("T", script.memo[key])
+
+    return answer
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -6,10 +6,15 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from preflight.lint.model import once
 from preflight.lint.names import canonical
 
 if TYPE_CHECKING:
     from preflight.lint.model import Call, Function, Script
+
+_MOST: Final = 100
+"""Operations of one function that are told apart: of functions that call each other twice they
+would double with each."""
 
 _GROUP_AT: Final = {
     "all_gather": 2, "all_gather_coalesced": 2, "all_gather_into_tensor": 2,
@@ -143,15 +148,13 @@ def kind_of(script: Script, receiver: str) -> str:
     """The class whose object that name is in this script; "" where it is not sure."""
     if not receiver:
         return ""
-    kinds = script.memo.get("kinds")
-    if not isinstance(kinds, dict):
-        kinds = script.memo["kinds"] = _kinds(script)
     usual = _USUAL_NAMES.get(receiver.rpartition(".")[2], "")
     if usual and script.imported(usual.partition(".")[0]):
         return usual
-    return str(kinds.get(receiver, ""))
+    return _kinds(script).get(receiver, "")
 
 
+@once
 def _kinds(script: Script) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in script.assigns:
@@ -214,16 +217,15 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
         if call.place.tests & function.parameters:
             continue  # the caller may have said that it is not to
         found += reached(script, call)
-    script.memo[key] = result = tuple(found)
+        if len(found) >= _MOST:
+            break
+    script.memo[key] = result = tuple(found[:_MOST])
     return result
 
 
+@once
 def _calls_by_function(script: Script) -> dict[str, list[Call]]:
-    known = script.memo.get("by function")
-    if isinstance(known, dict):
-        return known
     found: dict[str, list[Call]] = {}
     for call in script.calls:
         found.setdefault(call.place.function, []).append(call)
-    script.memo["by function"] = found
     return found

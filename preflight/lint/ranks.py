@@ -88,9 +88,10 @@ class Ranks:
         if not isinstance(node, ast.Call | ast.Name | ast.Attribute):
             return False
         name = dotted(node, self._imports)
-        if isinstance(node, ast.Call) and not re.search(r"get_\w*rank$", name):
+        last = name.rpartition(".")[2]
+        if isinstance(node, ast.Call) and not ("get_" in last[:-4] and last.endswith("rank")):
             return name in ("horovod.torch.rank", "horovod.torch.local_rank")
-        known = name in self._ranks or name.rpartition(".")[2].lstrip("_").lower() in _RANK
+        known = name in self._ranks or last.lstrip("_").lower() in _RANK
         return known and not _LEAVE_OUT.search(name.lower())
 
     def sides(self, test: ast.expr) -> Sides:

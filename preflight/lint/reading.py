@@ -24,7 +24,7 @@ LARGEST: Final = 4 << 20
 
 _IGNORE: Final = re.compile(r"#\s*preflight:\s*ignore(?:\[([a-z0-9, _-]*)\])?", re.IGNORECASE)
 _PYTHON_2: Final = re.compile(
-    r"^\s*print\s+[\"'\w]|^\s*except\s+[\w.]+\s*,\s*\w+\s*:|^\s*exec\s+[\"']", re.MULTILINE
+    r"^[ \t\f]*(?:print\s+[\"'\w]|except\s+[\w.]+\s*,\s*\w+\s*:|exec\s+[\"'])", re.MULTILINE
 )
 
 

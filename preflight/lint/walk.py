@@ -38,7 +38,9 @@ class _Left:
 
     def __add__(self, other: _Left) -> _Left:
         return _Left(
-            self.function + other.function, self.loop + other.loop, self.tests | other.tests
+            _innermost(self.function + other.function),
+            _innermost(self.loop + other.loop),
+            self.tests | other.tests,
         )
 
 
@@ -62,7 +64,7 @@ class Walker:
         for statement in body:
             here = replace(
                 place,
-                guards=place.guards + left.function + left.loop,
+                guards=_innermost(place.guards + left.function + left.loop),
                 tests=place.tests | left.tests,
             )
             left += self._statement(statement, here)
@@ -126,9 +128,9 @@ class Walker:
             inside = place
             if side is not Who.ALL:
                 guard = Guard(side, node.lineno, text, other=self._called_in(other))
-                inside = replace(place, guards=(*place.guards, guard))
+                inside = replace(place, guards=_innermost((*place.guards, guard)))
             elif sides == (Who.ALL, Who.ALL):
-                inside = replace(place, tests=place.tests | names_in(node.test))
+                inside = replace(place, tests=place.tests | self._asked(node.test, place))
             self._block(body, inside)
             how = _ends(body, self._imports)
             if not how:
@@ -138,8 +140,15 @@ class Walker:
                 stays = Guard(rest, node.lineno, text, left=True, other=self._called_in(body))
                 left += _Left((stays,)) if how == "function" else _Left(loop=(stays,))
             elif sides == (Who.ALL, Who.ALL):
-                left += _Left(tests=names_in(node.test))
+                left += _Left(tests=self._asked(node.test, place))
         return left
+
+    def _asked(self, test: ast.expr, place: Place) -> frozenset[str]:
+        """What of a condition counts: parameters of the function, and whether it names others."""
+        names = names_in(test)
+        function = self.functions.get(place.function)
+        own = names & function.parameters if function else frozenset[str]()
+        return own | {""} if len(own) < len(names) else own
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Left:
         around = [node.test] if isinstance(node, ast.While) else [node.iter]
@@ -201,11 +210,16 @@ class Walker:
         if who is Who.ALL:
             return place
         guard = Guard(who, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
-        return replace(place, guards=(*place.guards, guard))
+        return replace(place, guards=_innermost((*place.guards, guard)))
 
     def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
         called = (one for each in body for one in ast.walk(each) if isinstance(one, ast.Call))
         return tuple(dict.fromkeys(dotted(one.func, self._imports) for one in called))
+
+
+def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
+    some = [one for one in guards[:-1] if one.who is Who.SOME]
+    return (*some[-1:], *guards[-1:])
 
 
 def _ends(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:

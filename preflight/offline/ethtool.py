@@ -29,7 +29,7 @@ _MODE: Final = re.compile(r"\b([0-9]{2,7})base")
 _SPEED: Final = re.compile(r"^([0-9]{1,7})\s?Mb/s")
 _TROUBLE: Final = re.compile(r"err|discard|drop|out_of_buffer|missed|fifo|down|collision|pause")
 _ERROR: Final = re.compile(
-    r"^\s*(?:Cannot get (?:device settings|stats|driver information)|netlink error:|ethtool:"
+    r"^[^\S\n]*(?:Cannot get (?:device settings|stats|driver information)|netlink error:|ethtool:"
     r"|no stats available|No data available|bad command line).*",
     re.MULTILINE,
 )

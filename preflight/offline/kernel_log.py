@@ -29,7 +29,8 @@ _KERNEL = re.compile(
     r"|Command line: |\w+-fs (?:error|\()|BUG: soft lockup|INFO: task .* blocked for|Call Trace:"
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
-_EVENT = re.compile(r"NVRM: Xid \([^)]*\): \d|nvidia-nvswitch\d*: SXid \([^)]*\): \d")
+_EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
+_XID = re.compile(r"NVRM: Xid \([^)\n]{0,99}\): \d+,(.*)")
 _REFUSED = re.compile(
     r"(?:dmesg: (?:read kernel buffer failed|klogctl|open failed).*|-- No entries --"
     r"|No journal files were (?:found|opened).*|Hint: You are currently not seeing messages.*)"
@@ -115,8 +116,9 @@ def _damage(text: str) -> str:
     if "\0" in text or text.count("�") > 1 + len(text) // 1000:
         return "it holds bytes that are no text"
     last = text.rstrip().rpartition("\n")[2]
-    if re.search(r"NVRM: Xid \([^)]*(?:\)(?::(?: \d+)?)?)?$|[,=(]$", last):
+    if re.search(r"NVRM: Xid \([^)]{0,99}(?:\)(?::(?: \d+)?)?)?$|[,=(]$", last):
         return "its last line is cut off"
-    if re.search(r"NVRM: Xid \([^)]*\): \d+,(?: pid=\.\.\.|.*\.\.\.[ \t]*$)", text, re.MULTILINE):
+    said = (found[1] for found in _XID.finditer(text))
+    if any(one.startswith(" pid=...") or one.rstrip(" \t").endswith("...") for one in said):
         return "its lines are cut"
     return ""

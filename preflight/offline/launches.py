@@ -26,9 +26,9 @@ _SKIPPED: Final = frozenset((
 _DIRECTIVE: Final = re.compile(r"^\s*#(?:SBATCH|BSUB|PBS)\s+(.*)$")
 _PBS_GPUS: Final = re.compile(r"ngpus=(\d+)")
 _HEADING: Final = re.compile(
-    r"^\s*(?:#+|//|\*+|=+|-+|\[|<)?\s*(?:on\s+|run\s+on\s+|for\s+|at\s+)?"
-    r"((?:node|host|machine|server|worker|master|rank|head)s?(?:[\s_#-]*\d+|\s+node)?)"
-    r"\s*[\])>:*=#-]*\s*(?:\([^)]*\))?\s*:?\s*$",
+    r"^\s*+(?:#+|//|\*+|=+|-+|\[|<)?+\s*+(?:on\s+|run\s+on\s+|for\s+|at\s+)?"
+    r"((?:node|host|machine|server|worker|master|rank|head)s?+(?:[\s_#-]*+\d++|\s+node)?+)"
+    r"\s*+[\])>:*=#-]*+\s*+(?:\([^)]*\))?+\s*+:?+\s*$",
     re.IGNORECASE,
 )
 _CODE: Final = re.compile(r"`([^`]+)`")

@@ -29,11 +29,11 @@ _LINK: Final = re.compile(
     r"^\W*(?:link\s+|[0-9]+/[0-9]+:\s*)([A-Za-z][\w.-]*)/([0-9]{1,3}):?(?:\s|$)"
 )
 _LINK_STATE: Final = re.compile(r"\bstate\s+(\w+)\s+physical_state\s+(\w+)(?:\s+netdev\s+(\S+))?")
-_HOST: Final = re.compile(r"^\s*(?:\S+@)?([A-Za-z][\w.-]{0,63})(?:[:~$#]\S*)?\s*$")
+_HOST: Final = re.compile(r"^\s*(?:\S{1,64}@)?([A-Za-z][\w.-]{0,63})(?:[:~$#]\S*)?\s*$")
 _PAIR: Final = re.compile(r"^\s*([A-Za-z][A-Za-z _]{1,24}?)\s*:\s*(.*?)\s*$")
 _ERROR: Final = re.compile(
-    r"^\s*(?:ibpanic|ibwarn|ibstat|ibstatus|perfquery|rdma)\b.*?:|"
-    r"sys files not found|can't (?:get|open|find) .*(?:CA|port|umad)",
+    r"^[^\S\n]*(?:ibpanic|ibwarn|ibstat|ibstatus|perfquery|rdma)\b.*?:|"
+    r"sys files not found|can't (?:get|open|find) .{0,200}(?:CA|port|umad)",
     re.MULTILINE | re.IGNORECASE,
 )
 _FAILED: Final = re.compile(

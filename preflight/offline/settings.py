@@ -17,14 +17,14 @@ _NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"
 _FORMS: Final = tuple(
     re.compile(form)
     for form in (
-        rf"^\s*[\"']?{_NAME}[\"']?\s*:\s+(.*?),?\s*$",  # YAML, JSON, a Python dict
-        rf"^\s*(?:setenv|ENV|env)\s+{_NAME}\s+(\S.*?)\s*$",  # csh, Dockerfile
-        rf"^\s*os\.environ\[[\"']{_NAME}[\"']\]\s*=\s*(.+?)\s*$",
-        rf"^\s*os\.(?:environ\.setdefault|putenv)\([\"']{_NAME}[\"'],\s*(.+?)\)\s*$",
+        rf"^\s*[\"']?{_NAME}[\"']?\s*:\s++(.*?),?(?:(?<!\s)\s+)?$",  # YAML, JSON, a Python dict
+        rf"^\s*(?:setenv|ENV|env)\s+{_NAME}\s+(\S(?:.*\S)?)\s*$",  # csh, Dockerfile
+        rf"^\s*os\.environ\[[\"']{_NAME}[\"']\]\s*=\s*+(.*\S)\s*$",
+        rf"^\s*os\.(?:environ\.setdefault|putenv)\([\"']{_NAME}[\"'],\s*+(.+)\)\s*$",
     )
 )
-_ITEM: Final = re.compile(rf"^\s*-?\s*name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
-_VALUE: Final = re.compile(r"^\s*-?\s*value\s*:\s*(.*?)\s*$")
+_ITEM: Final = re.compile(rf"^\s*+-?\s*+name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
+_VALUE: Final = re.compile(r"^\s*+-?\s*+value\s*:\s*+(.*\S|)\s*$")
 _QUOTED: Final = re.compile(r"([\"'])(.*)\1")
 _DUMP_LINE: Final = re.compile(rf"^{_NAME}=(.*)$")
 _COMMAND_AFTER: Final = re.compile(
@@ -96,7 +96,7 @@ def _unquoted(value: str) -> str:
     found = _QUOTED.fullmatch(value)
     if found:
         return found[2]
-    bare = re.sub(r"\s+#.*$", "", value)
+    bare = re.sub(r"(?s)(?<!\s)\s+#.*", "", value)
     return UNTOLD if re.search(r"[(){}]|\bf[\"']", bare) else bare
 
 

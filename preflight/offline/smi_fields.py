@@ -32,7 +32,9 @@ _REASONS: Final = {
     "display_clock_setting": "display_clocks",
     "display_clocks_setting": "display_clocks",
 }
-_REASON: Final = re.compile(r"(?:^|/)clocks_(?:throttle|event)_reasons(?:/|\.)(?!counters)(.+)$")
+_REASON: Final = re.compile(
+    r"(?s)(?:^|/)clocks_(?:throttle|event)_reasons(?:/|\.)(?!counters)(.+)$"
+)
 _FOREIGN: Final = ("mig_device", "module_power_readings/", "gpu_memory_power_readings/")
 _PREFIX: Final = re.compile(r"^clocks_(?:throttle|event)_reason_")
 _RETIRED: Final = re.compile(
@@ -43,7 +45,7 @@ _BEFORE_R570: Final = (
     ("reset_required", "GPU reset"),
     ("drain_and_reset_recommended", "drain and reset"),
 )
-_ECC: Final = re.compile(r"(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
+_ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
 
 class Block(Struct, frozen=True):

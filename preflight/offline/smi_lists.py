@@ -19,11 +19,11 @@ _OURS: Final = re.compile(
     r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
 )
 _ASKED: Final = re.compile(
-    r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi [^|;&]*--query-gpu="
+    r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
     r"([a-z0-9_.]+(?:,[a-z0-9_.]+)+)(?: [^|;&]*)?$"
 )
 _LOOP: Final = re.compile(
-    r"^[^\n]*--query-gpu=[^\n]* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE
+    r"^(?>.*?--query-gpu=).* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE
 )
 _WHICH: Final = frozenset(("index", "uuid", "gpu_uuid", "gpu_bus_id", "pci.bus_id", "serial"))
 _VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|N/A")
@@ -31,12 +31,15 @@ _ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
 _INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 _LOST: Final = (
-    re.compile(rf"determine the device handle for\s+GPU\s*(\d*):?\s*{_BUS}:\s*(.+)", re.IGNORECASE),
     re.compile(
-        r"determine the device handle for\s+GPU\s*(?:(\d{1,3}):?\s+)?(\S+):\s+(.+)", re.IGNORECASE
+        rf"determine the device handle for\s+GPU\s*+(\d*):?\s*+{_BUS}:\s*+(.+)", re.IGNORECASE
+    ),
+    re.compile(
+        r"determine the device handle for\s+GPU\s*(?:(\d{1,3}):?\s+)?(\S+):\s++(.+)", re.IGNORECASE
     ),  # an address that is none: an old driver's, or one that somebody typed
     re.compile(
-        rf"^\s*GPU\s*(\d*):?\s*(?:{_BUS})?:?\s*((?:GPU )?is lost.*)", re.MULTILINE | re.IGNORECASE
+        rf"^[^\S\n]*GPU\s*+(\d*):?\s*+(?:{_BUS})?:?\s*+((?:GPU )?is lost.*)",
+        re.MULTILINE | re.IGNORECASE,
     ),
 )
 _FAILED: Final = re.compile(

@@ -13,7 +13,9 @@ from preflight.facts.gpu_model import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, GpuPair, NvLink
 from preflight.facts.unsettled_links import unsettled
 
-_GPU: Final = re.compile(r"^\s*GPU ([0-9]{1,3}): (\S.*?)\s*(?:\(UUID: ([^)]*)(?:\).*)?)?$")
+_GPU: Final = re.compile(
+    r"^\s*GPU ([0-9]{1,3}): (\S.*?)(?:(?<!\s)\s+)?(?:\(UUID: ([^)]*)(?s:\).*)?)?$"
+)
 _LINK: Final = re.compile(
     r"^\s*Link ([0-9]{1,3}): (?:<?(inactive)>?|([0-9.]+) GB/s)", re.IGNORECASE
 )

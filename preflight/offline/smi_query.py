@@ -13,17 +13,17 @@ from preflight.offline import smi_values as v
 from preflight.offline.smi_fields import Block, Pairs
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
-_LINE: Final = re.compile(r"^( *)([A-Za-z][^:]*?) *:(?: (.*))?$")
-_SECTION: Final = re.compile(r"^( *)([A-Za-z][\w ./()-]*?)\s*$")
-_NOTE: Final = re.compile(r"\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*$")
+_LINE: Final = re.compile(r"^( *)([A-Za-z](?:[^:]*[^: ])?) *:(?: (.*))?$")
+_SECTION: Final = re.compile(r"^( *)([A-Za-z](?:[\w ./()-]*[\w./()-])?)\s*$")
+_NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
 """What a person wrote behind a value to point at it."""
-_CUT: Final = re.compile(r"^\s*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)\s*$", re.MULTILINE)
+_CUT: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
 _KNOWN: Final = re.compile(
     r"(?:^|/)(?:(?:ecc_errors|remapped_rows|retired_pages|fb_memory_usage|temperature|pci|fabric"
     r"|clocks_(?:throttle|event)_reasons|(?:gpu_)?power_readings)/"
     r"|(?:product_name|gpu_recovery_action|performance_state)$)"
 )
-_ASKED: Final = re.compile(r"\bnvidia-smi\b[^\n]* (?:-i|--id)[ =]")
+_ASKED: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
 _LARGEST: Final = 32 << 20
 

@@ -12,22 +12,28 @@ from preflight.offline import smi_values as v
 from preflight.offline.smi_fields import bus
 from preflight.offline.smi_values import Readings
 
-_HEADER: Final = re.compile(r"NVIDIA-SMI\s+\S+.*?(?:Driver|KMD) Version:\s*(\S+)")
+_HEADER: Final = re.compile(
+    r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:\s*(\S+)", re.MULTILINE
+)
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
-_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S.*?)\s+(On|Off|N/A|ERR!)\s*$")
+_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!)\s*$")
 _SECOND: Final = re.compile(
-    r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s+(.+?)\s*/\s*(.+?)\s*$"
+    r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
 _PROCESS: Final = re.compile(
-    r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*\s+"
-    r"(.*?)\s+(\S+)\s*$"
+    r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*"
+    r"(?:\s++\S(?:.*\S)?|\s)\s+(\S+)\s*$"
 )
 """Drivers before 450 know no MIG instances (GI, CI) and print no columns for them."""
 _MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
 
 
-_PROCESSES_HEAD: Final = re.compile(r"^\s*\|\s*Processes:\s+(?:GPU Memory\s+)?\|", re.MULTILINE)
-_PROCESSES_COLUMNS: Final = re.compile(r"^\s*\|\s*GPU\s+.*PID\s+Type\s+Process name", re.MULTILINE)
+_PROCESSES_HEAD: Final = re.compile(
+    r"^[^\S\n]*\|\s*Processes:\s+(?:GPU Memory\s+)?\|", re.MULTILINE
+)
+_PROCESSES_COLUMNS: Final = re.compile(
+    r"^[^\S\n]*\|\s*GPU\s++.*PID\s+Type\s+Process name", re.MULTILINE
+)
 
 
 class Table(Struct, frozen=True):
@@ -81,7 +87,7 @@ def _damage(gpus: tuple[Gpu, ...], tail: str, *, whole: bool) -> str:
         return f"the table ends within GPU {gpus[-1].index}"
     if not tail:
         return "its table of processes is missing"
-    if not re.search(r"\n\s*\+-+\+\s*$", tail.rstrip() + "\n", re.MULTILINE):
+    if not re.search(r"\n[^\S\n]*\+-+\+[^\S\n]*$", tail.rstrip() + "\n", re.MULTILINE):
         return "its table of processes is cut off"
     return ""
 
@@ -176,7 +182,7 @@ def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
     for line in tail.splitlines():
         for cell in _cells(line):
             if match := _PROCESS.match(cell):
-                used = v.mebibytes(match[4])
+                used = v.mebibytes(match[3])
                 found.setdefault(int(match[1]), []).append(GpuProcess(int(match[2]), used))
     return found
 

@@ -22,7 +22,7 @@ _RDMA: Final = re.compile(
     r"^(.*?)/infiniband/([^/\s]{1,64})/(?:ports/([0-9]{1,3})/)?([\w/]{1,80})$"
 )
 _NET: Final = re.compile(r"^(.*?)/net/([^/\s]{1,64})/(\w{1,40})$")
-_CUT: Final = re.compile(r'^\s*\{.*?"[^"]*/infiniband/[^"]*"\s*:', re.DOTALL)
+_CUT: Final = re.compile(r'^\s*\{.*?"(?>[^"]*?/infiniband/)[^"]*"\s*:', re.DOTALL)
 _UNREADABLE: Final = "0x1003"
 _LONGEST_STATE: Final = 64
 

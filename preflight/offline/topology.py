@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 KIND: Final = "nvidia-smi topo -m"
 _CHECKS: Final = ("gpu.topology",)
-_MATRIX: Final = re.compile(r"\bGPU0\b.*\b(?:GPU1|NIC0|mlx\w+|CPU Affinity)\b|nvidia-smi topo -m")
+_MATRIX: Final = re.compile(
+    r"^(?>.*?\bGPU0\b).*\b(?:GPU1|NIC0|mlx\w+|CPU Affinity)\b|nvidia-smi topo -m"
+)
 _ANCESTORS: Final[Mapping[str, Ancestor]] = {
     "PIX": "PIX",
     "PXB": "PXB",

@@ -105,7 +105,7 @@ def parse_nodes(text: str) -> dict[str, NodeUse]:
 
 def parse_reservation(text: str) -> Reservation | None:
     """Read `scontrol --oneliner show reservation NAME`; None if it is not that."""
-    words = dict(re.findall(r"(\w+)=(\S*)", text))
+    words = dict(re.findall(r"\b(\w+)=(\S*)", text))
     if "ReservationName" not in words or "Nodes" not in words:
         return None
     try:

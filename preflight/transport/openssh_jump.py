@@ -40,7 +40,9 @@ _HOP: Final = re.compile(
     r"(?::(?P<port>\d{1,5}))?/?"
 )
 _FAILED: Final = re.compile(r"channel (\d+): open failed: (.*)")
-_FREED: Final = re.compile(r"debug1: channel (\d+): free: direct-tcpip: .*? for (\S+) port (\d+),")
+_FREED: Final = re.compile(
+    r"debug1: channel (\d+): free: direct-tcpip: .{0,200}? for (\S{1,255}) port (\d+),"
+)
 
 _Way: TypeAlias = tuple[tuple[str, ...], str | None]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.job import init_calls, timeout_words
-from preflight.lint.model import Found, Rule, Severity, Who
+from preflight.lint.model import Found, Rule, Severity, Who, once
 from preflight.lint.operations import operation
 
 if TYPE_CHECKING:
@@ -14,10 +16,13 @@ if TYPE_CHECKING:
 
     from preflight.lint.model import Call, Script
 
+    _Before = tuple[int, bool, Call]
+    """A line, whether every rank is needed there, and the call in it."""
+
 _LONG: Final = re.compile(
-    r"(?:^|_)(?:evaluate|evaluation|validate|run_eval|eval_model|inference|generate|download\w*|"
-    r"tokeni[sz]e_(?:data|dataset|files|corpus)|preprocess\w*|prepare_(?:data|dataset|datasets)|"
-    r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$"
+    r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
+    r"generate|tokeni[sz]e_(?:data|dataset|files|corpus)|prepare_(?:data|dataset|datasets)|"
+    r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$)"
 )
 _WAITS: Final = frozenset(("barrier", "monitored_barrier"))
 
@@ -45,16 +50,28 @@ def _find(script: Script) -> Iterator[Found]:
 
 def _alone_before(script: Script, barrier: Call) -> Call | None:
     """The last long work of rank 0 before the barrier, with no other barrier between."""
-    own = [
-        call
-        for call in script.calls
-        if call.place.function == barrier.place.function
-        and call.place.loops == barrier.place.loops[: len(call.place.loops)]
-        and call.line < barrier.line
-    ]
-    last = max((c.line for c in own if operation(script, c) is not None), default=0)
-    work = [call for call in own if call.line > last and _is_long(call)]
-    return work[-1] if work else None
+    place = barrier.place
+    own: list[_Before] = []
+    for depth in range(len(place.loops) + 1):
+        there = _before(script).get((place.function, place.loops[:depth]), [])
+        at = bisect_left(there, barrier.line, key=itemgetter(0))
+        own += there[max(at - 1, 0) : at]
+    last = max(own, key=itemgetter(0, 1), default=None)
+    return None if last is None or last[1] else last[2]
+
+
+@once
+def _before(script: Script) -> dict[tuple[str, tuple[int, ...]], list[_Before]]:
+    """By function and loops: every operation of all ranks, and all long work of rank 0."""
+    found: dict[tuple[str, tuple[int, ...]], list[_Before]] = {}
+    for call in script.calls:
+        every = operation(script, call) is not None
+        if every or _is_long(call):
+            there = found.setdefault((call.place.function, call.place.loops), [])
+            there.append((call.line, every, call))
+    for there in found.values():
+        there.sort(key=itemgetter(0, 1))
+    return found
 
 
 def _is_long(call: Call) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from preflight.lint.model import Found, Rule, Severity
+from preflight.lint.model import Found, Rule, Severity, once
 from preflight.lint.ranks import variable
 
 if TYPE_CHECKING:
@@ -35,9 +35,18 @@ def _holds_one(script: Script, call: Call, given: ast.expr) -> bool:
         return False
     if function is not None and name in function.parameters:
         return False
-    own = [one for one in script.assigns if one.target == name and one.place.function == around]
-    own = own or [one for one in script.assigns if one.target == name and not one.place.function]
-    return bool(own) and all(_is_global(script, one.value) for one in own)
+    known = _holders(script)
+    return known.get((name, around), known.get((name, ""), False))
+
+
+@once
+def _holders(script: Script) -> dict[tuple[str, str], bool]:
+    """By name and function: whether every assignment there gives it the global rank."""
+    found: dict[tuple[str, str], bool] = {}
+    for one in script.assigns:
+        key = one.target, one.place.function
+        found[key] = found.get(key, True) and _is_global(script, one.value)
+    return found
 
 
 def _numbers(call: Call) -> Iterator[ast.expr]:

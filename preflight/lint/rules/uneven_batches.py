@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.job import timeout_words, wraps_model
-from preflight.lint.model import Found, Rule, Severity
+from preflight.lint.model import Found, Rule, Severity, once
 from preflight.lint.operations import reached
 
 if TYPE_CHECKING:
@@ -82,18 +82,17 @@ def _names(script: Script, node: ast.expr) -> set[str]:
 
 
 def _assigned(script: Script, name: str, loader: Call) -> Assign | None:
-    return next(
-        (
-            one
-            for one in script.assigns
-            if one.target == name
-            and one.place.function == loader.place.function
-            and one.line <= loader.line
-        ),
-        None,
-    )
+    one = _first(script).get((name, loader.place.function))
+    return one if one is not None and one.line <= loader.line else None
 
 
+@once
+def _first(script: Script) -> dict[tuple[str, str], Assign]:
+    """By name and function: what is assigned first."""
+    return {(one.target, one.place.function): one for one in reversed(script.assigns)}
+
+
+@once
 def _step(script: Script) -> Call | None:
     """Where ranks wait for each other in a loop of the script: backward, or a collective."""
     for call in script.calls:

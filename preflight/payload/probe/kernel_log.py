@@ -41,7 +41,10 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
     ("era", rb"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"),
     ("era", rb"NVRM: loading NVIDIA "),
-    ("era", rb"NVRM: Xid \(.*\): 154, .*recovery action changed .* to \S+ \(None\)"),
+    (
+        "era",
+        rb"NVRM: Xid \([^)]*\): 154, .{0,200}recovery action changed .{0,99} to \S{1,40} \(None\)",
+    ),
     ("era", rb"mlx5_core " + _BDF + rb": firmware version"),
     ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
     ("xid", rb"NVRM: Xid \("),
@@ -90,12 +93,12 @@ _OF_A_PROCESS = re.compile(OF_A_PROCESS.encode())
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
 _TELLS = {
     "xid": re.compile(
-        rb"Xid \([^)]*\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
+        rb"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
     ),
-    "sxid": re.compile(rb"SXid \([^)]*\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
+    "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),
-    "fs": re.compile(rb"^\S+|\(\S+?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
+    "fs": re.compile(rb"^\S+|\(\S{1,99}?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
     "edac": re.compile(rb"[CU]E|on \S+"),
     "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
 }

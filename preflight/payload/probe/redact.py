@@ -47,7 +47,8 @@ _SHELLS = re.compile(r"bash|sh|dash|zsh")
 _PROGRAM = re.compile(r"[\w./+][\w./+-]{0,80}")
 _CODE = re.compile(r"-[a-zA-Z]{0,3}c")
 
-_URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)\S*:\S*@")
+_URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)[^\s:]*:\S*@")
+_UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # of each word: behind its last @ is no login
 _KNOWN_SHAPE = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza|"
     r"dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+/=-]{8,}"
@@ -132,7 +133,7 @@ def _plain(name: str) -> str:
 
 def _without_shapes(word: str) -> str:
     """Cut what looks like a secret also where none should be: a key in a path or a file's name."""
-    word = _URL_LOGIN.sub(rf"\1\2{CUT}@", word)
+    word = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(rf"\1\2{CUT}@", found.group()), word)
     word = _KNOWN_SHAPE.sub(CUT, word)
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)

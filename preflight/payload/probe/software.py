@@ -36,10 +36,10 @@ _ASSIGNED = re.compile(
     r"^(__version__|cuda|hip)\s*(?::[^=\n]*)?=\s*['\"]([^'\"\n]{1,100})['\"]", re.MULTILINE
 )
 _PACKAGE = re.compile(r"nvidia_(nccl|cudnn)(?:_cu(\d+))?-(\d[\w.]*)\.dist-info")
-_LIBRARY = re.compile(r"lib(nccl|cudnn)\.so\.(\d+\.\d+\.\d+[\w.]*)")
+_LIBRARY = re.compile(r"lib(nccl|cudnn)\.so\.(\d+\.\d+\.\d[\w.]*)")
 _DRIVER = re.compile(r"libcuda\.so\.(\d+\.\d+(?:\.\d+)?)")
-_PLUGIN = re.compile(r"libnccl-net[\w.+-]*\.so[\w.]*")
-_CACHED = re.compile(rb"/[\x21-\x7e]*/libnccl-net[\x21-\x7e]*")
+_PLUGIN = re.compile(r"libnccl-net[\w.+-]{0,200}\.so[\w.]{0,40}")
+_CACHED = re.compile(rb"(?<![\x21-\x7e])/[\x21-\x7e]*/libnccl-net[\x21-\x7e]*")
 
 
 def read(libraries: Iterable[str] = ()) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _OPENING = re.compile(rb"^\[", re.MULTILINE)
 _LAST_LINE = 2**31
 _THREAD = re.compile(r"thread \(([^)]*)\)(?:: (.*))?")
 _TIMES = re.compile(r"\d{1,9}", re.ASCII)
-_SAMPLED = re.compile(r"(.*) \((.*?)(?::(\d{1,9}))?\)", re.ASCII)
+_SAMPLED = re.compile(r"(?=.*\)$)(.*) \((.*?)(?::(\d{1,9}))?\)", re.ASCII)
 
 
 def parse(said: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | None:

@@ -13,7 +13,7 @@ _USING = re.compile(r"NCCL INFO NET/(\S+?) ?: Using (.*)")
 _DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):(?:[\d:]*/(\w+))?")
 # Ports that NCCL merges follow the devices under a number of their own: "name=mlx5_0+mlx5_1".
 _VIRTUAL = re.compile(r"NCCL INFO NET/\S+ : Made virtual device \[(\d+)\] name=(\S+)")
-_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)?\s*: .* via (.+)")
+_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)?\s*: .{0,200} via (.+)")
 _MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 # NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.

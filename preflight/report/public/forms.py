@@ -8,13 +8,13 @@ from typing import Final
 _HEX = "[0-9a-fA-F]"
 
 NAMING: Final = r"""
-  (?P<mail>(?P<mail_user>[\w.+-]+)@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
+  (?P<mail>(?P<mail_user>[\w.+-]{1,64})@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
 | (?P<home>/(?:home|Users)/(?P<home_user>[^/\s"',;:)]+))
-| (?P<serial>\b(?:serial|s/n)(?:\ (?:number|no\.?))?[\ :=\#]+
-    (?P<serial_no>(?=\S*\d)[A-Za-z0-9-]{4,}))
+| (?P<serial>\b(?:serial|s/n)(?:\ (?:number|no\.?))?[\ :=\#]++
+    (?P<serial_no>(?=\S{0,100}\d)[A-Za-z0-9-]{4,}))
 | (?P<user>\buser(?:name)?[\ :=]+
     (?P<user_name>(?!root\b|guide\b)[a-z_][\w.-]*[\w-](?=[,;)]|$)(?<!-)))
-| (?P<server>\b(?P<server_host>[A-Za-z][\w.-]+)(?=:/[A-Za-z]))
+| (?P<server>\b(?P<server_host>[A-Za-z][\w.-]{1,253})(?=:/[A-Za-z]))
 | (?P<jump>\bjump\ host\ (?P<jump_host>[A-Za-z0-9](?:[\w.-]*\w)?)(?=$|\ is\ in\ the\ way))
 """
 """Who is named in them is hidden where he stands alone as well."""

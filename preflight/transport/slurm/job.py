@@ -19,7 +19,7 @@ ASK_S = 10.0
 
 KNOWS_OVERLAP = (20, 11)
 _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")
-_VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)")
+_VERSION = re.compile(r"slurm\S{0,40}\s+(\d+)\.(\d+)")
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:

@@ -25,7 +25,7 @@ _PARTLY = 0.7
 """So much less sure where some ranks' connections are not known: more paths may be stuck."""
 _HARM = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
 """Counters that move on healthy ports too tell nothing."""
-_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \(([^)]{0,99})\): (\d+)")
 
 Pair = tuple[str, str]
 

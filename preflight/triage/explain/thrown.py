@@ -32,7 +32,7 @@ ECHOES = frozenset(
 )
 """Exceptions that tell of somebody else's end, or that have symptoms of their own."""
 _WRAPS = re.compile(
-    r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w*Error|unhandled (?:system|cuda) error"
+    r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
 )

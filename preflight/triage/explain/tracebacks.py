@@ -16,7 +16,7 @@ _LONGEST = 400
 """Lines of one traceback."""
 _PREFIX = re.compile(
     r"^(?:"
-    r"\(?[\w. =]{1,60}pid=\d+[^)]*\)\s*"  # Ray, vLLM
+    r"\(?[\w. =]{1,60}pid=\d[^)]*\)\s*"  # Ray, vLLM
     r"|\[rank ?\d+\]:\s?|\d{1,5}: ?|[>|] ?"  # torch, srun -l, quotes
     r"|\[\d+,\d+\]<std\w+>: ?"  # mpirun
     r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]:? ?"  # kubectl logs --prefix
