@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NAMES_CODE = re.compile(r"LD_|\w*(?:FILE|DUMP|LOG|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS)")
+NAMES_CODE = re.compile(
+    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS))"
+)
 """A variable of the loader, or of the libraries under NCCL, that names a file or code: UCX runs
 its UCX_GDB_COMMAND, writes its UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO."""
 
