@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 UNTOLD: Final = "\0"
 
+_LONGEST: Final = 128 << 10
+"""Characters of a line that shlex splits: Linux takes no longer word, and shlex copies each anew
+for every character."""
+
 _OPERATOR: Final = re.compile(r"[;&|()<>]+")
 _EXPANSION: Final = re.compile(
     r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)|\$\{[^}]*\}?|`[^`]*`?|\$[(0-9@*#?!$]?"
@@ -42,7 +46,7 @@ def is_cut(text: str) -> bool:
     last = text.rstrip("\n").rpartition("\n")[2]
     if _ENDS_OPEN.search(last):
         return True
-    return not text.endswith("\n") and len(last) > 0 and _unbalanced(last)
+    return not text.endswith("\n") and (len(last) > _LONGEST or _unbalanced(last))
 
 
 def commands(line: str) -> list[list[str]]:
@@ -72,6 +76,8 @@ def expanded(value: str, known: Mapping[str, str]) -> str:
 
 def _words(line: str) -> list[str]:
     bare = line if '"' in line or "'" in line else _COMMENT.sub("", line)
+    if len(bare) > _LONGEST:
+        return _up_to_quotes(bare)
     lexer = shlex.shlex(bare, posix=True, punctuation_chars=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
@@ -81,8 +87,12 @@ def _words(line: str) -> list[str]:
                 break
             words.append(word)
     except ValueError:  # a quote that another line closes
-        return [re.sub(r"['\"].*", "$", word) for word in bare.split()]
+        return _up_to_quotes(bare)
     return words
+
+
+def _up_to_quotes(line: str) -> list[str]:
+    return [re.sub(r"['\"].*", "$", word) for word in line.split()]
 
 
 def _unbalanced(line: str) -> bool:
