@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - read like its documentation
+from shlex import quote
 
 from preflight.check import Check
 from preflight.facts import Facts, Group, Node
@@ -29,7 +30,9 @@ def judge(
     closed = next((file for file in files if file.error), None)
     if closed is not None and not found:
         said = f"{closed.path} is there and cannot be read: {closed.error}"
-        return unknown(said, advice=f"sudo cat {closed.path}, or make it readable", grant=GRANT)
+        return unknown(
+            said, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
+        )
     told = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
     return verdict(found, ok(", ".join(told) + ", all right" if told else "no nccl.conf here"))
 

@@ -8,6 +8,9 @@ from msgspec import Meta
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]
+Device = Annotated[str, Meta(pattern=r"^[\w.@:+-]{0,64}\Z")]
+"""A name of a device, or a word of its driver: it stands in commands that a person is to type."""
+HostName = Annotated[str, Meta(pattern=r"^[\w.:%@+-]{0,255}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Index = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]

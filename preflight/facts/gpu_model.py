@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from preflight.facts.basics import Count, Index, Line, Seconds
+from preflight.facts.basics import Count, Device, Index, Line, Seconds
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=128)]
 Celsius = Annotated[int, Meta(ge=-1000, le=1000)]
@@ -48,7 +48,7 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     gsp_on: bool | None = None
 
     persistence: bool | None = None
-    compute_mode: Line | None = None
+    compute_mode: Device | None = None
     """"default", "exclusive_process", "exclusive_thread", "prohibited"."""
     ecc_on: bool | None = None
     ecc_pending: bool | None = None

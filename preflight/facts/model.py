@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.facts.basics import Count, Index, Line, Seconds, Text
+from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text
 from preflight.facts.gpu_model import GpuHealth
 from preflight.facts.kernel_model import KernelLog
 from preflight.facts.machine_model import Machine
@@ -121,11 +121,11 @@ class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     """One RDMA device under /sys/class/infiniband."""
 
-    name: Line
+    name: Device
     pci_path: tuple[Line, ...] | None = None
     numa: int | None = None
     ports: tuple[NicPort, ...] = ()
-    netdevs: tuple[Line, ...] = ()
+    netdevs: tuple[Device, ...] = ()
     firmware: Line = ""
     board: Line = ""
     """Vendor's id of the board (PSID): "MT_0000000838"."""
@@ -144,7 +144,7 @@ class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
     phys_state: Line = ""
     rate: Line = ""
     link_layer: Line = ""
-    netdev: Line = ""
+    netdev: Device = ""
     """The network interface over the same port; "" where it has none."""
     counters: Counters | None = None
     """Its error counters; None where none could be read."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from preflight.facts.basics import Count, Index, Line, Seconds
+from preflight.facts.basics import Count, Device, HostName, Index, Line, Seconds
 from preflight.facts.ethernet_model import Ethernet
 
 
 class Interface(Struct, frozen=True, forbid_unknown_fields=True):
     """One network interface; addresses are those that programs may choose it by."""
 
-    name: Line
+    name: Device
     index: Count = 0
     up: bool = False
     """Its administrator wants it up."""
@@ -23,11 +23,11 @@ class Interface(Struct, frozen=True, forbid_unknown_fields=True):
     speed_mbits: Count | None = None
     """None where it has none to tell (down, virtual)."""
     carrier_downs: Count | None = None
-    fec: Line = ""
+    fec: Device = ""
     """Forward error correction in use: "rs", "off"; "" where the driver does not tell."""
-    master: Line = ""
+    master: Device = ""
     """The bond or bridge of which it is a part."""
-    lower: tuple[Line, ...] = ()
+    lower: tuple[Device, ...] = ()
     """What it is made of: a bond's links, a VLAN's interface."""
     ethernet: Ethernet | None = None
     """Its link; None where that was not asked for (loopback)."""
@@ -43,7 +43,7 @@ class Interface(Struct, frozen=True, forbid_unknown_fields=True):
 class Resolved(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a name leads on this node; `error` says why nowhere."""
 
-    name: Line
+    name: HostName
     addresses: tuple[Line, ...] = ()
     error: Line = ""
     seconds: Seconds = 0.0

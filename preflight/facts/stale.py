@@ -58,7 +58,7 @@ def _zombies(notable: Sequence[Process]) -> Iterator[Stale]:
     left_over = {one.pid for one in notable if _is_left_over(one, notable)}
     for one in zombies:
         end = f"it goes when its parent ends, pid {one.ppid}: leave that to its owner"
-        if one.ppid in left_over:
+        if one.ppid in left_over - {0, 1}:
             end = f"end its parent, which is left over: kill {one.ppid}"
         if one.threads or one.holds_gpu or holds_memory(one):
             why = f"has {one.threads} live threads" if one.threads else "still holds a GPU"

@@ -45,7 +45,7 @@ def process(one: Process) -> str:
 
 def kill_command(pids: Iterable[int]) -> str:
     """What a person types to end processes: politely first."""
-    listed = " ".join(str(pid) for pid in sorted(pids))
+    listed = " ".join(str(pid) for pid in sorted(pids) if pid > 1)
     return f"kill {listed}; if still there after 10 s: kill -9 {listed}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.environ.numbers import number
@@ -39,7 +40,7 @@ def too_loud(environ: Mapping[str, str]) -> list[Remark]:
         cost = one.loud.get(key.upper()) if value else None
         if cost:
             said = f"{told(name, value)}: {cost}"
-            found.append(Remark(said, f"unset {name} outside of debugging", "warn"))
+            found.append(Remark(said, f"unset {quote(name)} outside of debugging", "warn"))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from preflight.facts.environ.editions import Editions
@@ -77,7 +78,7 @@ def _strange(name: str, known: Mapping[str, Variable]) -> Remark | None:
     if own is None or not own.closed:
         return None
     said = f"{name} has no effect that is known: {own.edition} does not read it"
-    return Remark(said, f"unset {name}, or ask whoever set it what reads it", "warn")
+    return Remark(said, f"unset {quote(name)}, or ask whoever set it what reads it", "warn")
 
 
 def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | None:
@@ -94,14 +95,14 @@ def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | 
         return None
     said = f"{name} has no effect: {one.owner} reads it since {one.since}, and here is "
     old = max(olds, key=lambda each: version(each.deprecated), default=None)
-    instead = f"set {old.name}" if old is not None else f"unset {name}"
+    instead = f"set {old.name}" if old is not None else f"unset {quote(name)}"
     advice = f"{instead}, or update {one.owner} to {one.since} or later"
     return Remark(said + here.of(one.owner), advice, "warn")
 
 
 def _removed(variable: Variable, here: Editions) -> Remark:
     name, owner = variable.name, variable.owner
-    instead = f"use {variable.use}" if variable.use else f"unset {name}"
+    instead = f"use {variable.use}" if variable.use else f"unset {quote(name)}"
     told = here.of(owner)
     if here.before(owner, variable.removed):
         said = f"{name} works with {owner} {told}, which is here, and no longer from"
@@ -116,7 +117,7 @@ def _outdated(variable: Variable, environ: Mapping[str, str], here: Editions) ->
         return _removed(variable, here)
     if variable.deprecated_value and environ[name].strip() == variable.deprecated_value:
         said = f"{name}={variable.deprecated_value} is deprecated in {variable.owner}"
-        return Remark(said, f"unset {name}", "warn")
+        return Remark(said, f"unset {quote(name)}", "warn")
     if not variable.deprecated or variable.quiet:
         return None
     if here.before(variable.owner, variable.deprecated):
