@@ -65,6 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = printable(str(error))  # it may name a file whose name is an escape sequence
         print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
         return USAGE
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        print("preflight: what was given holds a number of over 4,300 digits", file=sys.stderr)  # noqa: T201
+        return USAGE
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             raise

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from msgspec import Meta
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]
-Device = Annotated[str, Meta(pattern=r"^[\w.@:+-]{0,64}\Z")]
+_CODE = r"\x00-\x1f\x7f;|&$`<>()'\"\\*?{}\[\]!#~"
+"""What a shell or a terminal would read as more than a letter of a name."""
+Device = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,64}}\Z")]
 """A name of a device, or a word of its driver: it stands in commands that a person is to type."""
-HostName = Annotated[str, Meta(pattern=r"^[\w.:%@+-]{0,255}\Z")]
+HostName = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,255}}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Index = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+def device_name(text: str) -> str:
+    """Return what a pasted text calls a device, with _ for what no `Device` holds."""
+    return re.sub(f"[{_CODE}]", "_", text)[:64]

@@ -153,20 +153,22 @@ def _endpoint(text: str) -> tuple[str | None, str | None]:
 def _number(text: str | None, option: str) -> int | None:
     if text is None or text in ("auto", "gpu", "cpu", "xpu"):
         return None
-    if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 1024:  # noqa: PLR2004  more than any node has
+    if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 1024:  # noqa: PLR2004  more than any node has
         return int(text)
     if text.startswith("$"):
         raise UsageError(
-            f"--preflight-launch: {option} is {text!a}: give the number itself, "
+            f"--preflight-launch: {option} is {text[:60]!a}: give the number itself, "
             "variables of the shell are not expanded here"
         )
-    raise UsageError(f"--preflight-launch: {option} is {text!a}: give a number of ranks, 1 to 1024")
+    raise UsageError(
+        f"--preflight-launch: {option} is {text[:60]!a}: give a number of ranks, 1 to 1024"
+    )
 
 
 def port_number(text: str | None, where: str) -> int | None:
     """Read a TCP port; UsageError that names where it stood."""
     if text is None:
         return None
-    if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 65535:  # noqa: PLR2004  TCP
+    if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 65535:  # noqa: PLR2004  TCP
         return int(text)
-    raise UsageError(f"{where}: the master port is {text!a}: give a number, 1 to 65535")
+    raise UsageError(f"{where}: the master port is {text[:60]!a}: give a number, 1 to 65535")

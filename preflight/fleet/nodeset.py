@@ -21,6 +21,7 @@ MOST_NODES = 65536
 
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
+_TOO_LONG = re.compile(r"[0-9]{19,}")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 """Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
@@ -108,6 +109,10 @@ def refuse_bombs(text: str) -> None:
     """Refuse ranges that would eat all memory before anybody expands them; UsageError."""
     if len(text) > 1 << 20:
         raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
+    if longest := _TOO_LONG.search(text):
+        raise UsageError(
+            f"the number {_shown(longest[0])} of the node list is too long: {_EXAMPLE}"
+        )
     total = 0
     for word in split(text):
         total += math.prod(map(_range_size, _BRACKETS.findall(word)))

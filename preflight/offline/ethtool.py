@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from preflight.facts.basics import device_name
 from preflight.facts.ethernet_counts import kind_of
 from preflight.facts.ethernet_model import Ethernet
 from preflight.facts.network_model import Interface, Network
@@ -78,7 +79,7 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
     supported = words.get("supported link modes")
     partner = words.get("link partner advertised link modes", "")
     return Interface(
-        name,
+        device_name(name),
         operstate={"yes": "up", "no": "down"}.get(_link(words), ""),
         physical=True,
         speed_mbits=int(speed.group(1)) if speed else None,
@@ -124,7 +125,7 @@ def _counted(name: str, counts: Mapping[str, int]) -> Interface:
     nonzero = tuple(Counter(each[:512], counts[each]) for each in told if counts[each])[:_MOST]
     downs = [counts[each] for each in counts if kind_of(each) == "flaps"]
     return Interface(
-        name,
+        device_name(name),
         physical=True,
         carrier_downs=max(downs, default=None),
         ethernet=Ethernet(counters=nonzero),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from preflight.facts.basics import device_name
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.rdma import ADAPTER, SWITCH
 from preflight.offline.captured import Captured, bare_facts
@@ -146,7 +147,7 @@ def _nics(fabric: _Fabric) -> Iterator[Nic]:
         seen.add(device.name)
         ports = tuple(port for _, port in sorted(device.ports.items()))
         if ports:
-            yield Nic(name=name[:512], hca_type=device.kind, ports=ports)
+            yield Nic(name=device_name(name), hca_type=device.kind, ports=ports)
 
 
 def _port(number: int, lanes: str, speed: str, *, linked: bool) -> NicPort:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from preflight.facts.addresses import parsed
+from preflight.facts.basics import device_name
 from preflight.facts.ethernet_model import Ethernet
 from preflight.facts.network_model import Interface, Network
 from preflight.facts.rdma_model import Counter
@@ -138,8 +139,8 @@ def _interface(name: str, row: Row, speed: int | None, wanted: int | None) -> In
 
 
 def _name(told: Any) -> str:
-    """What an interface is called, without what would steer a terminal."""
-    return "".join(char for char in str(told) if char.isprintable())[:64]
+    """What an interface is called, as it may be shown and typed."""
+    return device_name(str(told))
 
 
 def _fastest(modes: Any) -> int | None:

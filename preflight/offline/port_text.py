@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight.facts.basics import device_name
 from preflight.facts.model import Nic, NicPort
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _nic(device: _Device) -> Nic:
     ports = tuple(_port(number, words) for number, words in sorted(device.ports.items()))
     firmware = device.words.get("firmware version", "")
     return Nic(
-        name=device.name,
+        name=device_name(device.name),
         ports=ports,
         firmware=firmware if any(map(str.isdigit, firmware)) else "",
         hca_type=device.words.get("ca type", ""),
@@ -158,7 +159,7 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
         phys_state=words.get("physical state", words.get("phys state", "")),
         rate=words.get("rate", ""),
         link_layer=words.get("link layer", ""),
-        netdev=words.get("netdev", ""),
+        netdev=device_name(words.get("netdev", "")),
     )
 
 

@@ -25,6 +25,7 @@ _FUSER: Final = re.compile(
     r"(?P<access>[.FfceomrR]{4,6})\s+(?P<command>\S.*)$"
 )
 _LSOF: Final = re.compile(rf"^(?P<command>\S+)\s+{_PID}\s+(?:[0-9]+\s+)?(?P<user>\S+)\s+\S+\s.*\s")
+_TEN_DIGITS: Final = re.compile(r"[0-9]{1,10}")
 _LISTENS: Final = re.compile(r"TCP \S*:(?P<port>[0-9]{1,5}) \(LISTEN\)")
 _PMON: Final = re.compile(rf"^\s*[0-9]+\s+{_PID}\s+(?:[CGM](?:\+[CGM])*)\s.*\s(?P<command>\S+)\s*$")
 _STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]*)"
@@ -140,12 +141,12 @@ def _by_columns(told: dict[str, str]) -> Process:
 def _by_header(columns: list[str | None], line: str) -> Process | None:
     words = line.split(maxsplit=len(columns) - 1)
     told = {name: word for name, word in zip(columns, words, strict=False) if name}
-    if len(words) < len(columns) or not told["pid"].isdecimal():
+    if len(words) < len(columns) or not _TEN_DIGITS.fullmatch(told["pid"]):
         return None
     ppid = told.get("ppid", "")
     return _process(
         int(told["pid"]),
-        ppid=int(ppid) if ppid.isdecimal() else 0,
+        ppid=int(ppid) if _TEN_DIGITS.fullmatch(ppid) else 0,
         state=told.get("state", "?"),
         user=told.get("user", ""),
         command=told["command"],

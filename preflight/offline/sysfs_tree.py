@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight.facts.basics import device_name
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.network_model import Interface
 from preflight.facts.rdma_model import Counter, Counters
@@ -84,9 +85,9 @@ def _nic(name: str, parts: _Parts) -> Nic:
     place, words = parts.devices[name]
     nets = parts.nets.get(place, {})
     return Nic(
-        name=name,
+        name=device_name(name),
         ports=tuple(_port(at, its, nets) for at, its in sorted(parts.ports[name].items())),
-        netdevs=tuple(sorted(nets)),
+        netdevs=tuple(map(device_name, sorted(nets))),
         firmware=words.get("fw_ver", ""),
         board=words.get("board_id", ""),
         hca_type=words.get("hca_type", ""),
@@ -111,7 +112,7 @@ def _port(number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str,
         phys_state=words.get("phys_state", "")[:_LONGEST_STATE],
         rate=words.get("rate", ""),
         link_layer=words.get("link_layer", ""),
-        netdev=netdev,
+        netdev=device_name(netdev),
         counters=Counters(len(counts), 0.0, nonzero) if counts else None,
     )
 
@@ -126,7 +127,7 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
     flags = words.get("flags", "")
     mtu, speed, index = (words.get(what, "") for what in ("mtu", "speed", "ifindex"))
     return Interface(
-        name=name,
+        name=device_name(name),
         index=int(index) if index.isdecimal() else 0,
         up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UNREADABLE, 16) & 1),
         operstate=words.get("operstate", ""),

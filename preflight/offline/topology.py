@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NvLink
 from preflight.facts.odd_cells import odd_cells
 from preflight.facts.topo_text import readable_lines
@@ -61,7 +62,7 @@ def read(text: str) -> Captured | None:
             GpuPair(a=a, b=b, ancestor=_ANCESTORS.get(code, "unknown"))
             for (a, b), code in codes.items()
         ),
-        nics=tuple(Nic(printed.nic_device(name) or name) for name in printed.nics),
+        nics=tuple(Nic(device_name(printed.nic_device(name) or name)) for name in printed.nics),
         topo_text=text,
     )
     return Captured(kind=KIND, facts=facts, checks=_CHECKS)

@@ -79,7 +79,7 @@ def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -
 @pytest.mark.parametrize(
     ("does", "code"),
     [
-        ('[ "$3" = --fail-closed ]', 0),
+        ('[ "$5" = --fail-closed ]', 0),
         (f"cat <<E\n{DOCUMENT}E\nexit 1", 1),
         ("exit 1", 1),
         ("exit 4", 1),

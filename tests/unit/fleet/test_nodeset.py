@@ -62,6 +62,8 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "010.0.0.1",
         "10.0.0.1.",
         "256.0.0.1",
+        f"n[1-{'9' * 5000}]",
+        "n" + "9" * 5000,
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:
