@@ -39,16 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with reading(place) as history:
             told = _told(arguments, history, _shown(place))
+        width = min(shutil.get_terminal_size().columns, _WIDTH)
+        lines = "".join(f"{line}\n" for line in document_lines(told, width))
+        shown = plain(told) if arguments.json else lines
     except (TypeError, ValueError) as error:  # SQLite holds any type in any column
         raise UsageError(
             f"the history {place.words} holds what no run wrote ({error}); move it away to begin "
             "anew, or give another: --history=DIR"
         ) from error
-    if arguments.json:
-        sys.stdout.write(plain(told))
-    else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in document_lines(told, width)))
+    sys.stdout.write(shown)
     return 0 if told.last is not None else EMPTY
 
 

@@ -43,7 +43,13 @@ def newest() -> int:
 
 def known_schema(connection: Connection, place: Place) -> int:
     """The schema of a database, 0 for an empty one; HistoryError for one that is not ours."""
-    tables = inspect(connection).get_table_names()
+    its = inspect(connection)
+    tables = its.get_table_names()
+    if place.file is not None and (its.get_view_names() or _triggers(connection)):
+        raise HistoryError(
+            f"cannot use the history {place.words}: it has views or triggers, which none of ours "
+            "has; give another folder: --preflight-history=DIR"
+        )
     if META.name not in tables:
         if tables and place.file is not None:
             raise HistoryError(
@@ -59,6 +65,11 @@ def known_schema(connection: Connection, place: Place) -> int:
             "--preflight-history=DIR"
         )
     return found
+
+
+def _triggers(connection: Connection) -> bool:
+    found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE type = 'trigger'")
+    return found.first() is not None
 
 
 def prepare(connection: Connection, place: Place) -> None:

@@ -122,6 +122,7 @@ def _inflated(content: bytes) -> bytes:
 
 def _members(whole: bytes) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
+    _refuse_extensions(whole)
     with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
         for member in tar:
             name = member.name
@@ -138,3 +139,13 @@ def _members(whole: bytes) -> dict[str, bytes]:
             if len(files[name]) != member.size:
                 raise EOFError(f"{name} ends early")
     return files
+
+
+def _refuse_extensions(whole: bytes) -> None:
+    """ValueError for headers that no capture has: tarfile reads long ones in quadratic time."""
+    at = 0
+    while whole[at : at + 1].strip(b"\0") and len(whole) >= at + 512:
+        size = tarfile.nti(whole[at + 124 : at + 136])  # type: ignore[attr-defined]
+        if whole[at + 156 : at + 157] not in (b"0", b"\0") or size < 0:
+            raise ValueError("it holds something else than plain files")
+        at += 512 * (1 + -(-size // 512))

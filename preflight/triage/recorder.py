@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,11 @@ from msgspec import Struct
 from preflight.triage.plain_values import MOST_BYTES, RefusedError, plain_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preflight.facts.look_model import Dump
+
+T = TypeVar("T")
 
 MOST_CALLS = 4096
 """The newest so many; torch keeps 2,000 unless told otherwise."""
@@ -120,12 +124,13 @@ def read(data: bytes) -> Recording | Unreadable:
     if "entries" not in told and "pg_status" not in told:
         return Unreadable("no recording: it has no entries")
     entries = told.get("entries", [])
-    calls = [_call(one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
+    once = _Once()
+    calls = [once(_call, one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
     kept = tuple(one for one in calls if one is not None)
     return Recording(
         version=_text(told.get("version")),
         calls=kept,
-        groups=_groups(told.get("pg_config"), told.get("pg_status")),
+        groups=_groups(told.get("pg_config"), told.get("pg_status"), once),
         dropped=len(entries) - len(kept),
     )
 
@@ -139,7 +144,21 @@ def _json(data: bytes) -> Any:
         raise RefusedError("its JSON is torn or damaged") from error
 
 
-def _call(entry: dict[Any, Any]) -> Call | None:
+class _Once:
+    """Reads a value once that many entries refer to: 400 bytes can name one a million times."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[object, int], Any] = {}
+
+    def __call__(self, read: Callable[[Any, _Once], T], value: Any) -> T:
+        """Return what `read` makes of that very object, which lives as long as the recording."""
+        key = read, id(value)
+        if key not in self._read:
+            self._read[key] = read(value, self)
+        return cast("T", self._read[key])
+
+
+def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
     group = entry.get("process_group")
     name, about = (
         (_text(group[0]), _text(group[1]))
@@ -158,24 +177,32 @@ def _call(entry: dict[Any, Any]) -> Call | None:
         number=number,
         alone=alone,
         op=op,
-        sizes=_sizes(entry.get("input_sizes")),
-        gives=_sizes(entry.get("output_sizes")),
-        types=tuple(_text(one) for one in _list(entry.get("input_dtypes"), _TENSORS)),
+        sizes=once(_sizes, entry.get("input_sizes")),
+        gives=once(_sizes, entry.get("output_sizes")),
+        types=once(_types, entry.get("input_dtypes")),
         state=_text(entry.get("state")),
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
-        frames=tuple(_line(one) for one in _list(entry.get("frames"), _FRAMES)),
+        frames=once(_lines, entry.get("frames")),
     )
 
 
-def _line(frame: Any) -> Line:
+def _types(value: Any, _: _Once) -> tuple[str, ...]:
+    return tuple(_text(one) for one in _list(value, _TENSORS))
+
+
+def _lines(value: Any, once: _Once) -> tuple[Line, ...]:
+    return tuple(once(_line, one) for one in _list(value, _FRAMES))
+
+
+def _line(frame: Any, _: _Once) -> Line:
     told = frame if isinstance(frame, dict) else {}
     return Line(
         _text(told.get("name")), _text(told.get("filename")), _number(told.get("line")) or 0
     )
 
 
-def _groups(config: Any, status: Any) -> tuple[Group, ...]:
+def _groups(config: Any, status: Any, once: _Once) -> tuple[Group, ...]:
     config = config if isinstance(config, dict) else {}
     status = status if isinstance(status, dict) else {}
     names = [*config, *(one for one in status if one not in config)][:_GROUPS]
@@ -188,7 +215,7 @@ def _groups(config: Any, status: Any) -> tuple[Group, ...]:
             Group(
                 name=_text(told.get("name")) or _text(name),
                 about=_text(told.get("desc")),
-                ranks=_members(told.get("ranks")),
+                ranks=once(_members, told.get("ranks")),
                 enqueued=_number(state.get("last_enqueued_collective")),
                 started=_number(state.get("last_started_collective")),
                 completed=_number(state.get("last_completed_collective")),
@@ -197,14 +224,14 @@ def _groups(config: Any, status: Any) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def _members(ranks: Any) -> tuple[int, ...]:
+def _members(ranks: Any, _: _Once) -> tuple[int, ...]:
     """Torch writes them as the text "[0, 1, 2]"."""
     if isinstance(ranks, str):
         ranks = [_number(one.strip()) for one in ranks.strip("[] ")[: 1 << 20].split(",")]
     return tuple(one for one in _list(ranks, 1 << 17) if isinstance(one, int) and one >= 0)
 
 
-def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
+def _sizes(value: Any, _: _Once) -> tuple[tuple[int, ...], ...]:
     return tuple(
         tuple(_number(each) or 0 for each in _list(one, _DIMENSIONS))
         for one in _list(value, _TENSORS)

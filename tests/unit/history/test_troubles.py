@@ -380,3 +380,20 @@ def test_a_night_is_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         breaks()
     assert _runs(place) == [f"{1:032x}"]
+
+
+_ENDLESS = """ALTER TABLE runs RENAME TO r; CREATE VIEW runs AS
+WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT r.* FROM r, n"""
+
+
+@pytest.mark.parametrize(
+    "spoil", [_ENDLESS, "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END"]
+)
+def test_what_only_looks_like_our_tables_is_refused(tmp_path: Path, spoil: str) -> None:
+    """A view may never end, and a trigger does what somebody else wants."""
+    place = made(tmp_path)
+    kept(place, night(0, machine("h1")))
+    with closing(sqlite3.connect(_file(place))) as connection:
+        connection.executescript(spoil)
+    with pytest.raises(HistoryError, match="views or triggers"):
+        _runs(place)
