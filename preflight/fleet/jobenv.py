@@ -106,7 +106,12 @@ nccl_log.py of its payload."""
 
 _LONGEST_VALUE = 8192
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|API_KEY|_PSK$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$|SPANK"
+    r"|SLURM_JOB_(?:COMMENT|EXTRA)",
+    re.IGNORECASE,
+)
+"""Also what a job's user writes for others: SLURM_JOB_COMMENT, options of plugins."""
 _LARGEST_FILE = 1 << 20
 
 

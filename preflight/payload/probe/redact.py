@@ -41,6 +41,8 @@ _PATH = re.compile(
     r"(?:~|\.{0,2})(?:/[\w.+=@,-]{1,80}){1,24}/?|(?:[\w+-]{1,60}/){0,8}[\w.+-]{1,60}"
     r"\.(?:bin|cfg|conf|csv|ini|ipynb|jsonl?|log|out|parquet|pt|py|pyz|safetensors|sh|so|toml|txt|ya?ml)"
 )
+_PLAIN = re.compile(r"[\w./:,+~%-]{0,400}")
+"""The value of a harmless option: a query (?sig=), a login (@) or a document may hold a secret."""
 _GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 _SHELL = re.compile(r"&&|\|\|?|;|exec|then|do|env|nohup|time|sudo|\(|\)")
 _SHELLS = re.compile(r"bash|sh|dash|zsh")
@@ -67,6 +69,8 @@ def command(argv: list[bytes], *, whole: bool) -> str:
     words = [clean(word, TEXT_LIMIT) for word in argv[:256]]
     if not whole:
         words = program(words)
+    elif len(words) == 1:
+        words = words[0].split()  # a title set by the process itself is a whole command
     return clean(" ".join(redacted(words)), TEXT_LIMIT)
 
 
@@ -122,8 +126,8 @@ def redacted(words: list[str], *, script: bool = False) -> list[str]:
 def _value(name: str, value: str) -> str:
     """A word behind an option's name, or behind anything else."""
     shown = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
-    harmless = name == "-m" or _plain(name) in _HARMLESS
-    return _without_shapes(value) if harmless or (shown and not _TELLTALE.search(name)) else CUT
+    harmless = (name == "-m" or _plain(name) in _HARMLESS) and _PLAIN.fullmatch(value) is not None
+    return _without_shapes(value) if (harmless or shown) and not _TELLTALE.search(name) else CUT
 
 
 def _plain(name: str) -> str:

@@ -96,9 +96,12 @@ def test_credentials_are_dropped_where_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "job.env"
     path.write_text(
         "WANDB_API_KEY=hunter2\nHF_TOKEN=hunter2\nNCCL_SECRET_TOKEN=hunter2\nNCCL_DEBUG=INFO\n"
+        "SLURM_JWT=hunter2\nSLURM_SPANK_VNC_PASS=hunter2\nSLURM_JOB_COMMENT=pw=hunter2\n"
+        "CUDA_AUTH=hunter2\nNCCL_PASS=hunter2\nTORCH_NCCL_EXTRA_DUMP_ON_EXEC=1\n"
     )
     fleet = resolve(Wish(nodes="a", env_file=str(path)))
-    assert fleet.job.environ == {"": {"NCCL_DEBUG": "INFO"}}
+    kept = {"NCCL_DEBUG": "INFO", "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "1"}
+    assert fleet.job.environ == {"": kept}
 
 
 @pytest.mark.parametrize(

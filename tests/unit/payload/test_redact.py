@@ -173,3 +173,35 @@ def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
 def test_another_users_command_is_its_program(argv: tuple[str, ...], shown: str) -> None:
     """Of other people's processes the program and script are told, and no argument."""
     assert cut(*argv, whole=False) == shown
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--dataset", f"https://b/o?X-Amz-Signature={SECRET}&x=1"),
+        ("--dataset", f"https://a.example/c?sv=2020&sig={SECRET}"),
+        ("--dataset", f"mysql+pymysql://u@h/db?password={SECRET}"),
+        ("--config", f'{{"password":"{SECRET}"}}'),
+        ("--host", f"h user=u password={SECRET}"),
+        ("--host", f"user:{SECRET}@h"),
+        ("--auth.type", SECRET),
+        (f"--password.host={SECRET}",),
+        (f"--api-key.type={SECRET}",),
+    ],
+)
+def test_a_harmless_option_with_a_secret_inside(argv: tuple[str, ...]) -> None:
+    """Shown are plain words, paths and addresses, where no part of the option's name tells."""
+    assert SECRET not in cut("python", "train.py", *argv)
+    assert SECRET not in cut(f"python train.py {' '.join(argv)}")
+
+
+def test_a_harmless_options_value_is_shown() -> None:
+    """What says which job it is."""
+    for value in (
+        "meta-llama/Llama-3.1-8B",
+        "s3://bucket/data",
+        "cuda:0",
+        "h1:29400",
+        "conf/a.yaml",
+    ):
+        assert value in cut("python", "train.py", "--model", value)
