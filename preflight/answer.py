@@ -40,7 +40,7 @@ _STARTER: Final = (
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _VERSION: Final = re.compile(r"""preflight_version = \\?["']([\w.+-]{1,40})""")
 _SETTING: Final = re.compile(
-    r"((?:NCCL|UCX|FI|OFI|RDMAV|IBV|MLX5)_\w+|GLOO_SOCKET_IFNAME|CUDA_DEVICE_ORDER)=([^/]*)"
+    r"((?:NCCL|UCX|FI|OFI|RDMAV|IBV|MLX5)_\w+|GLOO_SOCKET_IFNAME|CUDA_DEVICE_ORDER)=([^/\s\x00-\x1f]*)"
 )
 """A variable of the job that may be passed on, unless it is one that names a file or code."""
 

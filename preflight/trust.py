@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAMES_CODE = re.compile(
-    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS))"
+    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS|_RAS_|DRIVERS"
+    r"|MODULES|TRACE|PREFIX|HANDLE_ERRORS))"
 )
 """A variable of the loader, or of the libraries under NCCL, that names a file or code: UCX runs
 its UCX_GDB_COMMAND, writes its UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO."""

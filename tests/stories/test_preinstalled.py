@@ -147,6 +147,9 @@ def test_settings_of_the_job_that_name_no_file_are_taken() -> None:
         "UCX_ERROR_MAIL_TO=me",
         "UCX_VFS_SOCK_NAME=x",
         "UCX_MODULE_DIR=.",
+        "NCCL_RAS_ADDR=0.0.0.0:4444",
+        "IBV_DRIVERS=mine",
+        "UCX_HANDLE_ERRORS=debug",
     ]
     words = ["env", *(f"{name}={value}" for name, value in taken.items()), *refused]
     call = [*GOOD[:4], *words, "python3", "-c", bundle.BOOT, "9"]
