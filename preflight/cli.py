@@ -46,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from preflight.isolated import start
 
         start(words[1:], ISOLATED[words[0]])
+    if argv is None and words[:1] == ["checks"] and os.geteuid() == 0 and not sys.flags.isolated:
+        from preflight.isolated import start
+
+        start(words, "preflight.cli")
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
     from preflight.errors import UsageError
@@ -216,7 +220,7 @@ def _checks(check_id: str | None) -> int:
     wide = max(len(registered.check.id) for registered in registry)
     for registered in registry:
         check = registered.check
-        first = (sys.modules[registered.function.__module__].__doc__ or "").splitlines()[0]
+        first = (sys.modules[registered.function.__module__].__doc__ or check.id).splitlines()[0]
         start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
         print(  # noqa: T201
             textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from preflight.errors import UsageError
+from preflight.fleet.files import parse_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +27,9 @@ def parse(path: Path, text: str) -> Any:
 
 
 def _parse_toml(text: str) -> Any:
-    import tomllib
-
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        return parse_toml(text)
+    except (RecursionError, ValueError) as error:
         raise UsageError(
             f"not TOML: {error}; correct that line (a YAML file must end in .yaml)"
         ) from error

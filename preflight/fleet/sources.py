@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
     from preflight.fleet.any_inventory import AnyInventory
     from preflight.lint.lint import Linted
+
+
+_PARTED = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -99,9 +103,16 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
 
 
 def _run_here(python: tuple[str, ...]) -> list[str]:
-    """The files that a command names; whatever lies beside our own Python is run as it is."""
-    words = filter(None, (shutil.which(python[0]), *python))
-    files = [word for word in words if Path(word).is_absolute()]
+    """The files and folders that a command names, also as `NAME=/a:/b`, `-C/a` or relative to them.
+
+    Whatever lies beside our own Python is run as it is.
+    """
+    first, *others = python
+    typed = [word for word in (shutil.which(first), first if "/" in first else "", *others) if word]
+    parts = [part for word in typed for part in (word, *_PARTED.split(word))]
+    files = [part for part in parts if Path(part).is_absolute()]
+    joined = (str(Path(base, part)) for base in ("", *parts) for part in parts)
+    files += filter(os.path.lexists, joined)
     return [file for file in files if Path(file).parent != Path(sys.executable).parent]
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular, refuse_others
+from preflight.fleet.files import parse_toml, read_regular, refuse_others
 from preflight.hook.model import HookConfig
 
 if TYPE_CHECKING:
     from preflight.hook.model import Occasion
 
 DEFAULT: Final = Path("/etc/preflight/hook.toml")
-_LARGEST: Final = 1 << 20
+_LARGEST: Final = 64 << 10
 
 SPARE_S: Final = 1.0
 """What a hook needs beside its budget, of the time that its caller gives it: to start and end."""
@@ -36,7 +35,7 @@ def load(path: Path | None = None) -> HookConfig:
 def parse(content: bytes, path: Path) -> HookConfig:
     """Take the text of a hook.toml apart; UsageError for what is none, or has unknown keys."""
     try:
-        config = msgspec.convert(tomllib.loads(content.decode()), HookConfig, dec_hook=_path)
+        config = msgspec.convert(parse_toml(content.decode()), HookConfig, dec_hook=_path)
     except (ValueError, RecursionError) as error:
         said = str(error).encode("ascii", "replace").decode()[:200]
         raise UsageError(f"{path}: {said}; see docs/prolog.md for its keys") from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from preflight.fleet.files import read_regular
+from preflight.errors import UsageError
+from preflight.fleet.files import read_regular, refuse_others
 from preflight.hook.model import Drained
 from preflight.report.files import remove, write_atomically
 from preflight.trust import who_may_change
@@ -33,17 +35,16 @@ def recall(folder: Path) -> Drained | None:
 def remember(folder: Path, drained: Drained) -> str:
     """Write it down before Slurm is told; says what went wrong, "" if nothing did."""
     try:
+        refuse_others(folder)
         write_atomically(folder / NAME, msgspec.json.encode(drained))
-    except OSError as error:
-        return (
-            f"cannot write {folder / NAME} ({error.strerror}), so it will not be undone by itself"
-        )
+    except (OSError, UsageError) as error:
+        why = getattr(error, "strerror", "") or str(error)
+        return f"cannot write {folder / NAME} ({why}), so it will not be undone by itself"
     return ""
 
 
 def forget(folder: Path) -> None:
     """Another drain, or none, took its place."""
-    try:
+    with suppress(OSError, UsageError):
+        refuse_others(folder)
         remove(folder / NAME)
-    except OSError:
-        return

@@ -6,6 +6,7 @@ The look before is kept in state_dir, where only root may write.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -52,7 +53,9 @@ def keep_look(folder: Path, driver: Driver) -> None:
     """
     if driver.state != "hung":
         if os.path.lexists(folder / NAME):
-            remove(folder / NAME)
+            refuse_others(folder)
+            with suppress(FileNotFoundError):  # another hook that saw the same was quicker
+                remove(folder / NAME)
     elif not is_late(driver) and not driver.paused_s:
         refuse_others(folder)
         write_atomically(folder / NAME, msgspec.json.encode(now()))

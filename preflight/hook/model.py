@@ -73,7 +73,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     facts_age_s: float | None = None
     """Age of what came from the last periodic run; None where all was read now."""
     trouble: str = ""
-    """Our own fault (bad inventory, crash, import error, full disk); "" where there was none."""
+    """Our own fault (bad inventory, crash, import error); "" where there was none."""
     seconds: float = 0.0
 
 

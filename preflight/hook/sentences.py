@@ -19,7 +19,7 @@ def notes(judged: Judged) -> str:
     """One line on findings that drain nothing and on what could not be judged; "" if none."""
     found = [_finding(each) for each in judged.findings if each.condemns]
     if judged.trouble:
-        # The line may be all that is left of them: a full disk takes no file.
+        # The line may be all that is left of them: the disk may be full.
         said = f"could not judge {judged.node}: {judged.trouble}"
         return f"{said}; found before: {_some(found)}" if found else said
     said = _some(found + [f"{each.check} unknown: {each.why}" for each in judged.unknown])

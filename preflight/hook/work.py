@@ -15,7 +15,8 @@ from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import only_observing
 from preflight.hook.here import look, node_name
 from preflight.hook.hung_driver import keep_look
-from preflight.hook.model import Call, Decision, Judged
+from preflight.hook.judging import HUNG
+from preflight.hook.model import Call, Decision, Judged, Unjudged
 from preflight.hook.options import parsed
 from preflight.hook.outermost import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
 from preflight.hook.periodic import keep
@@ -60,8 +61,7 @@ def work(words: Sequence[str], began: float, tell: Tell) -> Ended:
     tell(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
     ends = began + budget_s - SHARE_S
     seen = look(name, config, options.occasion, os.environ, ends)
-    judged = _written(seen, call, config, options)
-    return _ended(options, call, judged, config, ends)
+    return _ended(options, call, seen, config, ends)
 
 
 def plain_code(judged: Judged) -> int:
@@ -87,8 +87,12 @@ def _call(options: Options) -> Call:
     )
 
 
-def _written(seen: Look, call: Call, config: HookConfig, options: Options) -> Judged:
-    """Keep what was found before anything is done about it: a full disk is a fault of ours."""
+def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple[Judged, str]:
+    """Keep what was found before anything is done about it; with what could not be, or "".
+
+    Whoever fills the disk hides no fault by that, but for a hung driver: two looks at that are in a
+    row only where each could be written down.
+    """
     judged = seen.judged
     try:
         if seen.facts is not None:
@@ -99,9 +103,12 @@ def _written(seen: Look, call: Call, config: HookConfig, options: Options) -> Ju
         if _worth_a_file(judged):
             kept.write(config.state_dir, kept.document(call, judged))
     except (OSError, UsageError) as error:
-        wrong = f"cannot write {config.state_dir}: {_words(error)}"
-        return replace(judged, trouble=judged.trouble or wrong)
-    return judged
+        hung = [each for each in judged.findings if each.check == HUNG]
+        unsure = tuple(Unjudged(check=HUNG, why=each.sentence) for each in hung)
+        others = tuple(each for each in judged.findings if each.check != HUNG)
+        judged = replace(judged, findings=others, unknown=judged.unknown + unsure)
+        return judged, f"cannot write {config.state_dir}: {_words(error)}"
+    return judged, ""
 
 
 def _worth_a_file(judged: Judged) -> bool:
@@ -110,28 +117,31 @@ def _worth_a_file(judged: Judged) -> bool:
     return bool(bad or judged.trouble or judged.unknown)
 
 
-def _ended(options: Options, call: Call, judged: Judged, config: HookConfig, ends: float) -> Ended:
+def _ended(options: Options, call: Call, seen: Look, config: HookConfig, ends: float) -> Ended:
     """Decide, do it, and say so; the file then also holds what was done."""
+    judged, unwritten = _kept(seen, call, config, options)
     if options.plain:
-        return _said(options, call, judged, None)
+        return _said(options, call, judged, None, unwritten)
     decision = act(call, judged, config, ends)
     if _worth_a_file(judged):
         try:
             kept.write(config.state_dir, kept.document(call, judged, decision))
         except (OSError, UsageError) as error:
-            wrong = f"cannot write {config.state_dir / kept.LAST}: {_words(error)}"
-            decision = replace(decision, log=f"{decision.log}; {wrong}")
-    return _said(options, call, judged, decision)
+            unwritten = unwritten or f"cannot write {config.state_dir / kept.LAST}: {_words(error)}"
+    return _said(options, call, judged, decision, unwritten)
 
 
-def _said(options: Options, call: Call, judged: Judged, decision: Decision | None) -> Ended:
+def _said(
+    options: Options, call: Call, judged: Judged, decision: Decision | None, unwritten: str = ""
+) -> Ended:
     """Put it in the words of the shell that asked: with --plain nothing was decided."""
     text = kept.document(call, judged, decision).text() if options.json else ""
-    grave = judged.trouble or (decision is not None and decision.action == "drain")
+    grave = judged.trouble or unwritten or (decision is not None and decision.action == "drain")
     level: Level = "error" if grave else "warning"
-    if options.plain or decision is None:
-        return Ended(plain_code(judged), text, notes(judged), level)
-    return Ended(decision.exit_code, text, decision.log, level)
+    code, log = plain_code(judged), notes(judged)
+    if decision is not None and not options.plain:
+        code, log = decision.exit_code, decision.log
+    return Ended(code, text, "; ".join(filter(None, (log, unwritten))), level)
 
 
 def _words(error: OSError | UsageError) -> str:

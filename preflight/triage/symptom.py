@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import string
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import UsageError
+from preflight.fleet.files import parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ def load_symptoms(folder: Path = FOLDER) -> tuple[Symptom, ...]:
 
 def _load(path: Path) -> Symptom:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
         symptom = msgspec.convert({**content, "id": path.stem}, Symptom)
         _refuse_careless(symptom)
     except (OSError, ValueError, re.error) as error:

@@ -14,8 +14,11 @@ import pytest
 
 from tests.lab.nvml.scenario import h100
 from tests.stories.hooked import NODE
+from tests.unit.hook.fake_slurm import FakeSlurm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.stories.hooked import Hooked
 
 
@@ -78,40 +81,109 @@ def test_a_hanging_driver_stays_within_the_budget(hooked: Hooked) -> None:
     assert not [pid for pid in _processes() if _is_of(pid, hooked)], "it left its probe behind"
 
 
-@pytest.mark.parametrize("broken", ["inventory", "config", "state", "budget"])
+@pytest.mark.parametrize("broken", ["inventory", "config", "budget"])
 def test_our_own_fault_keeps_no_job_away(hooked: Hooked, broken: str) -> None:
-    """A bad inventory, configuration or state folder beside a sick GPU: exit 0, one loud line."""
+    """A bad inventory or configuration beside a sick GPU: exit 0, one loud line."""
     hooked.become(h100(NODE).counted(3, "ecc_uncorrected", 4))
     hooked.configure('enforce = true\nslurm_bin = "/nowhere"', after="[breaker]\nslurm = true\n")
     if broken == "inventory":
         (hooked.folder / "fleet.toml").write_text("[group.train\n")
     elif broken == "config":
         hooked.configure("enfroce = true")
-    elif broken == "budget":
-        hooked.configure("budget_s = 20")
     else:
-        hooked.state.write_text("a file in its place")
+        hooked.configure("budget_s = 20")
     told = hooked.prolog("--limit=9")
     assert (told.code, told.out, len(told.log)) == (0, "", 1)
     assert "could not judge" in told.log[0]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_drains_nobody(hooked: Hooked) -> None:
-    """Where last.json finds no room the finding is not acted upon, and the line says both."""
+@pytest.fixture
+def slurm(hooked: Hooked) -> FakeSlurm:
+    """A Slurm that keeps one node in files; drains are enforced."""
+    tokens = hooked.folder / "tokens"
+    tokens.mkdir()
+    (tokens / "shared").touch()
+    fake = FakeSlurm(hooked.folder / "slurm")
+    said = f'enforce = true\nslurm_bin = "{fake.folder}"'
+    hooked.configure(said, after=f'[breaker]\ndirectory = "{tokens}"\n')
+    return fake
+
+
+@pytest.fixture(params=["full", "a file", "a stranger's"])
+def unwritable(hooked: Hooked, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A state_dir that takes nothing; yields what is said of it."""
+    if request.param == "a file":
+        hooked.state.write_text("in its place")
+        yield "Not a directory"
+        return
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk, and giving a folder away, needs root")
     hooked.state.mkdir(mode=0o750)
+    if request.param == "a stranger's":
+        os.chown(hooked.state, 65534, 65534)
+        yield "belongs to nobody"
+        assert not list(hooked.state.iterdir())
+        return
     small = ["mount", "-t", "tmpfs", "-o", "size=4k,mode=750", "tmpfs", str(hooked.state)]
     if subprocess.run(small, check=False, capture_output=True).returncode != 0:
         pytest.skip("this machine mounts no tmpfs")
     try:
         (hooked.state / "filler").write_bytes(bytes(4096))
-        hooked.become(h100(NODE).counted(3, "ecc_uncorrected", 4))
-        told = hooked.prolog()
+        yield "No space left on device"
     finally:
         subprocess.run(["umount", str(hooked.state)], check=True)
-    assert told.code == 0
-    assert "No space left on device" in told.log[0]
-    assert "found before: gpu.ecc fail" in told.log[0]
+
+
+def test_a_full_disk_drains_no_healthy_node(
+    hooked: Hooked, slurm: FakeSlurm, unwritable: str
+) -> None:
+    """A prolog writes nothing then; the health check says that it cannot, and exits 0."""
+    told = hooked.prolog()
+    assert (told.code, told.log, slurm.seen) == (0, (), ("IDLE", ""))
+    told = hooked.run("healthcheck", "--periodic")
+    assert (told.code, len(told.log), slurm.seen) == (0, 1, ("IDLE", ""))
+    assert unwritable in told.log[0]
+
+
+@pytest.mark.parametrize("occasion", ["prolog", "healthcheck"])
+def test_a_full_disk_hides_no_fault(
+    hooked: Hooked, slurm: FakeSlurm, unwritable: str, occasion: str
+) -> None:
+    """Any user may fill it: the node is drained for what was found, and the line says both."""
+    hooked.become(h100(NODE).counted(3, "ecc_uncorrected", 4))
+    told = hooked.run(occasion, "--plain", "--json")
+    assert (told.code, told.unfit()) == (1, {"gpu.ecc": True})
+    assert f"cannot write {hooked.state}: " in told.log[0]
+    told = hooked.run(occasion)
+    assert (told.code, len(told.log)) == (1, 1)
+    assert told.log[0].startswith(f"preflight: drain {NODE}: pf:gpu.ecc ")
+    assert unwritable in told.log[0]
+    assert slurm.seen[0] == "IDLE+DRAIN"
+
+
+def test_a_full_disk_drains_nobody_for_a_hung_driver(
+    hooked: Hooked, slurm: FakeSlurm, unwritable: str
+) -> None:
+    """Which look came before cannot be known then; each one says so."""
+    hooked.become(replace(h100(NODE), init="hangs"))
+    for _ in range(2):
+        told = hooked.run("healthcheck")
+        assert (told.code, slurm.seen) == (0, ("IDLE", ""))
+        assert unwritable in told.log[0]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_second_look_that_cannot_be_kept_drains_nobody(
+    hooked: Hooked, slurm: FakeSlurm, *, kept: bool
+) -> None:
+    """An answer between the two may not have been written down either."""
+    hooked.become(replace(h100(NODE), init="hangs"))
+    hooked.run("healthcheck")
+    if not kept:
+        (hooked.state / "last.json").unlink()
+        (hooked.state / "last.json").mkdir()
+    told = hooked.prolog()
+    assert (told.code, slurm.seen[0]) == ((1, "IDLE+DRAIN") if kept else (0, "IDLE"))
 
 
 def test_the_health_check_reads_for_the_prologs(hooked: Hooked) -> None:

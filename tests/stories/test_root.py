@@ -264,3 +264,55 @@ def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None
     refused = _pytest(folder=checkout / "elsewhere", env={"PYTHONPATH": str(checkout)})
     assert refused.returncode == 4
     assert "root would run the code of" in refused.stderr
+
+
+def _checks(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = str(Path(sys.executable).with_name("preflight"))
+    return subprocess.run(
+        [command, "checks"], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
+        timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+
+
+@root_only
+@pytest.mark.parametrize("place", ["beside", "above", "table"])
+def test_the_list_of_checks_springs_no_trap(tmp_path: Path, trap: Path, place: str) -> None:
+    """`preflight checks` takes no order from an ini file that another user could change."""
+    shutil.copy(trap / "evil.py", trap / "xdist.py")
+    planted, folder = trap / "pytest.ini", trap
+    if place == "above":
+        folder = trap / "roots" / "own"
+        folder.mkdir(parents=True)
+        planted.write_text(f"[pytest]\npythonpath = {trap}\n")
+    elif place == "table":
+        planted = planted.rename(trap / "pyproject.toml")
+        planted.write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
+    told = _checks(folder)
+    assert not (tmp_path / "sprung").exists()
+    assert (told.returncode, told.stdout) == (4, "")
+    assert f"root would take orders from {planted}, and {trap} belongs to" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+@root_only
+def test_the_list_of_checks_takes_nothing_of_the_environment(tmp_path: Path, trap: Path) -> None:
+    """Nor a plugin, an option or a module that a variable names; root's own ini file counts."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\npreflight_checks = site\nrequired_plugins=x\n")
+    write_check(tmp_path / "site", "site.a", "conclude(ok('fine'))")
+    (tmp_path / "below").mkdir()
+    told = _checks(
+        tmp_path / "below", PYTHONPATH=str(trap), PYTEST_PLUGINS="evil", PYTEST_ADDOPTS="-p evil"
+    )
+    assert not (tmp_path / "sprung").exists()
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "site.a" in told.stdout
+
+
+@root_only
+def test_the_list_of_checks_reads_no_ini_file_that_may_yet_be_made(tmp_path: Path) -> None:
+    """A folder above in which anybody may make an ini file costs the shipped checks nothing."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "own").mkdir()
+    told = _checks(tmp_path / "own")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "gpu.count" in told.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 
+from . import procfs
 from .host_files import attempt_lines, keyed, lines
 from .text import clean
 
@@ -45,7 +46,7 @@ def launchers() -> list[dict[str, Any]]:
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         name = "".join(attempt_lines(f"/proc/{pid}/comm"))
-        if name in _LAUNCHERS:
+        if name in _LAUNCHERS and procfs.is_daemon(int(pid), name):
             limits = parse(attempt_lines(f"/proc/{pid}/limits"))
             if limits is not None:
                 found.append({"name": clean(name), "pid": int(pid), "limits": limits})

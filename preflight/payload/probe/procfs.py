@@ -48,6 +48,21 @@ def uid(pid: int) -> int | None:
     return None
 
 
+def is_daemon(pid: int, name: str) -> bool:
+    """Whether root started it from a program of that name: anybody may call a process so.
+
+    By the real user, as the effective one is root's in a setuid program that a user started by
+    another name; by the program too where this login may see it.
+    """
+    words = [line.split() for line in (_raw(f"/proc/{pid}/status") or b"").splitlines()]
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        program = name
+    roots = any(word[:2] == [b"Uid:", b"0"] for word in words)
+    return roots and program.startswith(name)
+
+
 def wchan(pid: int) -> str:
     """Return the kernel function it sleeps in; "" where the kernel does not tell."""
     name = attempt(f"/proc/{pid}/wchan")

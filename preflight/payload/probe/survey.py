@@ -103,7 +103,12 @@ class Survey:
 
     def _jobs_alive(self) -> set[str] | None:
         """Return the Slurm jobs that have a step daemon here; None without Slurm."""
-        daemons = [one for one in self._everyone.values() if one.comm in (b"slurmd", b"slurmstepd")]
+        daemons = [
+            one
+            for one in self._everyone.values()
+            if one.comm in (b"slurmd", b"slurmstepd")
+            and procfs.is_daemon(one.pid, one.comm.decode("ascii"))
+        ]
         if not daemons:
             return None
         titles = (b" ".join(procfs.argv(one.pid)) for one in daemons if not self._stuck(one))

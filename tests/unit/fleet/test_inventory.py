@@ -189,3 +189,33 @@ def test_a_large_yaml_inventory_is_read(tmp_path: Path) -> None:
     """Tens of thousands of nodes with a table each are read by libyaml."""
     lines = "".join(f"  n{number}: {{gpus: 8}}\n" for number in range(20_000))
     assert len(read_inventory(_write(tmp_path, f"node:\n{lines}", "big.yaml")).names) == 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}=1\n",
+        "[{}]\n",
+        'x = {{ y = """a"""", {} = 1 }}\n',
+        'x = "\\"" # "\n{}=1\n',
+        "x = '''\n\"\"\"\n'''\n{}=1\n",
+    ],
+)
+def test_a_key_of_many_parts_is_refused_unparsed(tmp_path: Path, text: str) -> None:
+    """20 KB of dots made 420 MB, and 100 KB took most of a minute."""
+    path = tmp_path / "fleet.toml"
+    for part in ("a", '"a"', "'a' "):
+        path.write_text(text.format(".".join([part] * 10_000)))
+        with pytest.raises(UsageError, match="has more than 64 dots outside of quotes") as error:
+            read_inventory(path)
+        line = path.read_text().count("\n", 0, path.read_text().index(part)) + 1
+        assert f"not TOML: line {line} has" in str(error.value)
+
+
+@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
+def test_dots_in_quotes_and_comments_are_no_parts(tmp_path: Path, quote: str) -> None:
+    """A list of full names is as long as it likes."""
+    names = ",".join(f"gpu{number}.example.org" for number in range(100))
+    path = tmp_path / "fleet.toml"
+    path.write_text(f"[group.train] # {names} \" '\nnodes = {quote}{names}{quote}\n")
+    assert len(read_inventory(path).names) == 100

@@ -147,6 +147,45 @@ def test_a_python_that_was_typed_for_this_machine(
     resolve(Wish(nodes="gpu1", transport="openssh", python=str(folder / "python")))
 
 
+@pytest.mark.parametrize(
+    ("python", "named"),
+    [
+        ("env LD_PRELOAD={his}/p.so python3", "{his}/p.so"),
+        ("env PYTHONPATH=/usr:{his} python3", "{his}"),
+        ("env --chdir={his} python3 rel.py", "{his}"),
+        ("env -C{his} python3 rel.py", "{his}"),
+        ("env -C {own} python own.py", "{own}/own.py"),
+        ("env PYTHONPATH=. python3", "."),
+        ("./python3", "python3"),
+        ("python3 rel.py", "rel.py"),
+        ("sh -c '. {his}/rel.py; exec python3'", "{his}/rel.py"),
+    ],
+)
+def test_what_stands_inside_of_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, named: str
+) -> None:
+    """A library, a folder to go to, and what lies in the working folder are run all the same."""
+    his, own = tmp_path / "his", tmp_path / "own"
+    for folder, name in ((his, "rel.py"), (own, "own.py")):
+        folder.mkdir()
+        give_away(written(folder / name))
+    written(his / "python3")
+    give_away(his)
+    monkeypatch.chdir(his)
+    names = {"his": his, "own": own}
+    with pytest.raises(UsageError) as error:
+        resolve(Wish(nodes="gpu1", transport="local", python=python.format(**names)))
+    assert str(error.value).startswith(f"{named.format(**names)} is not used")
+
+
+def test_a_command_of_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its words, folders and lists of paths are root's, and so are files that bear their names."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "rel.py")
+    python = f"env LD_LIBRARY_PATH=/usr/lib:{tmp_path} --chdir={tmp_path} python3 -X dev rel.py"
+    resolve(Wish(nodes="gpu1", transport="local", python=python))
+
+
 def test_the_python_that_runs_us_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

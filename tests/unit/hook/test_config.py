@@ -131,3 +131,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for name in ("hook.toml", "nowhere.toml"):
         with pytest.raises(UsageError, match="give a readable file"):
             read_trusted(tmp_path / name)
+
+
+def test_a_large_configuration_is_refused(tmp_path: Path) -> None:
+    """It decides before every job: what is no hook.toml must not take its time or memory."""
+    path = tmp_path / "hook.toml"
+    path.write_bytes(b"#" * (64 << 10))
+    assert load(path) == HookConfig()
+    path.write_bytes(b"#" * (64 << 10) + b"#")
+    with pytest.raises(UsageError, match="it is larger than 64 KiB"):
+        load(path)
+    with pytest.raises(UsageError, match="line 1 has more than 64 dots"):
+        parse(b"a" + b".a" * 10_000 + b"=1", path)

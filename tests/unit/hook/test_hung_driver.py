@@ -74,6 +74,12 @@ def test_a_damaged_file_is_no_look(folder: Path, content: bytes) -> None:
     assert seen_before(folder)
 
 
+def test_another_hook_was_quicker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that see an answer at once one removes the file: no trouble of the other's."""
+    monkeypatch.setattr("os.path.lexists", lambda path: path == folder / NAME)
+    keep_look(folder, Driver("answered"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
 def test_a_strangers_look_is_none(folder: Path) -> None:
     """Whoever could write it could have a node drained; and nothing is kept in a folder of his."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -234,6 +235,36 @@ def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> 
     assert facts.processes.unreadable > 0
 
 
+@needs_root
+@pytest.mark.parametrize("how", ["his", "setuid", "renamed"])
+def test_a_process_that_only_bears_the_name_is_no_daemon(
+    start: Callable[..., subprocess.Popen[bytes]], cleanup: ExitStack, tmp_path: Path, how: str
+) -> None:
+    """Neither a user's, nor a setuid program that he started by that name, nor root's sleep."""
+    sleep = str(shutil.which("sleep"))
+    folder = Path(cleanup.enter_context(TemporaryDirectory()))
+    folder.chmod(0o755)
+    user = {} if how == "renamed" else {"user": NOBODY}
+    for name in ("slurmd", "slurmstepd"):
+        daemon = folder / name
+        shutil.copy(sleep, daemon)
+        daemon.chmod(0o4755 if how == "setuid" else 0o755)
+        if how == "renamed":
+            daemon.unlink()
+            daemon.symlink_to(sleep)
+        start(f"{name}: [4711.0]", "60", executable=daemon, **user)
+    rank = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4711"})
+    facts = told(tmp_path)
+    assert facts.processes is not None
+    assert facts.processes.scheduler == "none"
+    found = of(facts, rank.pid)
+    assert found is not None
+    assert found.job_alive is None
+    assert facts.machine is not None
+    assert facts.machine.launchers == ()
+
+
+@needs_root
 def test_a_slurm_job_is_alive_while_its_step_daemon_is(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
