@@ -49,9 +49,13 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
     ("xid", rb"NVRM: Xid \("),
     ("sxid", rb"nvidia-nvswitch\d*: SXid \("),
-    ("nvrm", rb"NVRM: .*(?:fallen off the bus|R[mM]InitAdapter failed|rm_init_adapter failed)"),
-    ("nvrm", rb"NVRM: .*(?:Error setting [TR]X sublink|GPU likely needs to be reset)"),
-    ("nvrm", rb"NVRM: .*(?:\(PCI ID: |The NVIDIA GPU)"),
+    # Not "NVRM: API mismatch", in which a program's own version stands, nor a netdev of that name.
+    (
+        "nvrm",
+        rb"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
+    ),
+    ("nvrm", rb"NVRM: Rate limiting GSP RPC .*GPU likely needs to be reset"),
+    ("nvrm", rb"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
     ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
     ("nic", rb"nvidia-peermem .*ERROR"),
     ("nic", rb"mlx5_core[ :].*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),

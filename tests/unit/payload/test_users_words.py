@@ -17,13 +17,16 @@ from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
 from tests.cases import MANY
 from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, node, xid
-from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS
+from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS, VERSIONS
 
 comms = st.sampled_from(FORGED) | st.text(
     st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=15
 )
 paths = st.sampled_from(PATHS) | st.text(
     st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=80
+)
+versions = st.sampled_from(VERSIONS) | st.text(
+    st.characters(exclude_characters="\0", codec="utf-8"), max_size=63
 )
 
 
@@ -39,12 +42,17 @@ def judged(log: KernelLog) -> list[Verdict]:
     return [judge(facts) for judge in JUDGES]
 
 
-@given(st.lists(st.tuples(st.sampled_from(OF_A_PROCESS), comms, paths), min_size=1, max_size=6))
-@example([(text, comm, path) for text in OF_A_PROCESS for comm in FORGED for path in PATHS])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(OF_A_PROCESS), comms, paths, versions), min_size=1, max_size=6
+    )
+)
+@example([(text, c, p, VERSIONS[0]) for text in OF_A_PROCESS for c in FORGED for p in PATHS])
+@example([(text, FORGED[0], PATHS[0], each) for text in OF_A_PROCESS for each in VERSIONS])
 @MANY
-def test_no_name_of_a_process_or_file_fails_a_node(said: list[tuple[str, str, str]]) -> None:
-    """Killed for memory, hung, crashed: whatever a user called it, the node is not failed."""
-    texts = [text.format(comm=comm, path=path) for text, comm, path in said]
+def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -> None:
+    """A process, a file, a claimed version: whatever it is, the node is not failed."""
+    texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
     for log in (live(*texts), parse(pasted)):
         for verdict in judged(log):
