@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from preflight.facts.xids import Grade
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:, [^)]*)?\): (\d{{1,4}})\b(.*)")
+XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)")
 """PCI address, code, and what it says."""
 # A version that a program claims, and a network device called NVRM, bring a user's words behind
 # "NVRM: ": each of these begins as the driver's own line does.

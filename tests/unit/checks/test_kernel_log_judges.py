@@ -196,6 +196,14 @@ def test_an_xid_that_nobody_knows_is_a_warning() -> None:
     assert (verdict.outcome, "not in preflight's catalog" in verdict.sentence) == ("warn", True)
 
 
+@pytest.mark.parametrize("of", [" GPU-I:02", " GPU-I:02 GPU-CI:03", ".0 GPU-I:02"])
+def test_an_xid_of_a_mig_instance_is_its_gpus(of: str) -> None:
+    """The driver puts the instance behind the address; the GPU is what is drained."""
+    verdict = judge(xid(95, "0000:1b:00" + of))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("GPU 0 (0000:1b:00): Xid 95")
+
+
 def test_one_fault_and_its_echoes_are_one_gpu() -> None:
     """A GPU off the bus draws 154 on all GPUs, 119 on its own, NVLink errors on its peers."""
     verdict = judge(
