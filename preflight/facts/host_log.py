@@ -51,6 +51,7 @@ _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 _LOOP = re.compile(r"^(?:loop|sr|fd|zram|ram)\d")
 """Devices whose errors tell of an image or an empty drive, not of a disk."""
+_OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
 
 _WORDS: dict[Kind, tuple[str, str]] = {
     "read-only": (
@@ -99,7 +100,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             if hit is None:
                 continue
             what = hit["what"] or ""
-            if not (kind == "disk" and _LOOP.match(what)):
+            if not (kind in _OF_A_DISK and _LOOP.match(what)):
                 before = found.get((kind, what))
                 times = line.times + (before.times if before else 0)
                 found[kind, what] = Event(kind, what, times, line.last_s)

@@ -574,6 +574,22 @@ def test_an_empty_drive_is_no_disk_error() -> None:
     assert host(node("I/O error, dev loop3, sector 0 op 0x0:(READ)")).outcome is Outcome.OK
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXT4-fs (loop0): Remounting filesystem read-only",
+        "EXT4-fs error (device loop0): ext4_lookup:1785: inode #2: comm ls: bad entry",
+        "BTRFS info (device loop0: state E): forced readonly",
+        "XFS (loop0): Filesystem has been shut down due to log error (0x2).",
+        "XFS (loop0): Metadata corruption detected at xfs_agi_verify, xfs_agi block 0x2",
+    ],
+)
+def test_a_damaged_image_is_no_damaged_host(line: str) -> None:
+    """A user's image is broken, not the node; the same words of a disk are not passed over."""
+    assert host(node(line)).outcome is Outcome.OK
+    assert host(node(line.replace("loop0", "sda1"))).outcome is not Outcome.OK
+
+
 def test_a_log_that_forgot_its_beginning_says_so() -> None:
     """`ok` is only about what is still there, or what was asked for."""
     facts = node()
