@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from preflight.facts.kernel_log import ago, elapsed_s, unread, window
+from preflight.facts.kernel_log import ago, elapsed_s, unread, whole, window
 from preflight.facts.limits import limit
 from preflight.facts.words import count
-from preflight.verdict import fail, ok, warn
+from preflight.verdict import fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,8 @@ def judge_host_log(facts: Facts) -> Verdict:
             f"{_told(recent[0], facts)}{more}", advice=_WORDS[recent[0].kind][1], **evidence
         )
     rest = f"; {count(len(said), 'older note')}" if said else ""
-    return ok(f"no lack of memory, disk or CPU {window(log, facts)}{rest}", **evidence)
+    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
+    return whole(sentence, log, ("fs", "disk"), **evidence)
 
 
 def _recent(one: Event, facts: Facts) -> bool:
