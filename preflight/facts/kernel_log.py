@@ -41,8 +41,9 @@ def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: An
     dropped = sum(log.dropped_of.get(kind, 0) for kind in (*kinds, "any"))
     if not dropped:
         return ok(sentence, **evidence)
+    what = "part" if "any" in log.dropped_of else count(dropped, "line")
     return unknown(
-        f"{count(dropped, 'line')} of its kernel log could not be kept; of the others: {sentence}",
+        f"{what} of its kernel log could not be kept; of the rest: {sentence}",
         advice="look at dmesg there for what floods it, then recheck",
         **evidence,
     )
