@@ -40,7 +40,7 @@ def judge(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Verdict:
 
 
 def failing(facts: Facts, edac: Edac) -> Verdict | None:
-    """What the counters say; where the log says it too, it is that check's: one cause, once."""
+    """What the counters say; where the log fails the node for it, it is that check's."""
     if edac.errors and logged(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
     if lost := uncorrected(edac):

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from preflight.facts.xids import Grade
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:, [^)]*)?\): (\d{{1,4}})\b(.*)")
+XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)")
 """PCI address, code, and what it says."""
-_FELL = re.compile(rf"^NVRM: .*?{_SLOT}.*fallen off the bus")
+# A version that a program claims, and a network device called NVRM, bring a user's words behind
+# "NVRM: ": each of these begins as the driver's own line does.
+_FELL = re.compile(rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus")
 _INIT = re.compile(
     rf"^NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
     rf"|^nvidia: probe of {_SLOT} failed|^nvidia {_SLOT}: probe with driver nvidia failed"
 )
 _TRAINING = re.compile(r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink")
-_NEEDS_RESET = re.compile(rf"^NVRM: .*{_SLOT}.*GPU likely needs to be reset")
+_NEEDS_RESET = re.compile(
+    rf"^NVRM: Rate limiting GSP RPC error .{{0,40}}PCI:{_SLOT}\b.*GPU likely needs to be reset"
+)
 _LOADED = re.compile(r"^NVRM: loading NVIDIA ")
 _MODULE = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _RECOVERED = re.compile(r"recovery action changed .* to \S+ \(None\)")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.facts.gpu_log import slot_of
-from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, window
+from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, whole, window
 from preflight.facts.limits import limit
 from preflight.facts.pcie_recovery import BDF as _BDF
 from preflight.facts.pcie_recovery import Recoveries
 from preflight.facts.words import count
 from preflight.facts.xid_verdict import lost_slots
-from preflight.verdict import fail, ok, warn
+from preflight.verdict import fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -160,7 +160,8 @@ def judge_hardware_log(facts: Facts) -> Verdict:
         return warn(f"{_told(notable, facts)}{expected}", advice=advice, **evidence)
     corrected = sum(each.times for each in said)
     rest = f"; {count(corrected, 'corrected error')}, few enough" if corrected else ""
-    return ok(f"no uncorrected hardware error {window(log, facts)}{rest}", **evidence)
+    sentence = f"no uncorrected hardware error {window(log, facts)}{rest}"
+    return whole(sentence, log, ("aer", "mce", "edac"), **evidence)
 
 
 def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from preflight.facts.kernel_log import ago, elapsed_s, unread, window
+from preflight.facts.kernel_log import ago, elapsed_s, unread, whole, window
 from preflight.facts.limits import limit
 from preflight.facts.words import count
-from preflight.verdict import fail, ok, warn
+from preflight.verdict import fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 _LOOP = re.compile(r"^(?:loop|sr|fd|zram|ram)\d")
 """Devices whose errors tell of an image or an empty drive, not of a disk."""
+_OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
 
 _WORDS: dict[Kind, tuple[str, str]] = {
     "read-only": (
@@ -99,7 +100,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             if hit is None:
                 continue
             what = hit["what"] or ""
-            if not (kind == "disk" and _LOOP.match(what)):
+            if not (kind in _OF_A_DISK and _LOOP.match(what)):
                 before = found.get((kind, what))
                 times = line.times + (before.times if before else 0)
                 found[kind, what] = Event(kind, what, times, line.last_s)
@@ -128,7 +129,8 @@ def judge_host_log(facts: Facts) -> Verdict:
             f"{_told(recent[0], facts)}{more}", advice=_WORDS[recent[0].kind][1], **evidence
         )
     rest = f"; {count(len(said), 'older note')}" if said else ""
-    return ok(f"no lack of memory, disk or CPU {window(log, facts)}{rest}", **evidence)
+    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
+    return whole(sentence, log, ("fs", "disk"), **evidence)
 
 
 def _recent(one: Event, facts: Facts) -> bool:

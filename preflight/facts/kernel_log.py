@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from preflight.facts.words import age
-from preflight.verdict import unknown
+from preflight.facts.words import age, count
+from preflight.verdict import ok, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from preflight.facts.kernel_model import KernelLog
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
@@ -31,6 +33,19 @@ def unread(facts: Facts) -> Verdict:
         return unknown(sentence, advice=f"{GRANT}; then recheck", grant=GRANT, cause=CAUSE)
     return unknown(
         sentence, advice="make /dev/kmsg, the journal or dmesg readable there", cause=CAUSE
+    )
+
+
+def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: Any) -> Verdict:
+    """Return ok with that sentence; unknown where lines of these kinds are not there any more."""
+    dropped = sum(log.dropped_of.get(kind, 0) for kind in (*kinds, "any"))
+    if not dropped:
+        return ok(sentence, **evidence)
+    what = "part" if "any" in log.dropped_of else count(dropped, "line")
+    return unknown(
+        f"{what} of its kernel log could not be kept; of the rest: {sentence}",
+        advice="look at dmesg there for what floods it, then recheck",
+        **evidence,
     )
 
 

@@ -34,3 +34,5 @@ class KernelLog(Struct, frozen=True, forbid_unknown_fields=True):
     lines: Annotated[tuple[LogLine, ...], Meta(max_length=4096)] = ()
     dropped: _Count = 0
     """Further lines that matter, of which only the number is known."""
+    dropped_of: dict[_Text, _Count] = {}
+    """The same by the node's kind of line; "any": records that were not read at all."""

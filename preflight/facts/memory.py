@@ -89,6 +89,6 @@ def wearing(edac: Edac, up_s: float) -> str:
 
 
 def logged(facts: Facts) -> bool:
-    """Whether the kernel log tells of memory errors: `host.hardware_errors` judges them then."""
+    """Whether `host.hardware_errors` fails for memory: a process that was killed is no proof."""
     lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
-    return any(one.part == "memory" for one in faults(lines))
+    return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))

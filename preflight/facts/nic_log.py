@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, window
+from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, whole, window
 from preflight.facts.limits import limit
 from preflight.facts.one_link import teller
 from preflight.facts.words import count
-from preflight.verdict import fail, ok, warn
+from preflight.verdict import fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.kernel_model import KernelLog, LogLine
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
 
@@ -167,23 +167,22 @@ def judge_nic_log(facts: Facts) -> Verdict:
         worst = flaps[0] if flaps else notable[0]
         return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
     if downs := [each for each in said if each.kind == "down"]:
-        return _few(downs, facts, evidence)
-    return ok(f"no NIC in trouble {window(log, facts)}", **evidence)
+        return _few(downs, log, facts, evidence)
+    return whole(f"no NIC in trouble {window(log, facts)}", log, ("nic",), **evidence)
 
 
-def _few(downs: Sequence[Event], facts: Facts, evidence: dict[str, Any]) -> Verdict:
+def _few(downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]) -> Verdict:
     """Links that went down too rarely to condemn one, if the log shows as long a time."""
-    log = facts.kernel_log
     own = _by_link(downs)
     worst = max(own, key=lambda each: each.times)
     many = limit("link_flaps_per_day")
-    seen = window(log, facts) if log is not None else ""
-    short = log is not None and log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
+    short = log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
     if short and worst.times > many / 2:
         sentence = f"{_flaps_told([worst])}, of which this log shows a part"
         return warn(sentence, advice=_MEANING["down"][1], **evidence)
     total = count(sum(each.times for each in own), "time")
-    return ok(f"links went down {total} {seen}, under {many:.0f} in a day", **evidence)
+    sentence = f"links went down {total} {window(log, facts)}, under {many:.0f} in a day"
+    return whole(sentence, log, ("nic",), **evidence)
 
 
 def _left(

@@ -10,14 +10,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from preflight.facts.gpu_log import roots, troubles
-from preflight.facts.kernel_log import ago, unread, window
+from preflight.facts.kernel_log import ago, unread, whole, window
 from preflight.facts.words import count
-from preflight.verdict import fail, not_run, ok, unknown, warn
+from preflight.verdict import fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.kernel_model import KernelLog, LogLine
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
 
@@ -126,17 +126,19 @@ def judge_sxids(facts: Facts) -> Verdict:
             advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
             **evidence,
         )
-    return _of_the_rest(old, new, facts, evidence)
+    return _of_the_rest(old, new, log, facts, evidence)
 
 
 def _of_the_rest(
-    old: Sequence[Fault], new: Sequence[Fault], facts: Facts, evidence: dict[str, Any]
+    old: Sequence[Fault],
+    new: Sequence[Fault],
+    log: KernelLog,
+    facts: Facts,
+    evidence: dict[str, Any],
 ) -> Verdict:
     """None is known to be fatal: whether one may be."""
-    log = facts.kernel_log
-    lines = log.lines if log is not None else ()
-    said = window(log, facts) if log is not None else ""
-    if untold := [each for each in new if _unsettled(each, lines)]:
+    said = window(log, facts)
+    if untold := [each for each in new if _unsettled(each, log.lines)]:
         return unknown(
             f"{_told(untold, facts)}: the line that says Fatal or Non-fatal was not found {said}",
             advice=f"look for it (dmesg, journalctl -k); if it is fatal: {untold[0].part[1]}",
@@ -149,7 +151,7 @@ def _of_the_rest(
             **evidence,
         )
     rest = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
-    return ok(f"no fatal SXid {said}{rest}", **evidence)
+    return whole(f"no fatal SXid {said}{rest}", log, ("sxid",), **evidence)
 
 
 def _no_switch() -> Verdict:

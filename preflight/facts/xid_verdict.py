@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preflight.facts.gpu_log import OFF_THE_BUS, echoes, roots, slot_of, troubles
-from preflight.facts.kernel_log import ago, elapsed_s, unread, window
+from preflight.facts.kernel_log import ago, elapsed_s, unread, whole, window
 from preflight.facts.limits import limit
 from preflight.facts.same_place import CODE, repeated
 from preflight.facts.words import count
 from preflight.facts.xids import advice_again, in_recovery_action
-from preflight.verdict import fail, not_run, ok, warn
+from preflight.verdict import fail, not_run, warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -65,7 +65,8 @@ def judge_xids(
             **_places(notable),
         )
     rest = f"; {count(len(found), 'older note')} that need no reset" if found else ""
-    return ok(f"no Xid {window(log, facts)} asks for a reset{rest}", **evidence)
+    said_so = f"no Xid {window(log, facts)} asks for a reset{rest}"
+    return whole(said_so, log, ("xid", "nvrm"), **evidence)
 
 
 def lost_slots(facts: Facts) -> set[str]:

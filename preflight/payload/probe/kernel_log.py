@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_OF_A_KIND = 96
-"""Different lines of one kind; what is beyond is counted as dropped."""
+"""Different lines of one kind; beyond that the one that came longest ago is counted as dropped."""
 
 MOST_ERAS = 1024
 
@@ -36,6 +36,9 @@ OF_A_PROCESS = (
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
 )
 _BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_MLX = rb"mlx5_core(?: |: probe of )" + _BDF
+
+_FS = rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS)(?=(?::? \w+)? \()"
 
 _KINDS: tuple[tuple[str, bytes], ...] = (
     # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
@@ -47,16 +50,23 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ),
     ("era", rb"mlx5_core " + _BDF + rb": firmware version"),
     ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
+    # What users bring about has kinds of its own: it crowds out nothing else.
+    ("app", rb"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
     ("xid", rb"NVRM: Xid \("),
     ("sxid", rb"nvidia-nvswitch\d*: SXid \("),
-    ("nvrm", rb"NVRM: .*(?:fallen off the bus|R[mM]InitAdapter failed|rm_init_adapter failed)"),
-    ("nvrm", rb"NVRM: .*(?:Error setting [TR]X sublink|GPU likely needs to be reset)"),
-    ("nvrm", rb"NVRM: .*(?:\(PCI ID: |The NVIDIA GPU)"),
+    # Not "NVRM: API mismatch", in which a program's own version stands, nor a netdev of that name.
+    (
+        "nvrm",
+        rb"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
+    ),
+    ("nvrm", rb"NVRM: Rate limiting GSP RPC .*GPU likely needs to be reset"),
+    ("nvrm", rb"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
     ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
     ("nic", rb"nvidia-peermem .*ERROR"),
-    ("nic", rb"mlx5_core[ :].*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
-    ("nic", rb"mlx5_core[ :].*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
-    ("nic", rb"mlx5_core[ :].*Link (?:[Dd]own|DOWN|[Uu]p\b)"),
+    ("cmd", rb"mlx5_core " + _BDF + rb": mlx5_cmd_(?:out_err|check):"),
+    ("nic", _MLX + rb".*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
+    ("nic", _MLX + rb".*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", _MLX + rb".*Link (?:[Dd]own|DOWN|[Uu]p\b)"),
     ("nic", rb"(?:\S+ " + _BDF + rb" )?\S{1,20}: (?:NIC )?Link is Down"),
     ("nic", rb"\S+ " + _BDF + rb" \S{1,20}: (?:NIC )?Link is Up\b"),
     ("nic", rb"NETDEV WATCHDOG: "),
@@ -72,12 +82,12 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ),
     ("mce", rb"\{\d+\}\[Hardware Error\]: event severity:"),
     ("mce", rb"BERT: .*(?:records found|\[Hardware Error\])"),
-    ("mce", rb"MCE: Killing .{1,15}:\d+ due to hardware memory corruption "),
+    ("kill", rb"MCE: Killing .{1,15}:\d+ due to hardware memory corruption "),
     ("mce", rb"Memory failure: 0x|mce: Uncorrected hardware memory error in user-access at "),
     ("edac", rb"EDAC [^:]+: \d+ [CU]E (?:.{1,200} )?on \S.{0,200}? \(.*page:0x"),
     ("disk", rb"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
     ("disk", rb"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
-    ("fs", rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS).*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
+    ("fs", _FS + rb".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
     ("fs", rb"XFS .*[Ss]hut(?:ting)? ?down"),
     ("fs", rb"nfs: server .* not responding"),
     ("oom", rb"(?:Out of memory|Memory cgroup out of memory): Kill"),
@@ -90,11 +100,16 @@ _ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_
 
 _OF_A_PROCESS = re.compile(OF_A_PROCESS.encode())
 
+_PROCESS = re.compile(rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to ", re.DOTALL)
+"""A user's words, which tell no two lines apart."""
+
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
+_XID = re.compile(
+    rb"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
+)
 _TELLS = {
-    "xid": re.compile(
-        rb"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
-    ),
+    "xid": _XID,
+    "app": _XID,
     "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),
@@ -105,7 +120,7 @@ _TELLS = {
 _SM = re.compile(
     rb"NVRM: Xid \(([^)]*)\): 13,(?: pid='?([^,']*))?.*?(?:\((GPC \d+, TPC \d+)|$)", re.DOTALL
 )
-_NUMBER = re.compile(rb"0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
+_NUMBER = re.compile(rb"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
 
 
 def told(
@@ -115,8 +130,8 @@ def told(
     seen, era, begins_s = 0, 0, None
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     crashes = _Crashes()
-    kinds: dict[str, int] = {}
-    dropped = 0
+    ages: dict[str, dict[tuple[object, ...], None]] = {}
+    dropped: dict[str, int] = {}
     for at_s, text in records:
         seen += 1
         if begins_s is None:
@@ -132,21 +147,25 @@ def told(
         key = (era, kind, tells)
         line = found.get(key)
         if line is None:
-            kinds[kind] = kinds.get(kind, 0) + 1
-            if kinds[kind] > (MOST_ERAS if kind == "era" else MOST_OF_A_KIND):
-                dropped += 1
-                continue
             found[key] = {"text": clean(text, _CHARS), "at_s": at_s, "last_s": at_s, "times": 1}
         else:
             line["last_s"] = at_s
             line["times"] += 1
+        own = ages.setdefault(kind, {})
+        own.pop(key, None)
+        own[key] = None
+        if len(own) > (MOST_ERAS if kind == "era" else MOST_OF_A_KIND):
+            oldest = next(iter(own))
+            del own[oldest]
+            dropped[kind] = dropped.get(kind, 0) + found.pop(oldest)["times"]
     return {
         "source": source,
         "seen": seen,
         "begins_s": begins_s,
         "after_s": after_s,
         "lines": list(found.values()),
-        "dropped": dropped,
+        "dropped": sum(dropped.values()),
+        "dropped_of": dropped,
     }
 
 
@@ -179,5 +198,5 @@ class _Crashes:
 
 
 def _told_apart(kind: str, text: bytes) -> bytes:
-    tells = _TELLS.get(kind)
+    tells, text = _TELLS.get(kind), _PROCESS.sub(b"", text, count=1)
     return b" ".join(tells.findall(text)) if tells else _NUMBER.sub(b"#", text)

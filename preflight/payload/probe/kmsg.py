@@ -24,7 +24,11 @@ LOG = "/dev/kmsg"
 PATIENCE_S = 3.0
 """The device answers in milliseconds; a journal of months may take longer, and is then left."""
 
+READ_S = 1.2
+"""Of that, and of a prolog's shorter time, for reading the device: the rest counts as dropped."""
+
 _RECORD = 8192
+_LOOK = 64
 _MOST_BYTES = 32 << 20
 """Twice the largest ring buffer that kernels are built with by default."""
 
@@ -93,23 +97,66 @@ class Asked:
 
 
 def _read(path: str, after_s: float) -> dict[str, Any]:
-    """In the child: every record there is, one read(2) each."""
-    file, _ = named_file.opened(path)
-    return kernel_log.told("kmsg", _records(_lines(file)), after_s)
+    """In the child: every record that there is when it begins, one read(2) each."""
+    device = _Device(path)
+    value = kernel_log.told("kmsg", _records(_lines(device.pieces())), after_s)
+    if device.unread:
+        value["dropped"] += device.unread
+        value["dropped_of"]["any"] = device.unread
+    return value
 
 
-def _lines(file: int) -> Iterator[bytes]:
-    """Yield whole lines: the kernel gives a record at a time, a plain file whatever fits."""
-    rest = b""
-    while True:
+class _Device:
+    """Reads up to what was written since it began: a log may grow as fast as it is read.
+
+    A second file stands at the end: what comes there first is where reading ends. The stamps of
+    records would not do: their clock and that of programs drift apart by minutes in months.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.unread = 0
+        self._file, self._end = named_file.opened(path)[0], named_file.opened(path)[0]
+        # A plain file has a size; of the device the kernel says 0.
+        self._size = os.lseek(self._end, 0, os.SEEK_END)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield a record of the device each, of a plain file whatever fits."""
+        reads, size, new = 0, 0, None
+        until = time.monotonic() + READ_S
+        while time.monotonic() < until:
+            try:
+                piece = os.read(self._file, _RECORD)
+            except BrokenPipeError:
+                # It was overwritten before it was read; before the first, it was only the oldest.
+                self.unread += reads > 0
+                continue
+            except BlockingIOError:
+                return
+            reads, size = reads + 1, size + len(piece)
+            if not reads % _LOOK and new is None and not self._size:
+                new = self._first_new()
+            if not piece or (new is not None and _number(piece) >= new):
+                return
+            yield piece
+            if 0 < self._size <= size:
+                return
+        self.unread += 1
+
+    def _first_new(self) -> int | None:
         try:
-            piece = os.read(file, _RECORD)
-        except BrokenPipeError:
-            continue  # overwritten before we came to it: go on with what is there
-        except BlockingIOError:
-            break  # nothing more for now
-        if not piece:
-            break
+            return _number(os.read(self._end, _RECORD))
+        except (BlockingIOError, BrokenPipeError):
+            return None
+
+
+def _number(record: bytes) -> int:
+    number = record.split(b",", 2)[1:2]
+    return int(number[0]) if number and number[0].isdigit() else 0
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")
         yield from whole
     if rest:
@@ -123,6 +170,8 @@ def _records(lines: Iterator[bytes]) -> Iterator[Record]:
         fields = head.split(b",")
         if not semicolon or len(fields) < 3 or not fields[2].isdigit():  # noqa: PLR2004
             continue
+        if fields[0].isdigit() and int(fields[0][:9]) >> 3:
+            continue  # a program wrote it (syslog's facility): it may name anything
         yield int(fields[2]) / 1e6, _ESCAPED.sub(_unescape, text)
 
 

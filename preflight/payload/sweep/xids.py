@@ -10,7 +10,9 @@ import re
 
 LOG = "/dev/kmsg"
 _RECORD = 8192
-_XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})\): (\d{1,4})\b")
+_XID = re.compile(
+    rb"(?m)^\d[^;\n]{0,80};NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,4})\b"
+)
 
 
 class KernelLog:

@@ -184,6 +184,20 @@ def test_errors_that_the_kernel_log_tells_of_are_told_once() -> None:
     assert dimms_among(replace(logged, machine=half), facts(), facts()).outcome is Outcome.FAIL
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MCE: Killing python3:4711 due to hardware memory corruption fault at 7f31e000",
+        "EDAC MC0: 1 CE memory read error on CPU0_DIMM_A1 (channel:0 page:0x1)",
+    ],
+)
+def test_a_line_that_fails_no_node_hides_no_lost_data(said: str) -> None:
+    """Any process may have itself killed so; a corrected error beside a lost word is the less."""
+    lost = Edac(32, (Dimm("CPU0_DIMM_A1", corrected=9, uncorrected=1),))
+    log = KernelLog("kmsg", seen=9, lines=(LogLine(said, 5.0),))
+    assert dimms_among(replace(node(edac=lost), kernel_log=log)).outcome is Outcome.FAIL
+
+
 @pytest.mark.proves("host.dimms", unknown="a counter that is there could not be read")
 def test_unread_memory_is_unknown() -> None:
     """Without counters and peers nothing was judged, which is no pass either."""

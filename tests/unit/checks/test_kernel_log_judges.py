@@ -196,6 +196,14 @@ def test_an_xid_that_nobody_knows_is_a_warning() -> None:
     assert (verdict.outcome, "not in preflight's catalog" in verdict.sentence) == ("warn", True)
 
 
+@pytest.mark.parametrize("of", [" GPU-I:02", " GPU-I:02 GPU-CI:03", ".0 GPU-I:02"])
+def test_an_xid_of_a_mig_instance_is_its_gpus(of: str) -> None:
+    """The driver puts the instance behind the address; the GPU is what is drained."""
+    verdict = judge(xid(95, "0000:1b:00" + of))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence.startswith("GPU 0 (0000:1b:00): Xid 95")
+
+
 def test_one_fault_and_its_echoes_are_one_gpu() -> None:
     """A GPU off the bus draws 154 on all GPUs, 119 on its own, NVLink errors on its peers."""
     verdict = judge(
@@ -564,6 +572,22 @@ def test_what_lamed_the_host_is_told_for_a_day(line: str, word: str) -> None:
 def test_an_empty_drive_is_no_disk_error() -> None:
     """Loop images and empty drives fail to read all the time."""
     assert host(node("I/O error, dev loop3, sector 0 op 0x0:(READ)")).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXT4-fs (loop0): Remounting filesystem read-only",
+        "EXT4-fs error (device loop0): ext4_lookup:1785: inode #2: comm ls: bad entry",
+        "BTRFS info (device loop0: state E): forced readonly",
+        "XFS (loop0): Filesystem has been shut down due to log error (0x2).",
+        "XFS (loop0): Metadata corruption detected at xfs_agi_verify, xfs_agi block 0x2",
+    ],
+)
+def test_a_damaged_image_is_no_damaged_host(line: str) -> None:
+    """A user's image is broken, not the node; the same words of a disk are not passed over."""
+    assert host(node(line)).outcome is Outcome.OK
+    assert host(node(line.replace("loop0", "sda1"))).outcome is not Outcome.OK
 
 
 def test_a_log_that_forgot_its_beginning_says_so() -> None:

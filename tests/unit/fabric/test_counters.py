@@ -98,7 +98,9 @@ def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
     kernel = xids.KernelLog(str(log))
     with log.open("a") as writing:
         writing.write(line.format(2, "1b", 79) + "6,3,5,-;eth0: link up\n")
-        writing.write(line.format(4, "43", 94) + line.format(5, "43", 94))
+        writing.write(line.format(4, "43", 94) + line.format(5, "43:00 GPU-I", 94))
+        claimed = "x;NVRM: Xid (PCI:0000:43:00): 79, "
+        writing.write(f"3,6,5,-;NVRM: API mismatch\\x0aNVRM: has the version {claimed}\n")
     assert kernel.xids(None) == {"Xid 79 0000:1b:00": 1, "Xid 94 0000:43:00": 2}
     assert kernel.xids("0000:43:00.0") == {"Xid 94 0000:43:00": 2}
     assert xids.KernelLog(str(tmp_path / "none")).xids(None) == {}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
-from probe import kernel_log, kmsg
+from probe import kernel_log, kmsg, named_file
 
 from preflight.facts.kernel_model import KernelLog
 from preflight.facts.limits import limit
@@ -21,7 +21,7 @@ from .node import Remote, system_python
 from .test_probe import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 XID = "NVRM: Xid (PCI:0000:{}:00): {}, pid=7, name=python3, {}"
 
@@ -189,6 +189,104 @@ def test_the_running_kernels_own_log_is_read_whole() -> None:
     assert log.seen > 0
     assert log.begins_s is not None
     assert log.source == "kmsg"
+
+
+class Ring:
+    """The device by the kernel's rules: a record a read, EAGAIN at its end, EPIPE where lapped."""
+
+    def __init__(self, *lines: str, room: int = 10**6, grows: int = 0) -> None:
+        self.records = [f"4,{n},{n * 1000000},-;{line}\n" for n, line in enumerate(lines)]
+        self.at: list[int] = []
+        self.room, self.grows = room, grows
+
+    def opened(self, _path: str) -> tuple[int, None]:
+        """Stand at the oldest record."""
+        self.at.append(max(0, len(self.records) - self.room))
+        return len(self.at) - 1, None
+
+    def lseek(self, file: int, _offset: int, _whence: int) -> int:
+        """Stand behind the newest; the device has no size."""
+        self.at[file] = len(self.records)
+        return 0
+
+    def read(self, file: int, _most: int) -> bytes:
+        """Give one record."""
+        for n in range(len(self.records), len(self.records) + self.grows):
+            self.records.append(f"4,{n},{n * 1000000},-;NVRM: API mismatch: the client 'x'\n")
+        oldest = max(0, len(self.records) - self.room)
+        if self.at[file] < oldest:
+            self.at[file] = oldest
+            raise BrokenPipeError
+        if self.at[file] >= len(self.records):
+            raise BlockingIOError
+        self.at[file] += 1
+        return self.records[self.at[file] - 1].encode()
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
+    """Reads such a device."""
+
+    def read(ring: Ring) -> KernelLog:
+        monkeypatch.setattr(named_file, "opened", ring.opened)
+        monkeypatch.setattr(os, "read", ring.read)
+        monkeypatch.setattr(os, "lseek", ring.lseek)
+        log = kmsg._read(kmsg.LOG, 0.0)
+        monkeypatch.undo()
+        return convert(log, KernelLog)
+
+    return read
+
+
+@pytest.mark.parametrize("grows", [0, 1, 3])
+def test_a_log_that_grows_as_fast_as_it_is_read_hides_nothing(
+    reading: Callable[[Ring], KernelLog], grows: int
+) -> None:
+    """Reading ends at what came after it began: nothing before that is lost."""
+    xid = XID.format("1b", 48, "DBE")
+    log = reading(Ring(*["Linux version 6.1"] * 500, xid, grows=grows))
+    assert [line.text for line in log.lines] == [xid]
+    assert (log.dropped, 501 <= log.seen < 700) == (0, True)
+
+
+def test_records_that_were_overwritten_while_it_read_are_told_of(
+    reading: Callable[[Ring], KernelLog],
+) -> None:
+    """Also where the time is over; of the oldest, which any new line drives out, nothing is."""
+    log = reading(Ring(*["Linux version 6.1"] * 500, room=500, grows=2))
+    assert log.dropped == log.dropped_of["any"] > 0
+    quiet = Ring(*["Linux version 6.1"] * 500, room=400)
+    assert reading(quiet).dropped == 0
+
+
+def test_a_plain_file_is_read_as_far_as_it_was_written(tmp_path: Path) -> None:
+    """It may grow without end meanwhile."""
+    path = Path(written(tmp_path / "kmsg", *((float(n), "chatter") for n in range(2000))))
+    pieces, size = 0, path.stat().st_size
+    for _piece in kmsg._Device(str(path)).pieces():
+        pieces += 1
+        with path.open("a") as log:
+            log.write("4,1,1,-;NVRM: API mismatch\n" * 1000)
+        assert pieces <= size // 8192 + 1
+    assert pieces
+
+
+def test_reading_that_takes_too_long_ends_with_what_there_is(
+    reading: Callable[[Ring], KernelLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an answer that says so, not none."""
+    monkeypatch.setattr(kmsg, "READ_S", 0.0)
+    assert reading(Ring("Linux version 6.1")).dropped_of == {"any": 1}
+
+
+@pytest.mark.parametrize(("priority", "kept"), [(0, 1), (4, 1), (7, 1), (12, 0), (30, 0)])
+def test_what_programs_write_is_not_the_kernels(tmp_path: Path, priority: int, kept: int) -> None:
+    """So does systemd, and users name their units: syslog's facility tells them apart."""
+    path = tmp_path / "kmsg"
+    xid = XID.format("1b", 48, "DBE")
+    path.write_text(f"6,1,5,-;Linux version 6.1\n{priority},2,7,-;{xid}\n")
+    log = told(str(path))
+    assert (len(log.lines), log.seen) == (kept, 1 + kept)
 
 
 def test_the_node_tells_crashes_apart_as_finely_as_the_judge_needs() -> None:

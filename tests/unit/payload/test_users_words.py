@@ -17,13 +17,16 @@ from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
 from tests.cases import MANY
 from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, node, xid
-from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS
+from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS, VERSIONS
 
 comms = st.sampled_from(FORGED) | st.text(
     st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=15
 )
 paths = st.sampled_from(PATHS) | st.text(
     st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=80
+)
+versions = st.sampled_from(VERSIONS) | st.text(
+    st.characters(exclude_characters="\0", codec="utf-8"), max_size=63
 )
 
 
@@ -39,12 +42,17 @@ def judged(log: KernelLog) -> list[Verdict]:
     return [judge(facts) for judge in JUDGES]
 
 
-@given(st.lists(st.tuples(st.sampled_from(OF_A_PROCESS), comms, paths), min_size=1, max_size=6))
-@example([(text, comm, path) for text in OF_A_PROCESS for comm in FORGED for path in PATHS])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(OF_A_PROCESS), comms, paths, versions), min_size=1, max_size=6
+    )
+)
+@example([(text, c, p, VERSIONS[0]) for text in OF_A_PROCESS for c in FORGED for p in PATHS])
+@example([(text, FORGED[0], PATHS[0], each) for text in OF_A_PROCESS for each in VERSIONS])
 @MANY
-def test_no_name_of_a_process_or_file_fails_a_node(said: list[tuple[str, str, str]]) -> None:
-    """Killed for memory, hung, crashed: whatever a user called it, the node is not failed."""
-    texts = [text.format(comm=comm, path=path) for text, comm, path in said]
+def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -> None:
+    """A process, a file, a claimed version: whatever it is, the node is not failed."""
+    texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
     for log in (live(*texts), parse(pasted)):
         for verdict in judged(log):
@@ -72,13 +80,66 @@ def test_the_drivers_own_word_still_counts(word: str) -> None:
         assert judge_xid(HGX, replace(node(), kernel_log=live(line))).outcome is Outcome.WARN
 
 
-def test_lines_that_users_write_crowd_out_no_fault() -> None:
-    """Ninety-six kinds of a line are kept: a user's do not count among them."""
-    comms = [f"MCE: Killing {chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(300)]
-    said = [OF_A_PROCESS[3].format(comm=comm) for comm in comms]
-    last = "mce: [Hardware Error]: CPU 17: Machine Check: 0 Bank 9: be00000000800400"
-    log = live(*said, last)
-    assert [line.text for line in log.lines] == [last]
+WORDS = [chr(97 + n % 26) + chr(97 + n // 26) for n in range(300)]
+MCE = "mce: [Hardware Error]: CPU 17: Machine Check: 0 Bank 9: be00000000800400"
+UNWELL = "mlx5_core 0000:1a:00.0: poll_health:840:(pid 0): device's health compromised"
+MMU = "pid=4711, name={}, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_mod(0x0) failed, "
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ([OF_A_PROCESS[3].format(comm=f"MCE: Killing {each}") for each in WORDS], MCE),
+        ([f"MCE: Killing {each}:4 due to hardware memory corruption at 1" for each in WORDS], MCE),
+        ([xid(31, said=MMU.format("recovery action") + each) for each in WORDS], xid(95)),
+        ([xid(31, said=MMU.format(f"previous Xid {n}")) for n in range(99)], xid(95)),
+        ([xid(45, said=f"caused by previous Xid {n}") for n in range(200)], xid(95)),
+        ([f"mlx5_core: option mode: invalid value (failed {each})" for each in WORDS], UNWELL),
+        ([REFUSED.format(n, "CREATE_MKEY") + "status bad" for n in range(120)], UNWELL),
+        ([REFUSED.format(4711, each) + "status bad" for each in WORDS], UNWELL),
+        (
+            [f"NVRM: API mismatch: the client 'a'\nNVRM: has the version {w}" for w in WORDS],
+            "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+        ),
+        (
+            [f"NVRM: option mode: invalid value (fallen off the bus {w})" for w in WORDS],
+            "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+        ),
+        (
+            [f"XFS: option mode: invalid value (error {each})" for each in WORDS],
+            "XFS (sda1): Filesystem has been shut down due to log error (0x2).",
+        ),
+    ],
+)
+def test_lines_that_users_bring_about_crowd_out_no_fault(said: list[str], fault: str) -> None:
+    """However many of them there are, before the fault or after it: the node fails all the same."""
+    for log in (live(*said, fault), live(fault, *said)):
+        assert fault in [line.text for line in log.lines]
+        assert Outcome.FAIL in [verdict.outcome for verdict in judged(log)]
+
+
+@pytest.mark.parametrize(
+    ("storm", "which"),
+    [
+        ([f"pcieport {n:04x}:00:00.0: AER: device recovery successful" for n in range(300)], 3),
+        ([xid(63, f"{n:04x}:1b:00") for n in range(300)], 0),
+        ([f"mlx5_core {n:04x}:1b:00.0: Link up" for n in range(300)], 2),
+        ([f"I/O error, dev loop{n}, sector 0" for n in range(300)], 4),
+    ],
+)
+def test_of_too_many_lines_the_newest_stay_and_their_check_is_not_ok(
+    storm: list[str], which: int
+) -> None:
+    """What was let go may have been the fault: other checks do not mind."""
+    log = live(*storm)
+    assert log.lines[-1].text == storm[-1]
+    assert log.dropped == sum(log.dropped_of.values()) == 300 - kernel_log.MOST_OF_A_KIND
+    outcomes = [verdict.outcome for verdict in judged(log)]
+    assert outcomes[which] in {Outcome.UNKNOWN, Outcome.WARN}
+    assert {each for n, each in enumerate(outcomes) if n != which} == {Outcome.OK}
+    verdict = judged(log)[which]
+    assert verdict.outcome is Outcome.WARN or "204 lines of its kernel log" in verdict.sentence
 
 
 def test_a_node_and_a_pasted_log_know_the_same_lines() -> None:

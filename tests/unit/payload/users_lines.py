@@ -27,6 +27,13 @@ OF_A_PROCESS = (
     "nfs: server filer not responding, still trying",
     "NVRM: Xid (PCI:0000:1b:00): 13, pid=4711, name={comm}, Graphics Exception: ESR 0x1",
     "NVRM: Xid (PCI:0000:1b:00): 31, pid=4711, name={comm}, Ch 00000008, intr 00000000",
+    "NVRM: API mismatch: the client '{comm}' (pid 4711)\nNVRM: has the version {version}, but this",
+    "NVRM: has the version {version}, but this kernel module has",
+    "NVRM: option mode: invalid value ({version})",
+    "NVRM: (slave {comm}): Enslaving as a backup interface with a down link",
+    "mlx5_core: option mode: invalid value ({version})",
+    "nvidia: option mode: invalid value ({version})",
+    "XFS: option mode: invalid value ({version})",
 )
 """As the kernel and the NVIDIA driver print them of a process of any user, all without a fault."""
 
@@ -46,6 +53,16 @@ FORGED = (
     "DPC: containmen",
     "Oops: 1",
 )
+VERSIONS = (
+    "0000:1b:00 has fallen off the bus",
+    "0000:1b:00 GPU likely needs to be reset",
+    "GPU 0000:1b:00.0: GPU has fallen off the bus.",
+    "GPU 0000:1b:00.0: RmInitAdapter failed! (0x26:0x56:1474)",
+    "1\nNVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen",
+    "GPU1 x: Error setting TX sublink mode",
+    "mlx5_core 0000:1b:00.0: device's health compromised",
+)
+"""What a program claims to be: up to 63 characters, printed as they are."""
 PATHS = (
     "shutdown",
     "forced readonly",
