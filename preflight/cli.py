@@ -69,11 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = printable(str(error))  # it may name a file whose name is an escape sequence
         print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
         return USAGE
-    except ValueError as error:
-        if "integer string conversion" not in str(error):
-            raise
-        print("preflight: what was given holds a number of over 4,300 digits", file=sys.stderr)  # noqa: T201
-        return USAGE
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             raise
@@ -89,18 +84,29 @@ def _verb(words: Sequence[str]) -> int:
     if arguments.verb == "checks":
         code = _checks(arguments.id)
     elif arguments.verb in COMMANDS:
-        if os.geteuid() == 0:
-            from preflight.isolated import for_root
-
-            path = {"PATH": os.environ.get("PATH", os.defpath)}
-            os.environ["PATH"] = for_root(path)[0].get("PATH", os.defpath)
-        command = importlib.import_module(f"preflight.commands.{arguments.verb}")
-        code = int(command.run(arguments))
+        code = _command(arguments)
     else:
         _parser().print_help()
         code = USAGE
     sys.stdout.flush()  # a full disk is told in a line of ours, and not by Python at exit
     return code
+
+
+def _command(arguments: argparse.Namespace) -> int:
+    if os.geteuid() == 0:
+        from preflight.isolated import for_root
+
+        path = {"PATH": os.environ.get("PATH", os.defpath)}
+        os.environ["PATH"] = for_root(path)[0].get("PATH", os.defpath)
+    command = importlib.import_module(f"preflight.commands.{arguments.verb}")
+    try:
+        return int(command.run(arguments))
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        from preflight.errors import UsageError
+
+        raise UsageError("what was given holds a number of over 4,300 digits") from error
 
 
 def _drop_output() -> None:
