@@ -28,6 +28,9 @@ _GUID = re.compile("0x[0-9a-f]{16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNORECASE)
 _WHOLE_GROUPS = 8 * 5 - 1  # characters of an IPv6 address that leaves no zero out
 
 
+_TRIES = 64
+
+
 class Addresses:
     """Real address → the one that is shown, the same each time."""
 
@@ -64,9 +67,11 @@ class Addresses:
             return IPv6Address(int(_MAPPED.network_address) | int(low))
         own = _class_of(real)
         other = real
-        while other == real or _class_of(other) != own:
+        for _ in range(_TRIES):
             other = self._scrambled(other, own)
-        return other
+            if other != real and _class_of(other) == own:
+                return other
+        return type(real)(int(real) ^ 1)  # of 16 bits one key in 65,536 flips none, ever
 
     def _scrambled(
         self, real: IPv4Address | IPv6Address, own: IPv4Network | IPv6Network | None

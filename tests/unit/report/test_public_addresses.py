@@ -34,6 +34,12 @@ def test_subnets_stay_what_they_are(two: tuple[IPv4Address, IPv4Address]) -> Non
     assert both or shared(first, second) >= 7
 
 
+def test_a_key_that_flips_no_bit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key in 65,536 leaves an address of 169.254.0.0/16 as it is, however often it is asked."""
+    monkeypatch.setattr(Addresses, "_scrambled", lambda _, real, __: real)
+    assert Addresses().other("169.254.0.6") == "169.254.0.7"
+
+
 @given(V4 | V6)
 def test_it_is_the_same_each_time_however_it_is_written(real: IPv4Address | IPv6Address) -> None:
     """Short or in full, and embedded in a GID of RoCE."""
