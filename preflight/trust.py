@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAMES_CODE = re.compile(
-    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS|_RAS_|DRIVERS"
+    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG(?!_?LEVEL)|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS|_RAS_|DRIVERS"
     r"|MODULES|TRACE|PREFIX|HANDLE_ERRORS))"
 )
 """A variable of the loader, or of the libraries under NCCL, that names a file or code: UCX runs

@@ -49,6 +49,7 @@ class Janitor:
         self._folders = tuple(folders)
         self._cap = cap
         self._sizes: dict[str, int] = {}
+        self._emptied: dict[str, int] = {}
         self.every_s = _OFTEN_S
         """When to call `sweep` next."""
 
@@ -59,7 +60,7 @@ class Janitor:
             try:
                 found = path.lstat()
                 if found.st_blocks * _SECTOR > self._cap.most // 2:
-                    _give_back(path, self._cap)
+                    self._emptied[str(path)] = _give_back(path, self._cap)
             except OSError:
                 continue
             grew = max(grew, found.st_size - self._sizes.get(str(path), 0))
@@ -72,7 +73,7 @@ class Janitor:
         self.sweep()
         for path in self._files():
             with suppress(OSError):
-                _close_up(path, self._cap)
+                _close_up(path, self._cap, self._emptied.get(str(path), 0))
 
     def _files(self) -> list[Path]:
         found = []
@@ -82,13 +83,16 @@ class Janitor:
         return [path for path in found if not path.is_symlink()]
 
 
-def _give_back(path: Path, cap: Cap) -> None:
+def _give_back(path: Path, cap: Cap) -> int:
+    """Return how long the file was where it had to be emptied, else 0."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         end = (os.fstat(handle).st_size - cap.tail) // _BLOCK * _BLOCK
         if end > cap.head and not _punch(handle, cap.head, end - cap.head):
-            _write_copy(path, handle, cap)
+            size = _write_copy(path, handle, cap)
             os.ftruncate(handle, 0)
+            return size
+        return 0
     finally:
         os.close(handle)
 
@@ -101,18 +105,23 @@ def _punch(handle: int, start: int, length: int) -> bool:
     return bool(libc.fallocate(ctypes.c_int(handle), mode, long(start), long(length)) == 0)
 
 
-def _write_copy(path: Path, handle: int, cap: Cap) -> None:
+def _write_copy(path: Path, handle: int, cap: Cap) -> int:
     """Keep the end of a file that is about to be emptied, in place of the last such copy."""
     size = os.fstat(handle).st_size
     path.with_suffix(_BEFORE).write_bytes(os.pread(handle, cap.tail, max(size - cap.tail, 0)))
+    return size
 
 
-def _close_up(path: Path, cap: Cap) -> None:
-    """Write the file anew: its beginning, a line that says how much is missing, its end."""
+def _close_up(path: Path, cap: Cap, emptied: int) -> None:
+    """Write the file anew: its beginning, a line that says how much is missing, its end.
+
+    `emptied`: how long it was when it was last emptied; nothing may have come since.
+    """
     before = path.with_suffix(_BEFORE)
     with path.open("rb") as old:
         size = os.fstat(old.fileno()).st_size
-        hole = os.lseek(old.fileno(), 0, os.SEEK_HOLE)
+        hole = os.lseek(old.fileno(), 0, os.SEEK_HOLE) if size else 0
+        size = size or (emptied if before.exists() else 0)
         if hole >= size:
             return
         kept = before.read_bytes().lstrip(b"\0") if before.exists() else b""
