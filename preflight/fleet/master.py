@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.errors import UsageError
+from preflight.fleet.nodeset import is_address
 from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def choose_master(
         return rest, f", tried on {taken}: the master {launch} is not in this run"
     if launch in _LOCAL and len(hosts) == 1:
         return hosts[0].name, ""
-    if launch not in _LOCAL and _is_address(launch):
+    if launch not in _LOCAL and is_address(launch):
         return rest, f", tried on {taken}: {launch} is the address of no node known here"
     raise UsageError(_no_node(launch, hosts))
 
@@ -74,7 +74,7 @@ def _no_node(address: str, hosts: Sequence[Host]) -> str:
 def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
     """The node of that name or address; of that short name if only one has it."""
     exact = next((host.name for host in hosts if address in (host.name, host.address)), None)
-    if exact or _is_address(address):
+    if exact or is_address(address):
         return exact
     short = address.partition(".")[0]
     near = [host.name for host in hosts if _is_short_for(host.name, address, short)]
@@ -84,11 +84,3 @@ def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
 def _is_short_for(name: str, address: str, short: str) -> bool:
     """One of both is the bare name of the other: h1 and h1.cluster.example."""
     return name.partition(".")[0] == short and short in (name, address)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

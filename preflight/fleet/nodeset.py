@@ -147,16 +147,17 @@ def check_host_name(name: str) -> None:
         raise UsageError(
             f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
         )
-    if _NUMBER.fullmatch(labels[-1]) and not _is_ipv4(name):
+    if _NUMBER.fullmatch(labels[-1]) and not is_address(name):
         raise UsageError(
             f"{_shown(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
             f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
         )
 
 
-def _is_ipv4(name: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether it is an IPv4 or IPv6 address, written out."""
     try:
-        ipaddress.IPv4Address(name)
+        ipaddress.ip_address(text)
     except ValueError:
         return False
     return True

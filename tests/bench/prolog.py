@@ -134,39 +134,38 @@ def sick_run(rig: Rig, seed: int) -> Run:
 
 def missed_drains(runs: list[Run]) -> Row:
     """How many sick nodes were left in service; there may be none."""
-    wrong = [run for run in runs if not run.sees]
-    seconds = [run.seconds for run in runs]
-    return Row(
-        id="prolog.missed_drains",
-        what="sick node, beside what users may name and set: left in service",
-        ours=extremes(seconds),
-        theirs=Spread(8, 8, 8),
-        unit="s",
-        value=Spread(len(wrong), len(wrong), len(wrong)),
-        value_unit=f"of {len(runs)}",
-        runs=len(runs),
-        bound=Bound("at most", 0),
-        note="; ".join(f"seed {run.seed}: {run.fault}" for run in wrong)
-        or "a driver that hangs: at the second look; make bench-full: 100",
+    return _none_may(
+        "prolog.missed_drains",
+        "sick node, beside what users may name and set: left in service",
+        runs,
+        [run for run in runs if not run.sees],
+        "a driver that hangs: at the second look; make bench-full: 100",
     )
 
 
 def false_drains(runs: list[Run]) -> Row:
     """How many of them cost a node; there may be none."""
-    wrong = [run for run in runs if run.false]
     if blind := [run.seed for run in runs if not run.sees]:
         raise RuntimeError(f"a sick node was not drained at seed {blind[0]}: the rig sees nothing")
-    seconds = [run.seconds for run in runs]
+    return _none_may(
+        "prolog.false_drains",
+        "healthy node, random faults of ours and of others: drained, or the job kept away",
+        runs,
+        [run for run in runs if run.false],
+        "left: how long a start took; right: the budget; make bench-full: 1,000",
+    )
+
+
+def _none_may(row_id: str, what: str, runs: list[Run], wrong: list[Run], note: str) -> Row:
     return Row(
-        id="prolog.false_drains",
-        what="healthy node, random faults of ours and of others: drained, or the job kept away",
-        ours=extremes(seconds),
+        id=row_id,
+        what=what,
+        ours=extremes([run.seconds for run in runs]),
         theirs=Spread(8, 8, 8),
         unit="s",
         value=Spread(len(wrong), len(wrong), len(wrong)),
         value_unit=f"of {len(runs)}",
         runs=len(runs),
         bound=Bound("at most", 0),
-        note="; ".join(f"seed {run.seed}: {run.fault}" for run in wrong)
-        or "left: how long a start took; right: the budget; make bench-full: 1,000",
+        note="; ".join(f"seed {run.seed}: {run.fault}" for run in wrong) or note,
     )
