@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from tests.frozen.store import KEPT, keep
 from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
 from tests.stories.hooked import emulator, hooked
@@ -113,8 +114,12 @@ def preflight(
             check=False,
         )
         told = Told(done.returncode, done.stdout, done.stderr, folder)
-        if env is None and (kept := record(request.node.name, told, arguments, working)):
-            recorded.append(kept)
+        if env is not None and KEPT is None:
+            return told
+        if kept := record(request.node.name, told, arguments, working):
+            keep(kept, env)
+            if env is None:
+                recorded.append(kept)
         return told
 
     return run
