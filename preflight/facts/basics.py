@@ -9,7 +9,7 @@ from msgspec import Meta
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]
-_CODE = r"\x00-\x1f\x7f;|&$`<>()'\"\\*?{}\[\]!#~"
+_CODE = r"\x00-\x1f\x7f-\x9f;|&$`<>()'\"\\*?{}\[\]!#~"
 """What a shell or a terminal would read as more than a letter of a name."""
 Device = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,64}}\Z")]
 """A name of a device, or a word of its driver: it stands in commands that a person is to type."""
@@ -21,4 +21,5 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 def device_name(text: str) -> str:
     """Return what a pasted text calls a device, with _ for what no `Device` holds."""
-    return re.sub(f"[{_CODE}]", "_", text)[:64]
+    shown = "".join(char if char.isprintable() else "_" for char in text[:64])
+    return re.sub(f"[{_CODE}]", "_", shown)

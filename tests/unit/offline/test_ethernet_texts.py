@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preflight.commands.read_judged import judge_captured
@@ -193,6 +193,7 @@ JSONS = st.recursive(
 
 
 @given(JSONS)
+@example({"ifname": "\x80\u202e"})
 def test_no_json_breaks_the_reader(tree: object) -> None:
     """Whatever stands where."""
     sound(interfaces_json.read(json.dumps(tree)))
