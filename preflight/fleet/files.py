@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from preflight.errors import UsageError
-from preflight.trust import who_may_plant
+from preflight.trust import folders_below, who_may_plant
 
 _MOST_DOTS = 64
 _TEXT_OF_TOML = re.compile(
@@ -106,6 +106,14 @@ def refuse_others(path: Path) -> None:
             f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "
             "or copy it to a folder of root's"
         )
+
+
+def refuse_all_below(top: Path) -> None:
+    """The same for a folder and all that is in it, whose files are read or run together."""
+    refuse_others(top)
+    for folder in folders_below(top):
+        for file in folder.iterdir():
+            refuse_others(file)
 
 
 def _refuse_irregular(

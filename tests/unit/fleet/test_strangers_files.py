@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.errors import UsageError
+from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
 from preflight.trust import who_may_change, who_may_plant
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STRANGER = 65534
+needs_ansible = pytest.mark.skipif(
+    shutil.which("ansible-inventory") is None, reason="needs ansible-core"
+)
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 
 LISTED = {"gpu": {"hosts": ["gpu1"]}, "_meta": {"hostvars": {}}}
@@ -198,7 +202,7 @@ def test_the_python_that_runs_us_is_run_again(
     resolve(Wish(nodes="gpu1", transport="local", python=str(written(folder / "python3"))))
 
 
-@pytest.mark.skipif(shutil.which("ansible-inventory") is None, reason="needs ansible-core")
+@needs_ansible
 @pytest.mark.parametrize("place", ["inventory/sub/all", "group_vars/all.yml", "host_vars/gpu1"])
 def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) -> None:
     """Every file of a folder, and the variables beside it."""
@@ -212,21 +216,77 @@ def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) ->
     refused(path, his)
 
 
-def test_ansible_does_not_stand_in_a_strangers_folder(
+def _with_command(path: Path, sprung: Path) -> Path:
+    """Variables of a group that have a command run as a node's Python."""
+    command = f'["/bin/sh", "-c", "touch {sprung}"]'
+    return written(path, f"preflight_transport: local\npreflight_python: {command}\n")
+
+
+@needs_ansible
+def test_ansible_takes_no_variables_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take its configuration, which names code, and variables from there."""
-    fake = written(tmp_path / "ansible-inventory", f"#!/bin/sh\npwd >{tmp_path}/cwd\n")
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
+    """Root's own folder may hold a file of somebody else's: none of it counts."""
+    (tmp_path / "here" / "group_vars").mkdir(parents=True)
+    give_away(_with_command(tmp_path / "here" / "group_vars" / "all.yml", tmp_path / "sprung"))
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "inventory").mkdir()
+    path = written(tmp_path / "inventory" / "hosts.ini", KINDS["hosts.ini"])
+    (host,) = resolve(Wish(inventory=str(path))).hosts
+    assert (host.transport, host.python) == (Host(name="", address="").transport, ("python3",))
+
+
+@needs_ansible
+@pytest.mark.parametrize("place", ["beside", "plugin", "home", "log"])
+def test_what_ansible_is_set_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Root's own ansible.cfg, or his HOME, may name plugins of somebody else's."""
+    his = tmp_path / "his"
+    (his / ".ansible" / "plugins" / "vars").mkdir(parents=True)
+    spring = f"open({str(tmp_path / 'sprung')!r}, 'w')\n"
+    own = "from ansible.plugins.vars.host_group_vars import *\n"
+    plugin = written(his / ".ansible" / "plugins" / "vars" / "evil.py", spring + own)
+    config = tmp_path / "ansible.cfg"
+    config.write_text(f"[defaults]\nvars_plugins = {plugin.parent}\n")
+    monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
-    for whose, where in ((0, str(folder)), (STRANGER, "/")):
-        os.chown(folder, whose, whose)
-        with pytest.raises(UsageError, match="not JSON"):
+    if place == "beside":
+        resolve(Wish(inventory=str(path)))
+        assert not (tmp_path / "sprung").exists()
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
+    if place == "home":
+        monkeypatch.delenv("ANSIBLE_CONFIG")
+        monkeypatch.setenv("HOME", str(his))
+    elif place == "log":
+        (his / "log").symlink_to(written(tmp_path / "victim", "precious"))
+        config.write_text(f"[defaults]\nlog_path = {his / 'log'}\n")
+        resolve(Wish(inventory=str(path)))
+        assert (tmp_path / "victim").read_text() == "precious"
+        return
+    resolve(Wish(inventory=str(path)))
+    assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+    (tmp_path / "sprung").unlink()
+    give_away(plugin)
+    refused(path, plugin)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_who_cannot_tell_what_ansible_loads_does_not_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `ansible-config` is missing, or says nothing that can be read."""
+    fake = written(tmp_path / "ansible-inventory", f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
+    for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho {}\n"):
+        written(tmp_path / "ansible-config", text) if text else None
+        with pytest.raises(UsageError, match="see: ansible-config dump"):
             resolve(Wish(inventory=str(path)))
-        assert (tmp_path / "cwd").read_text().strip() == where
+    written(tmp_path / "ansible-config", "#!/bin/sh\necho '[]'\n")
+    with pytest.raises(UsageError, match="not JSON"):
+        resolve(Wish(inventory=str(path)))
+    assert (tmp_path / "sprung").exists()
 
 
 def test_a_checkout_of_somebody_else_names_its_own_files(
