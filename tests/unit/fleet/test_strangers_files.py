@@ -272,6 +272,28 @@ def test_what_ansible_is_set_to_load(
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("file", ["groups.conf", "groups.d/racks.yaml", "groups.conf.d/db.conf"])
+def test_groups_of_somebody_else_start_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Groups name nodes and commands: what ClusterShell reads of them must be root's."""
+    folder = tmp_path / "clustershell"
+    (folder / file).parent.mkdir(parents=True)
+    upcall = f"[db]\nmap: touch {tmp_path / 'sprung'}; echo gpu1\n"
+    written(folder / "groups.conf", f"[Main]\nconfdir: $CFGDIR/groups.conf.d\n{upcall}")
+    his = folder / file
+    if not his.exists():
+        written(his)
+    monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(folder))
+    wish = Wish(nodes="@db:all")
+    assert resolve(wish).hosts[0].name == "gpu1"
+    (tmp_path / "sprung").unlink()
+    give_away(his)
+    with pytest.raises(UsageError, match=f"{his} is not used: {his} belongs to nobody"):
+        resolve(wish)
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_who_cannot_tell_what_ansible_loads_does_not_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
