@@ -103,6 +103,44 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
 
 
 @root_only
+@pytest.mark.parametrize("place", ["package", "above", "module", "compiled", "soon"])
+def test_root_runs_nothing_that_lies_beside_a_typed_file(tmp_path: Path, place: str) -> None:
+    """Nor what may yet be put there: in a sticky folder, as /tmp is, everybody may make files."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "test_own.py").write_text("def test_own():\n    import helper\n")
+    spring = tmp_path / "spring.py"
+    spring.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    planted = {
+        "package": site / "__init__.py", "above": tmp_path / "__init__.py",
+        "module": site / "helper.py", "compiled": site / "__pycache__" / "helper.pyc",
+    }.get(place)  # fmt: skip
+    if place == "above":
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    if planted is None:
+        site.chmod(0o1777)
+    else:
+        planted.parent.mkdir(exist_ok=True)
+        shutil.copy(spring, planted)
+        os.chown(planted, STRANGER, STRANGER)
+    told = _pytest(str(site / "test_own.py"), folder=Path("/"))
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {planted or site}" in told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("folder", ["", "tests"])
+def test_root_takes_no_conftest_that_may_yet_be_made(tmp_path: Path, folder: str) -> None:
+    """A folder in which everybody may make a conftest.py is refused while there is none."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder).chmod(0o1777)
+    told = _pytest(folder=tmp_path)
+    assert told.returncode == 4
+    assert f"root would run the code of {tmp_path / folder}, and everybody may" in told.stderr
+
+
+@root_only
 def test_a_path_after_a_blank_is_told_apart_from_a_folder_of_tests(tmp_path: Path) -> None:
     """After a blank a file is a path of tests, whose folder's ini counts: the way out is `=`."""
     his = tmp_path / "his"
@@ -198,6 +236,45 @@ def test_the_isolated_run_takes_no_strangers_checks(tmp_path: Path) -> None:
     assert told.returncode == 4
     assert "chown -R root, chmod -R go-w" in told.stderr
     assert not (tmp_path / "sprung").exists()
+
+
+@root_only
+@pytest.mark.parametrize("name", ["__pycache__/test_site_a.cpython-311.pyc", "helper.py", "a.so"])
+def test_the_isolated_run_takes_no_file_of_a_stranger_among_roots_checks(
+    tmp_path: Path, name: str
+) -> None:
+    """Python loads compiled files and modules too; what holds no code may be anybody's."""
+    site = tmp_path / "site"
+    write_check(site, "site.a", "conclude(ok('fine'))", stage="reach")
+    his = site / name
+    his.parent.mkdir(exist_ok=True)
+    for file in (his, site / "notes.txt"):
+        file.touch()
+        os.chown(file, STRANGER, STRANGER)
+    told = _run("site", folder=tmp_path)
+    assert told.returncode == 4
+    assert f"root would run the code of {his}, and {his} belongs to nobody" in told.stderr
+    his.unlink()
+    assert _run("site", folder=tmp_path).returncode == 0
+
+
+@root_only
+def test_the_isolated_run_takes_no_package_above_roots_checks(tmp_path: Path) -> None:
+    """An __init__.py in a folder above, where anybody may make one, is not loaded."""
+    site = tmp_path / "all" / "site"
+    write_check(site, "site.a", "conclude(ok('fine'))", stage="reach")
+    (tmp_path / "all").chmod(0o1777)
+    his = tmp_path / "all" / "__init__.py"
+    his.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    os.chown(his, STRANGER, STRANGER)
+    told = _run("all/site", folder=tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert not (tmp_path / "sprung").exists()
+    (site / "__init__.py").touch()  # now Python itself loads it: "all" holds a package
+    told = _run("all/site", folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4
+    assert f"root would run the code of {tmp_path / 'all'}, and everybody may" in told.stderr
 
 
 @root_only
