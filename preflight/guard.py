@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.trust import folders_below, who_may_plant
+from preflight.trust import code_in, folders_below, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-_CODE = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc")
 
 
 def refuse_strangers(config: pytest.Config) -> None:
@@ -99,20 +97,13 @@ def _code_around(place: Path, config: pytest.Config) -> Iterator[Path]:
     for folder in (below, *below.parents):
         outside = not folder.is_relative_to(root) if told.noconftest else folder in above_cut
         if is_package or not outside:
-            yield from _code_in(folder)
+            yield from code_in(folder)
         is_package &= (folder / "__init__.py").exists()
     for folder in filter(Path.is_dir, below.glob("test*")):
-        yield from _code_in(folder)
+        yield from code_in(folder)
 
 
 def _code_below(place: Path) -> Iterator[Path]:
     """All the code that pytest finds in a folder, links followed as it follows them."""
     for folder in folders_below(place):
-        yield from _code_in(folder)
-
-
-def _code_in(folder: Path) -> Iterator[Path]:
-    """The folder itself first: whoever may write there can put code into it later."""
-    yield folder
-    for pattern in _CODE:
-        yield from folder.glob(pattern)
+        yield from code_in(folder)

@@ -182,6 +182,42 @@ def test_what_stands_inside_of_a_word(
     assert str(error.value).startswith(f"{named.format(**names)} is not used")
 
 
+@pytest.mark.parametrize("typed", ["bin/python3", "link", "env A=1 bin/python3", "sh wrap.py"])
+@pytest.mark.parametrize("open_to_all", ["bin", "."])
+def test_what_is_run_lies_where_nobody_puts_files_beside_it(
+    tmp_path: Path, typed: str, open_to_all: str
+) -> None:
+    """In a sticky folder, as /tmp is, anybody may add a module or a pyvenv.cfg, also one above."""
+    top = tmp_path / "top"
+    (top / "bin").mkdir(parents=True)
+    written(top / "bin" / "python3")
+    written(top / "bin" / "wrap.py")
+    (tmp_path / "link").symlink_to(top / "bin" / "python3")
+    python = typed.replace("bin/", f"{top}/bin/").replace("wrap", f"{top}/bin/wrap")
+    wish = Wish(nodes="gpu1", transport="local", python=python.replace("link", f"{tmp_path}/link"))
+    resolve(wish)
+    (top / open_to_all).chmod(0o1777)
+    with pytest.raises(UsageError, match=f"everybody may write to {top / open_to_all};"):
+        resolve(wish)
+
+
+@pytest.mark.parametrize(
+    "name", ["bin/pyvenv.cfg", "pyvenv.cfg", "bin/colors.py", "lib/python3.11/site-packages/a.pth"]
+)
+def test_what_a_python_loads_by_itself_is_roots(tmp_path: Path, name: str) -> None:
+    """A file of a stranger's that was left in root's own folder."""
+    (tmp_path / "bin").mkdir()
+    python = written(tmp_path / "bin" / "python3")
+    his = tmp_path / name
+    his.parent.mkdir(parents=True, exist_ok=True)
+    written(his)
+    wish = Wish(nodes="gpu1", transport="local", python=str(python))
+    resolve(wish)
+    give_away(his)
+    with pytest.raises(UsageError, match=f"{python} is not used: {his} belongs to nobody"):
+        resolve(wish)
+
+
 def test_a_command_of_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its words, folders and lists of paths are root's, and so are files that bear their names."""
     monkeypatch.chdir(tmp_path)
