@@ -1,4 +1,4 @@
-"""Keeps root from running somebody else's code: conftest files, ini files, checks of a folder.
+"""Keeps root from running somebody else's code, and from writing where somebody else leads.
 
 What pytest has loaded before it asks its plugins (`-p` in an ini file, `PYTEST_PLUGINS`, modules
 beside `python -m pytest`) cannot be refused here: for that there is `preflight run`. An ini file
@@ -8,6 +8,7 @@ is also found beside what follows an option after a blank: pytest knows no plugi
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ from preflight.trust import code_in, folders_below, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+_WRITTEN = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
+"""Options that name a file: of pytest, pytest-reportlog, pytest-html and pytest-json-report."""
 
 
 def refuse_strangers(config: pytest.Config) -> None:
@@ -35,6 +39,22 @@ def refuse_strangers(config: pytest.Config) -> None:
         _would_run(config),
         "type `preflight run` instead of `pytest --preflight`, or go to a folder of root",
     )
+    for path in _would_write(config):
+        if said := who_may_plant(path):
+            raise pytest.UsageError(
+                f"root would write to {path}, and {said}: name a file in a folder of root's"
+            )
+
+
+def _would_write(config: pytest.Config) -> Iterator[Path]:
+    """What pytest and its plugins write themselves, following links; JUnit XML is seen to."""
+    for option in _WRITTEN:
+        if typed := getattr(config.known_args_namespace, option, None):
+            yield config.invocation_params.dir / str(typed)
+    for key in ("log_file", "cache_dir"):
+        with suppress(ValueError):  # its plugin is switched off
+            if value := config.getini(key):
+                yield config.rootpath / str(value)
 
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:

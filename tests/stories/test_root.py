@@ -310,6 +310,76 @@ def test_root_runs_no_command_of_a_strangers_inventory(
     assert (tmp_path / "sprung").exists(), "the trap itself is broken"
 
 
+@root_only
+@pytest.mark.parametrize("start", [_pytest, _run])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_junit_xml_is_written_through_no_strangers_link(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]], when: str
+) -> None:
+    """Its link to a file of root's is refused, also where he makes it while the run goes on."""
+    his, victim, site = tmp_path / "his", tmp_path / "victim", tmp_path / "site"
+    his.mkdir()
+    victim.write_text("precious")
+    link = f"import os; os.symlink({str(victim)!r}, {str(his / 'out.xml')!r})"
+    link = link if when == "meanwhile" else "pass"
+    write_check(site, "site.a", f"{link}; conclude(ok('fine'))", stage="reach")
+    if when == "before":
+        (his / "out.xml").symlink_to(victim)
+        os.chown(his / "out.xml", STRANGER, STRANGER, follow_symlinks=False)
+    _give_away(his)
+    named = ["site"] if start is _run else ["-o", f"preflight_checks={site}"]
+    told = start(*named, f"--junitxml={his / 'out.xml'}", folder=tmp_path)
+    assert victim.read_text() == "precious"
+    if when == "before":
+        assert told.returncode == 4
+        assert f"--junitxml={his / 'out.xml'}: it is a symbolic link" in told.stderr
+        assert not (tmp_path / "out").exists()
+    else:
+        assert told.returncode == 3, told.stdout
+        words = " ".join(told.stdout.split())
+        assert f"cannot write {his / 'out.xml'}: it is a symbolic link" in words
+        assert "out.xml kept in" in words
+    assert "Traceback" not in told.stdout + told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("start", [_pytest, _run])
+def test_junit_xml_of_roots_is_written(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Whole, with the folders on the way, in place of an older one."""
+    for _ in range(2):
+        told = start("--junitxml=new/folder/out.xml", folder=tmp_path)
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert f"generated xml file: {tmp_path}/new/folder/out.xml" in told.stdout
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    assert "reach.answer" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@root_only
+@pytest.mark.parametrize(
+    "words",
+    ["--log-file={his}/a", "--basetemp={his}/a", "--debug={his}/a", "-o log_file={his}/a",
+     "-o cache_dir={his}/a", "--log-file={all}/a"],
+)  # fmt: skip
+def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
+    tmp_path: Path, words: str
+) -> None:
+    """Those files are opened by pytest itself, which follows links: refused beforehand."""
+    (tmp_path / "his").mkdir()
+    _give_away(tmp_path / "his")
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o1777)
+    named = words.format(his=tmp_path / "his", all=tmp_path / "all")
+    told = _pytest(*named.split(), folder=tmp_path)
+    assert told.returncode == 4, told.stdout
+    assert "root would write to" in told.stderr
+    assert not list((tmp_path / "his").iterdir())
+    own = words.format(his=tmp_path, all=tmp_path)
+    assert _pytest(*own.split(), folder=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("words", ["-p evil", "-c evil.ini", "--rootdir=.", "-o pythonpath=."])
 def test_the_isolated_run_stays_isolated(tmp_path: Path, words: str) -> None:
     """Options that would bring code or another configuration in are unknown to it: exit 4."""
