@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -13,6 +14,8 @@ STAGES: Final[tuple[Stage, ...]] = ("reach", "facts", "net", "local", "fabric")
 
 TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
 """Each tier contains the ones before it."""
+
+CHECK_ID: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 FLEET: Final = "fleet:all"
 """The subject of a check that judges the fleet as a whole; no node and no pair can be named so."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.check import Tier
+from preflight.check import CHECK_ID, Tier
 from preflight.fabric.besides import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.overrides import Overrides
@@ -210,7 +210,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def refuse_odd_names(report: Report) -> None:
-    """ValueError for a name that is none, or a list that is no folded one: both are pasted."""
+    """ValueError for a name, an id or a folded list that is none: they are printed and pasted."""
     fleet = report.fleet
     every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
     check_names(chain(*every, fleet.leaves, *fleet.apart))
@@ -219,6 +219,9 @@ def refuse_odd_names(report: Report) -> None:
     check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
     check_names(chain(*(row.culprits for row in report.blames)))
     check_names(row.node for row in report.missed)
+    for row in report.verdicts:
+        if not CHECK_ID.fullmatch(row.check):
+            raise ValueError(f"{row.check[:60]!a} is no id of a check")
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
             raise ValueError(f"{folded[:60]!a} is no list of nodes")

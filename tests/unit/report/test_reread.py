@@ -104,6 +104,30 @@ def test_no_killed_run_holds_a_name_that_is_none(tmp_path: Path) -> None:
         reread(tmp_path)
 
 
+def test_a_check_has_an_id(tmp_path: Path) -> None:
+    """It is printed as it is; a stranger's report has no other words there."""
+    (tmp_path / "report.json").write_text(WHOLE.replace("gpu.ecc", "\\u001b[31m</pre>"))
+    with pytest.raises(UsageError, match="is no id of a check"):
+        reread(tmp_path)
+
+
+@pytest.mark.parametrize("held", [7, None, [[]], {}, "n1"])
+@pytest.mark.parametrize("key", ["busy", "not_looked_at"])
+def test_evidence_may_be_anything(tmp_path: Path, key: str, held: object) -> None:
+    """In the events of a killed run, from which is told who is ready."""
+    began = Began(
+        preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
+        nodes=("n1", "n2"), origin="", owed={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
+    )  # fmt: skip
+    lines = [msgspec.json.encode(began)]
+    for check, subject in (("fabric.pair", "n1-n2"), ("job.all", "fleet:all")):
+        row = {"event": "verdict", "check": check, "subject": subject, "outcome": "ok"}
+        text = {"sentence": "fine", "advice": "", "evidence": {key: held}}
+        lines.append(msgspec.json.encode({**row, **text}))
+    (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines))
+    assert reread(tmp_path).fleet.not_ready == ()
+
+
 @pytest.mark.parametrize("name", ["report.json", "events.jsonl"])
 def test_a_document_without_bottom_is_refused(tmp_path: Path, name: str) -> None:
     """Brackets that nest a hundred thousand deep, where a field is skipped."""
