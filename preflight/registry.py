@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.check import CHECK_ID, STAGES, TIERS, Check
+from preflight.check import STAGES, TIERS, Check, is_check_id
 from preflight.errors import UsageError
 from preflight.registered import Registered
 
@@ -154,7 +154,7 @@ def load_file(path: Path) -> Registered:
 
 def _refuse_unfit_declaration(path: Path, check: Check) -> None:
     """An id is shown, written and pasted everywhere; stage and tier decide when it is judged."""
-    if not isinstance(check.id, str) or not CHECK_ID.fullmatch(check.id):
+    if not isinstance(check.id, str) or not is_check_id(check.id):
         raise UsageError(f"{path}: {check.id!r:.80} is no check id: write one such as gpu.count")
     if check.stage not in STAGES:
         raise UsageError(f"{path}: stage {check.stage!r:.80}: write one of {', '.join(STAGES)}")

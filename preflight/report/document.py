@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.check import CHECK_ID, Tier
+from preflight.check import Tier, is_check_id
 from preflight.fabric.besides import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.overrides import Overrides
@@ -220,7 +220,7 @@ def refuse_odd_names(report: Report) -> None:
     check_names(chain(*(row.culprits for row in report.blames)))
     check_names(row.node for row in report.missed)
     for row in report.verdicts:
-        if not CHECK_ID.fullmatch(row.check):
+        if not is_check_id(row.check):
             raise ValueError(f"{row.check[:60]!a} is no id of a check")
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
