@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preflight.check import is_check_id
 from preflight.errors import UsageError
 from preflight.section import LONGEST_S, MOST, Section
 from preflight.trust import who_may_plant
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_ID = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 _LONGEST_ID = 80
 _LARGEST = 256 << 10
 """Bytes of a section's file: it travels to every node."""
@@ -51,7 +50,7 @@ def _sound(section: Section, root: Path) -> Carried:
         raise UsageError(f"returned {section!r:.80}, expected preflight.section.Section")
     if (
         not isinstance(section.id, str)
-        or not _ID.fullmatch(section.id)
+        or not is_check_id(section.id)
         or len(section.id) > _LONGEST_ID
     ):
         raise UsageError(f"names a section {section.id!r:.80}: write one such as site.image")

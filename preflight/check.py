@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,6 +17,14 @@ TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
 
 FLEET: Final = "fleet:all"
 """The subject of a check that judges the fleet as a whole; no node and no pair can be named so."""
+
+
+_ID: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
+
+
+def is_check_id(text: str) -> bool:
+    """Whether it is written as an id is: gpu.count."""
+    return _ID.fullmatch(text) is not None
 
 
 def subject(names: tuple[str, ...]) -> str:

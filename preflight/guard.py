@@ -1,4 +1,4 @@
-"""Keeps root from running somebody else's code: conftest files, ini files, checks of a folder.
+"""Keeps root from running somebody else's code, and from writing where somebody else leads.
 
 What pytest has loaded before it asks its plugins (`-p` in an ini file, `PYTEST_PLUGINS`, modules
 beside `python -m pytest`) cannot be refused here: for that there is `preflight run`. An ini file
@@ -8,18 +8,20 @@ is also found beside what follows an option after a blank: pytest knows no plugi
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.trust import folders_below, who_may_plant
+from preflight.trust import code_in, folders_below, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_CODE = ("conftest.py", "__init__.py", "test_*.py", "*_test.py")
+_WRITTEN = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
+"""Options that name a file: of pytest, pytest-reportlog, pytest-html and pytest-json-report."""
 
 
 def refuse_strangers(config: pytest.Config) -> None:
@@ -29,13 +31,30 @@ def refuse_strangers(config: pytest.Config) -> None:
     """
     if os.geteuid() != 0:
         return
-    site = [path for place in config.getini("preflight_checks") for path in _code_below(place)]
-    _refuse(site, "give it to root: chown -R root, chmod -R go-w")
+    for place in map(Path, config.getini("preflight_checks")):
+        code = chain(_code_below(place), _code_around(place, config))
+        _refuse(code, "give it to root: chown -R root, chmod -R go-w")
     _refuse(_ini_of_a_value(config), _joined(config))
     _refuse(
         _would_run(config),
         "type `preflight run` instead of `pytest --preflight`, or go to a folder of root",
     )
+    for path in _would_write(config):
+        if said := who_may_plant(path):
+            raise pytest.UsageError(
+                f"root would write to {path}, and {said}: name a file in a folder of root's"
+            )
+
+
+def _would_write(config: pytest.Config) -> Iterator[Path]:
+    """What pytest and its plugins write themselves, following links; JUnit XML is seen to."""
+    for option in _WRITTEN:
+        if typed := getattr(config.known_args_namespace, option, None):
+            yield config.invocation_params.dir / str(typed)
+    for key in ("log_file", "cache_dir"):
+        with suppress(ValueError):  # its plugin is switched off
+            if value := config.getini(key):
+                yield config.rootpath / str(value)
 
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:
@@ -77,28 +96,34 @@ def _would_run(config: pytest.Config) -> Iterator[Path]:
     here = config.invocation_params.dir
     typed = [here / argument.split("::")[0] for argument in told.file_or_dir]
     tests = [path for pattern in config.getini("testpaths") for path in here.glob(pattern)]
-    if not told.noconftest:
-        yield from _conftests(typed or tests or [here], Path(told.confcutdir))
+    for place in typed or ([] if told.noconftest else tests or [here]):
+        yield from _code_around(place, config)
     for place in typed:
+        yield place
         yield from _code_below(place)
 
 
-def _conftests(starts: Iterable[Path], cut: Path) -> Iterator[Path]:
-    """The conftest files that pytest loads at once: beside, above, and in folders named test*."""
-    above_cut = cut.absolute().parents
-    for start in starts:
-        folder = start if start.is_dir() else start.parent
-        for each in (folder, *folder.absolute().parents, *folder.glob("test*")):
-            if each not in above_cut and (each / "conftest.py").is_file():
-                yield each / "conftest.py"
+def _code_around(place: Path, config: pytest.Config) -> Iterator[Path]:
+    """What pytest loads of a place's folder, of those above, and of folders in it named test*.
+
+    Each conftest.py down from the cut, and each __init__.py down from the root folder or of a
+    package; the folders of these are searched for modules.
+    """
+    told, root = config.known_args_namespace, config.rootpath
+    above_cut = Path(told.confcutdir).absolute().parents
+    start = Path(os.path.abspath(place))  # noqa: PTH100  resolves ".." as pytest does
+    below = start if start.is_dir() else start.parent
+    is_package = True
+    for folder in (below, *below.parents):
+        outside = not folder.is_relative_to(root) if told.noconftest else folder in above_cut
+        if is_package or not outside:
+            yield from code_in(folder)
+        is_package &= (folder / "__init__.py").exists()
+    for folder in filter(Path.is_dir, below.glob("test*")):
+        yield from code_in(folder)
 
 
 def _code_below(place: Path) -> Iterator[Path]:
-    """A file, or all the code that pytest finds in a folder, links followed as it follows them."""
-    if not place.is_dir():
-        yield place
-        return
+    """All the code that pytest finds in a folder, links followed as it follows them."""
     for folder in folders_below(place):
-        yield folder
-        for pattern in _CODE:
-            yield from folder.glob(pattern)
+        yield from code_in(folder)

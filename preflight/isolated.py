@@ -112,7 +112,11 @@ def _untrusted(part: str, name: str) -> str:
         return ""
     if not part.startswith("/"):
         return f"{part!a:.80} is no absolute path"
-    return who_may_change(Path(part), and_slurm=name == "SLURM_CONF")
+    if name != "SLURM_CONF":
+        return who_may_change(Path(part))
+    # The plugins that plugstack.conf names, beside it, are code.
+    places = (Path(part), Path(part).parent)
+    return next(filter(None, (who_may_change(place, and_slurm=True) for place in places)), "")
 
 
 def _fill_standard() -> None:

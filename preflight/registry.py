@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.check import STAGES, TIERS, Check
+from preflight.check import STAGES, TIERS, Check, is_check_id
 from preflight.errors import UsageError
 from preflight.registered import Registered
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from preflight.registered import Subject
 
 _DECLARES = re.compile(r"^CHECK\s*=\s*Check\(", re.MULTILINE)
-_ID = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 _PARAMETERS: dict[str, Subject] = {
     "node": "node",
     "preflight_node": "node",
@@ -155,7 +154,7 @@ def load_file(path: Path) -> Registered:
 
 def _refuse_unfit_declaration(path: Path, check: Check) -> None:
     """An id is shown, written and pasted everywhere; stage and tier decide when it is judged."""
-    if not isinstance(check.id, str) or not _ID.fullmatch(check.id):
+    if not isinstance(check.id, str) or not is_check_id(check.id):
         raise UsageError(f"{path}: {check.id!r:.80} is no check id: write one such as gpu.count")
     if check.stage not in STAGES:
         raise UsageError(f"{path}: stage {check.stage!r:.80}: write one of {', '.join(STAGES)}")

@@ -81,6 +81,14 @@ class Session:
     # -- what is collected ------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_collect_directory(
+        self, path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
+        """Load no __init__.py above the root folder, where it may be anybody's (/tmp)."""
+        outside = not path.is_relative_to(self._config.rootpath)
+        return pytest.Dir.from_parent(parent, path=path) if outside else None
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Collector | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +14,7 @@ from preflight import __version__
 from preflight.items import CheckItem
 from preflight.ledger import Entry, Ledger
 from preflight.outcome import Conclusion, conclude
+from preflight.report.files import refuse_typed
 from preflight.report.junit import class_of
 from preflight.report.terminal import title
 from preflight.terse import is_terse
@@ -65,10 +68,29 @@ class Tally:
         self._strangers_failed = False
         self.conclusion: Conclusion | None = None
         self._xml: LogXML | None = None
+        self._junit: Path | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Find pytest's own writer of JUnit XML, where it was asked for."""
+        """Find pytest's own writer of JUnit XML, where it was asked for.
+
+        Root has it write into memory: it would follow a stranger's link.
+        """
         self._xml = session.config.stash.get(xml_key, None)
+        if self._xml is None or os.geteuid() != 0:
+            return
+        self._junit = Path(self._xml.logfile)
+        try:
+            refuse_typed(self._junit)
+        except OSError as error:
+            words = f"--junitxml={self._junit}: {error.strerror}; give another file"
+            raise pytest.UsageError(words) from error
+        self._xml.logfile = f"/proc/self/fd/{os.memfd_create('junit')}"
+
+    def _write_junit(self) -> None:
+        if self._xml is not None and self._junit is not None:
+            content = Path(self._xml.logfile).read_bytes()
+            self._xml.logfile = str(self._junit)
+            self._chosen.outputs.write_asked(self._junit, content, make=True)
 
     def expect(self, keys: Sequence[Key], keys_of: Mapping[str, Sequence[Key]]) -> None:
         """Note what is owed, and which item owes what."""
@@ -125,6 +147,7 @@ class Tally:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Settle the ledger, write the report, and give the exit code that says what it means."""
         self._run.close()
+        self._write_junit()
         if self._is_worker or session.config.option.collectonly:
             return
         if exitstatus == pytest.ExitCode.USAGE_ERROR:

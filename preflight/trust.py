@@ -21,6 +21,11 @@ NAMES_CODE = re.compile(
 """A variable of the loader, or of the libraries under NCCL, that names a file or code: UCX runs
 its UCX_GDB_COMMAND, writes its UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO."""
 
+_CODE = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc", "pyvenv.cfg")
+_PACKAGES = "lib*/python*/*-packages"
+_CODE_ABOVE = ("pyvenv.cfg", _PACKAGES, f"{_PACKAGES}/*.pth", f"{_PACKAGES}/*custom*.py")
+"""site runs the lines of a *.pth, and sitecustomize.py."""
+
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
@@ -94,6 +99,22 @@ def folders_below(top: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         yield Path(folder)
+
+
+def code_in(folder: Path) -> Iterator[Path]:
+    """A folder, into which code could be put, and the code that Python finds right in it."""
+    yield folder
+    for pattern in _CODE:
+        yield from folder.glob(pattern)
+
+
+def code_beside(file: Path) -> Iterator[Path]:
+    """What a Python, or a script that is run, takes from its own folder and from the one above."""
+    for way in (file.absolute(), file.resolve()):
+        yield from code_in(way.parent)
+        yield way.parent.parent
+        for pattern in _CODE_ABOVE:
+            yield from way.parent.parent.glob(pattern)
 
 
 class Step(NamedTuple):

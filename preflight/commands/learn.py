@@ -19,6 +19,7 @@ from preflight.commands.learned_text import inventory_text
 from preflight.commands.targets import fleet_of
 from preflight.errors import UsageError
 from preflight.fabric.samples import Sweep
+from preflight.fabric.stored.sane import refuse_absurd_sweep
 from preflight.facts.burned import Burned
 from preflight.facts.found import why_not
 from preflight.facts.model import Facts
@@ -113,7 +114,9 @@ def _stored(arguments: argparse.Namespace) -> _Seen:
     path = path / "measured.json" if path.is_dir() else path
     try:
         measured = Measured.decode(read_regular(path, LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
+        if measured.sweep is not None:
+            refuse_absurd_sweep(measured.sweep)
+    except (OSError, ValueError, RecursionError, UsageError) as error:
         raise UsageError(
             f"cannot read what a run measured, {path}: {error}; give its folder or measured.json"
         ) from error

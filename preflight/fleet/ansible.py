@@ -10,12 +10,11 @@ from preflight.errors import UsageError
 from preflight.fleet.ansible_list import Listing, decode, members
 from preflight.fleet.ansible_run import LARGEST, list_inventory
 from preflight.fleet.ansible_vars import read_variables
-from preflight.fleet.files import read_regular, refuse_others
+from preflight.fleet.files import read_regular, refuse_all_below
 from preflight.fleet.inventory_tables import PROMISES, WAYS_IN, JobTable
 from preflight.fleet.inventory_values import command, own_numbers
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import check_host_name
-from preflight.trust import folders_below
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,10 +86,7 @@ class AnsibleInventory:
 def read_ansible(path: Path) -> AnsibleInventory:
     """Ask Ansible about a file, a folder or a script; UsageError that names it."""
     for top in (path, path.parent / "group_vars", path.parent / "host_vars"):
-        refuse_others(top)
-        for folder in folders_below(top):
-            for file in folder.iterdir():
-                refuse_others(file)
+        refuse_all_below(top)
     return _inventory(path, list_inventory(path))
 
 

@@ -12,13 +12,15 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from preflight.errors import UsageError
+from preflight.fleet.files import refuse_all_below
 from preflight.transport.legible import legible
 from preflight.transport.local import LocalConnection
 from preflight.transport.streams import TIMED_OUT
-from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
     from preflight.transport.protocol import Answer
@@ -37,10 +39,18 @@ _ENVIRON = (
     "ANSIBLE_FORCE_COLOR=0",
     "ANSIBLE_NOCOLOR=1",
     "ANSIBLE_INVENTORY_EXPORT=0",
+    # It would append to whatever lies there, also through a link.
+    "ANSIBLE_LOG_PATH=/dev/null",
     # What cannot be parsed is only a warning otherwise, and its hosts are missing.
     "ANSIBLE_INVENTORY_UNPARSED_FAILED=1",
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=1",
 )
+
+_LOADS = re.compile("PLUGIN|MODULE|COLLECTION|VAULT|PLAYBOOK|CONFIG_FILE")
+"""In the name of a setting whose paths are code, or that are run or say what is."""
+
+_PATH = re.compile("(?:[^/~@]*@)?(~?/.+)")
+"""A vault has a label in front."""
 
 _TROUBLE = re.compile(r"(?:\[?ERROR\]?[:!]|\[WARNING\]:)\s*(.*)", re.DOTALL)
 
@@ -54,7 +64,8 @@ def list_inventory(path: Path) -> bytes:
             "ansible-inventory is not installed here: install ansible-core, give the JSON that "
             "`ansible-inventory --list` writes elsewhere (as FILE.json), or write a TOML inventory"
         )
-    answer = _run(program, path)
+    _refuse_settings(Path(program).with_name("ansible-config"))
+    answer = _run(program, "-i", str(path.absolute()), "--list")
     again = f"see: ansible-inventory -i {shlex.quote(str(path))} --list"
     if answer.overflow:
         raise UsageError(f"{path}: Ansible writes more than {LARGEST >> 20} MiB: split it")
@@ -72,12 +83,32 @@ def list_inventory(path: Path) -> bytes:
     return answer.stdout
 
 
-def _run(program: str, path: Path) -> Answer:
-    # Of the folder we stand in, which may be anybody's, Ansible takes code and variables.
-    taken = [Path.cwd() / name for name in ("ansible.cfg", "group_vars", "host_vars")]
-    strange = os.geteuid() == 0 and any(map(who_may_plant, taken))
-    chdir = ["--chdir=/"] if strange or sys.flags.isolated else []
-    argv = ["env", *chdir, *_ENVIRON, program, "-i", str(path.absolute()), "--list"]
+def _refuse_settings(program: Path) -> None:
+    """As root: UsageError for what Ansible is set to load, where another user could change it.
+
+    Plugins and vault scripts are code, whatever the inventory says. `dump` loads none of them.
+    """
+    if os.geteuid() != 0:
+        return
+    try:
+        answer = _run(str(program), "dump", "--format=json")
+        settings = msgspec.json.decode(answer.stdout, type=list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            "as root preflight runs no ansible-inventory before it knows what Ansible loads, and "
+            f"{program} does not say; see: ansible-config dump --format=json"
+        ) from error
+    for setting in settings:
+        value = setting.get("value") if _LOADS.search(str(setting.get("name"))) else None
+        for text in value if isinstance(value, list) else [value]:
+            if path := _PATH.fullmatch(str(text)):
+                refuse_all_below(Path(path[1]).expanduser())
+
+
+def _run(program: str, *words: str) -> Answer:
+    # From the folder we stand in, which may be anybody's, Ansible takes code and variables.
+    chdir = ["--chdir=/"] if os.geteuid() == 0 or sys.flags.isolated else []
+    argv = ["env", *chdir, *_ENVIRON, program, *words]
     remote = LocalConnection().start(argv, timeout_s=LIST_S, limit=LARGEST)
     try:
         remote.finish_input()

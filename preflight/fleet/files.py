@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from preflight.errors import UsageError
-from preflight.trust import who_may_plant
+from preflight.trust import code_beside, folders_below, who_may_plant
 
 _MOST_DOTS = 64
 _TEXT_OF_TOML = re.compile(
@@ -99,13 +99,29 @@ def _await_text(pipe: int) -> None:
         raise OSError(errno.ETIMEDOUT, f"nothing was written into this pipe in {PIPE_S} s")
 
 
-def refuse_others(path: Path) -> None:
-    """UsageError where another than root could change a file or folder; holds for root alone."""
-    if os.geteuid() == 0 and (said := who_may_plant(path)):
+def refuse_others(path: Path, *, is_run: bool = False) -> None:
+    """UsageError where another than root could change a file or folder; holds for root alone.
+
+    `is_run`: nor may he have, or put, code beside it that Python loads by itself.
+    """
+    if os.geteuid() != 0:
+        return
+    said = who_may_plant(path)
+    if is_run and not said and path.is_file():
+        said = next(filter(None, map(who_may_plant, code_beside(path))), "")
+    if said:
         raise UsageError(
             f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "
             "or copy it to a folder of root's"
         )
+
+
+def refuse_all_below(top: Path) -> None:
+    """The same for a folder and all that is in it, whose files are read or run together."""
+    refuse_others(top)
+    for folder in folders_below(top):
+        for file in folder.iterdir():
+            refuse_others(file)
 
 
 def _refuse_irregular(

@@ -26,6 +26,7 @@ from ClusterShell.NodeUtils import (
 )
 
 from preflight.errors import UsageError
+from preflight.fleet.files import refuse_all_below
 from preflight.fleet.nodeset import MOST_NODES, refuse_bombs
 
 MOST_MEMORY = 4 << 30
@@ -133,4 +134,10 @@ def main() -> None:
     """Answer one question."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     asked = json.load(sys.stdin)
-    json.dump({**resolve(asked), "files": configs()}, sys.stdout)
+    try:
+        for path in filter(os.path.exists, configs()):
+            refuse_all_below(Path(path).parent)
+        told = resolve(asked)
+    except UsageError as error:
+        told = Trouble("refused", str(error)).told
+    json.dump({**told, "files": configs()}, sys.stdout)

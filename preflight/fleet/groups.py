@@ -112,6 +112,8 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
 
 def _sentence(told: _Told, text: str) -> str:
     """What is wrong with the group, and where to correct it."""
+    if told.trouble == "refused":
+        return legible(told.group, 400)
     group, source = legible(told.group, 80), legible(told.source, 60)
     full = f"@{source}:{group}"
     where = _where(told, source)

@@ -63,7 +63,7 @@ def fold(names: Iterable[str]) -> str:
 
     plain, addresses = NodeSet(resolver=RESOLVER_NOGROUP), []
     for name in names:
-        if ":" in name:
+        if ":" in name or not _is_name(name):  # brackets would be read as a range
             addresses.append(name)
         else:
             plain.add(name)
@@ -142,16 +142,27 @@ def check_host_name(name: str) -> None:
     """Refuse what is neither a host name nor an address, such as an option in disguise."""
     if _as_address(name) is not None:
         return
-    labels = name.removesuffix(".").split(".")
-    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):  # noqa: PLR2004  RFC 1123
+    if not _is_name(name):
         raise UsageError(
             f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
         )
-    if _NUMBER.fullmatch(labels[-1]) and not is_address(name):
+    if _NUMBER.fullmatch(name.removesuffix(".").split(".")[-1]) and not is_address(name):
         raise UsageError(
             f"{_shown(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
             f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
         )
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Hold the names in a document, which may be anybody's, to the same; ValueError."""
+    for name in names:
+        if not _is_name(name) and _as_address(name) is None:
+            raise ValueError(f"{_shown(name)!a} is no name of a node")
+
+
+def _is_name(name: str) -> bool:
+    labels = name.removesuffix(".").split(".")
+    return len(name) <= 253 and all(map(_LABEL.fullmatch, labels))  # noqa: PLR2004  RFC 1123
 
 
 def is_address(text: str) -> bool:

@@ -93,13 +93,14 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
 
     Keys are neither: with a key of his a stranger opens what he could open himself.
     """
-    named: dict[str, None] = {}
+    named: dict[str, bool] = {}
     for host in hosts:
-        named |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)))
-        named |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else ())
+        named |= dict.fromkeys(filter(None, (host.ssh_config, host.known_hosts)), False)
+    for host in hosts:
+        named |= dict.fromkeys(_run_here(host.python) if host.transport == "local" else (), True)
     named.pop(os.devnull, None)
-    for file in named:
-        refuse_others(Path(file))
+    for file, is_run in named.items():
+        refuse_others(Path(file), is_run=is_run)
 
 
 def _run_here(python: tuple[str, ...]) -> list[str]:

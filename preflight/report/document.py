@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.check import Tier
+from preflight.check import Tier, is_check_id
 from preflight.fabric.besides import Turn
+from preflight.fleet.nodeset import check_names
 from preflight.report.overrides import Overrides
 from preflight.report.plain import plain
 from preflight.verdict import Outcome
+
+_FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
@@ -202,6 +207,24 @@ class Report(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """ValueError for a time that no clock shows: the file may be from anybody."""
         moment(self.started)
+
+
+def refuse_odd_names(report: Report) -> None:
+    """ValueError for a name, an id or a folded list that is none: they are printed and pasted."""
+    fleet = report.fleet
+    every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
+    check_names(chain(*every, fleet.leaves, *fleet.apart))
+    check_names(chain(*((row.a, row.b) for row in report.pairs)))
+    check_names(chain(*((row.a, row.b) for row in report.shapes)))
+    check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
+    check_names(chain(*(row.culprits for row in report.blames)))
+    check_names(row.node for row in report.missed)
+    for row in report.verdicts:
+        if not is_check_id(row.check):
+            raise ValueError(f"{row.check[:60]!a} is no id of a check")
+    for folded in (fleet.folded, fleet.exclude):
+        if not _FOLDED.fullmatch(folded):
+            raise ValueError(f"{folded[:60]!a} is no list of nodes")
 
 
 def moment(started: str) -> datetime:

@@ -43,14 +43,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         _write(folder, path.name, content)
 
 
-def write_typed(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
-    """The same for a path that somebody typed: no folder is made, and no link is replaced.
+def write_typed(path: Path, content: bytes, mode: int = FILE_MODE, *, make: bool = False) -> None:
+    """The same for a path that somebody typed: no link is replaced, and folders only on `make`.
 
     FileNotFoundError where the folder is missing.
     """
-    with open_folder(path.parent, make=False) as folder:
+    with open_folder(path.parent, make=make) as folder:
         _refuse_irregular(folder, path.name, links=False)
         _write(folder, path.name, content, mode)
+
+
+def refuse_typed(path: Path) -> None:
+    """OSError for what `write_typed` would refuse; none where the folder is missing."""
+    with suppress(FileNotFoundError), open_folder(path.parent, make=False) as folder:
+        _refuse_irregular(folder, path.name, links=False)
 
 
 def open_new(path: Path) -> int:

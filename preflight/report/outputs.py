@@ -116,12 +116,15 @@ class Outputs:
         """Write the nodes to leave out in one line, an empty file for none, if anybody asked."""
         if self.exclude_file is None:
             return
-        content = f"{nodes}\n".encode() if nodes else b""
+        self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")
+
+    def write_asked(self, path: Path, content: bytes, *, make: bool = False) -> None:
+        """Write a file where somebody typed it. `make`: with the folders that are missing."""
         try:
-            write_typed(self.exclude_file, content)
+            write_typed(path, content, make=make)
         except OSError as error:
-            self.kept.keep(self.exclude_file.name, content)
-            self.trouble = self.trouble or f"cannot write {self.exclude_file}: {error.strerror}"
+            self.kept.keep(path.name, content)
+            self.trouble = self.trouble or f"cannot write {path}: {error.strerror}"
 
     @property
     def told(self) -> str:

@@ -53,7 +53,7 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
     judged: set[str] = set()
     for entry in entries:
         # A verdict on the fleet is about everybody who could be looked at.
-        judged.update(entry.nodes or known.difference(entry.verdict.evidence.get(UNSEEN, ())))
+        judged.update(entry.nodes or known - _held(entry, UNSEEN))
         if left_open(entry):
             left.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
@@ -90,12 +90,19 @@ def _without_a_partner(
     """
     pairs = [entry for entry in entries if len(entry.nodes) == _TWO]
     met = {name for one in pairs if _was_judged(one) for name in one.nodes}
-    busy = {name for one in pairs for name in one.verdict.evidence.get(BUSY, ())}
+    busy = {name for one in pairs for name in _held(one, BUSY)}
     if not met:
         return busy
     owed = {name for one in pairs for name in one.nodes}
     others = {name for name in nodes if name not in bad}
     return busy | {name for name in others & owed if name not in met and len(others) > 1}
+
+
+def _held(entry: Entry, key: str) -> set[str]:
+    """The nodes in its evidence, which may be anything in a run that is read again."""
+    held = entry.verdict.evidence.get(key)
+    listed = held if isinstance(held, list | tuple | dict) else ()
+    return {name for name in listed if isinstance(name, str)}
 
 
 def _was_judged(entry: Entry) -> bool:

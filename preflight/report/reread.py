@@ -14,7 +14,7 @@ from preflight.check import FLEET
 from preflight.errors import UsageError
 from preflight.fleet.files import read_regular
 from preflight.ledger import Entry, Ledger
-from preflight.report.document import SCHEMA, Report
+from preflight.report.document import SCHEMA, Report, refuse_odd_names
 from preflight.report.events import EVERY_NODE, NAME, Began, Ended, Said, read_events
 from preflight.report.findings import counts, suspicions
 from preflight.report.ready import readiness
@@ -45,13 +45,21 @@ def reread(folder: Path) -> Report:
     """Read what a run left; UsageError for a folder of which nothing can be told."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give a run's, such as preflight-runs/latest")
-    content = _content(folder / REPORT)
+    path, content = folder / REPORT, _content(folder / REPORT)
     if content is not None:
-        return _written(folder / REPORT, content)
-    content = _content(folder / NAME)
-    if content is None:
-        raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_instead(folder)}")
-    return _of_events(folder / NAME, read_events(content))
+        report = _written(path, content)
+    else:
+        path, content = folder / NAME, _content(folder / NAME)
+        if content is None:
+            raise UsageError(f"{folder} holds no {REPORT} and no {NAME}: {_instead(folder)}")
+        report = _of_events(path, read_events(content))
+    try:
+        refuse_odd_names(report)
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no report of this preflight ({error}): give another run"
+        ) from error
+    return report
 
 
 def _written(path: Path, content: bytes) -> Report:

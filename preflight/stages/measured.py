@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 from msgspec import Struct
 
@@ -12,6 +14,7 @@ from preflight.facts.burned import Burned
 from preflight.facts.model import Facts
 from preflight.facts.node import Reach
 from preflight.facts.ports import Ports
+from preflight.fleet.nodeset import check_names
 from preflight.verdict import Verdict
 
 LARGEST = 1 << 30
@@ -41,5 +44,9 @@ class Measured(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, content: bytes) -> Measured:
-        """Read what `encode` wrote; msgspec.DecodeError (a ValueError) if it is not that."""
-        return msgspec.json.decode(content, type=cls)
+        """Read what `encode` wrote; ValueError if it is not that, or names what is no node."""
+        read = msgspec.json.decode(content, type=cls)
+        check_names(chain(read.reach, read.facts, read.ports, read.port_troubles, read.burned))
+        rounds = read.planned.rounds if read.planned else ()
+        check_names(chain(*chain(*rounds), read.planned.leaves if read.planned else ()))
+        return read

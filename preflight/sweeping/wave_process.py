@@ -15,7 +15,7 @@ import msgspec
 from preflight.errors import PreflightError
 from preflight.fleet.files import read_regular
 from preflight.history.place import SWEEP
-from preflight.report.document import Report
+from preflight.report.document import Report, refuse_odd_names
 from preflight.report.files import open_new
 from preflight.transport.legible import legible
 
@@ -113,7 +113,9 @@ class WaveProcess:
 def read_report(folder: Path) -> Report:
     """Read a wave's report.json; WaveError in one line."""
     try:
-        return msgspec.json.decode(read_regular(folder / "report.json", LARGEST), type=Report)
+        report = msgspec.json.decode(read_regular(folder / "report.json", LARGEST), type=Report)
+        refuse_odd_names(report)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise WaveError(f"{folder / 'report.json'}: {reason}") from error
+    return report

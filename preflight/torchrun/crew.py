@@ -90,7 +90,7 @@ class Crew(Struct, frozen=True, kw_only=True):
             group=group,
             label=label,
             hostname=first.hostname,
-            address=self._address(first) or label,
+            address=_sound(self._address(first)) or label,
             python=(first.python,),
             environ=_joined([one.environ for one in told]),
             uneven=_uneven([one.environ for one in told]),
@@ -107,7 +107,7 @@ class Crew(Struct, frozen=True, kw_only=True):
 def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
     """A name for each node: short where that is enough, numbered where agents share a host."""
     full = {group: _hostname(members, group) for group, members in groups.items()}
-    short = {group: name.partition(".")[0] for group, name in full.items()}
+    short = {group: _sound(name.partition(".")[0]) or name for group, name in full.items()}
     for labels in (short, full):
         if len(set(labels.values())) == len(labels):
             return labels
@@ -119,14 +119,17 @@ def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
 
 
 def _hostname(members: Iterable[Member], group: int) -> str:
-    for member in members:
-        if member.present:
-            try:
-                check_host_name(member.present.hostname)
-            except UsageError:
-                break
-            return member.present.hostname
-    return f"group-{group}"
+    told = next((member.present.hostname for member in members if member.present), "")
+    return _sound(told) or f"group-{group}"
+
+
+def _sound(name: str) -> str:
+    """Give the name or address; "" for what is none, which a rank may say all the same."""
+    try:
+        check_host_name(name)
+    except UsageError:
+        return ""
+    return name
 
 
 def _joined(environs: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.transport.legible import legible
+from preflight.transport.sshconfig import read_key
 from preflight.transport.sshwords import login_refused, login_slow, login_wants_more
 
 if TYPE_CHECKING:
@@ -62,13 +63,19 @@ def _keys(route: Route, unusable: list[str]) -> Iterator[_Key]:
 def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
     import paramiko
 
-    return paramiko.PKey.from_path(file)
+    # paramiko opens a key twice, and waits for ever where it is a pipe.
+    with os.fdopen(os.memfd_create("key"), "wb", buffering=0) as copy:
+        copy.write(read_key(file))
+        key = paramiko.PKey.from_path(f"/proc/self/fd/{copy.fileno()}")
+    with suppress(FileNotFoundError):
+        key.load_certificate(read_key(f"{file}-cert.pub").decode())
+    return key
 
 
 def _agent_twin(file: str) -> Iterator[_Key]:
     """The agent's copy of a key whose file has a passphrase, found by the public half beside it."""
     with suppress(OSError):
-        public = Path(file + ".pub").read_text(encoding="utf-8", errors="replace").split()
+        public = read_key(f"{file}.pub").decode(errors="replace").split()
         yield from (key for key in _agent_keys() if key.secret.get_base64() in public)
 
 

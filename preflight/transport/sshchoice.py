@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.transport.hostkeys import vouching
-from preflight.transport.sshconfig import identity_files, known_hosts_files, route_to
+from preflight.transport.sshconfig import identity_files, known_hosts_files, read_key, route_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +75,8 @@ def _is_other_agent(socket: str) -> bool:
 def _is_on_a_token(key_file: Path) -> bool:
     """Whether the secret is in a security key; its public half says so."""
     try:
-        return key_file.with_name(f"{key_file.name}.pub").read_text("utf-8").startswith("sk-")
-    except (OSError, UnicodeDecodeError):
+        return read_key(f"{key_file}.pub").startswith(b"sk-")
+    except OSError:
         return key_file.name.endswith("_sk")
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fleet.files import read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 PORT = 22
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_LARGEST_KEY = 64 << 10
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -79,6 +82,11 @@ def identity_files(host: Host, config: Effective) -> tuple[str, ...]:
         return _expanded([host.identity_file])
     identities = config.every("identityfile") or IDENTITIES
     return tuple(file for file in _expanded(identities) if Path(file).is_file())
+
+
+def read_key(file: str) -> bytes:
+    """Read a key or its public half, which anybody may have put there; OSError in words."""
+    return read_regular(Path(file), _LARGEST_KEY)
 
 
 def known_hosts_files(host: Host, config: Effective) -> tuple[str, ...]:

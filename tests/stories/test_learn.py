@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -56,6 +57,21 @@ def test_this_machine_is_learned_and_judged_by_it(
     told = preflight("--preflight-inventory", str(tmp_path / "here.toml"), *FACTS)
     promised = {"gpu.count", "gpu.topology"}
     assert not {check for check, _ in told.found()} & promised, told.out
+
+
+def test_a_run_that_somebody_else_wrote_names_no_hostile_node(
+    tmp_path: Path, preflight: Callable[..., Told]
+) -> None:
+    """A name of measured.json that is none is refused in one line, without what drives a screen."""
+    preflight("--preflight-report=run", *FACTS)
+    measured = next(tmp_path.rglob("measured.json"))
+    name = next(iter(json.loads(measured.read_bytes())["reach"]))
+    hostile = json.dumps("v\x1b[31mm\n-o;reboot")
+    measured.write_text(measured.read_text().replace(json.dumps(name), hostile))
+    done = _learn(tmp_path, measured.parent)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "is no name of a node" in done.stderr
+    assert done.stderr.removesuffix("\n").isprintable()
 
 
 def test_promises_are_replaced_ways_in_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:

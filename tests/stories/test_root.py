@@ -103,6 +103,44 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
 
 
 @root_only
+@pytest.mark.parametrize("place", ["package", "above", "module", "compiled", "soon"])
+def test_root_runs_nothing_that_lies_beside_a_typed_file(tmp_path: Path, place: str) -> None:
+    """Nor what may yet be put there: in a sticky folder, as /tmp is, everybody may make files."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "test_own.py").write_text("def test_own():\n    import helper\n")
+    spring = tmp_path / "spring.py"
+    spring.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    planted = {
+        "package": site / "__init__.py", "above": tmp_path / "__init__.py",
+        "module": site / "helper.py", "compiled": site / "__pycache__" / "helper.pyc",
+    }.get(place)  # fmt: skip
+    if place == "above":
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    if planted is None:
+        site.chmod(0o1777)
+    else:
+        planted.parent.mkdir(exist_ok=True)
+        shutil.copy(spring, planted)
+        os.chown(planted, STRANGER, STRANGER)
+    told = _pytest(str(site / "test_own.py"), folder=Path("/"))
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {planted or site}" in told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("folder", ["", "tests"])
+def test_root_takes_no_conftest_that_may_yet_be_made(tmp_path: Path, folder: str) -> None:
+    """A folder in which everybody may make a conftest.py is refused while there is none."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder).chmod(0o1777)
+    told = _pytest(folder=tmp_path)
+    assert told.returncode == 4
+    assert f"root would run the code of {tmp_path / folder}, and everybody may" in told.stderr
+
+
+@root_only
 def test_a_path_after_a_blank_is_told_apart_from_a_folder_of_tests(tmp_path: Path) -> None:
     """After a blank a file is a path of tests, whose folder's ini counts: the way out is `=`."""
     his = tmp_path / "his"
@@ -201,6 +239,45 @@ def test_the_isolated_run_takes_no_strangers_checks(tmp_path: Path) -> None:
 
 
 @root_only
+@pytest.mark.parametrize("name", ["__pycache__/test_site_a.cpython-311.pyc", "helper.py", "a.so"])
+def test_the_isolated_run_takes_no_file_of_a_stranger_among_roots_checks(
+    tmp_path: Path, name: str
+) -> None:
+    """Python loads compiled files and modules too; what holds no code may be anybody's."""
+    site = tmp_path / "site"
+    write_check(site, "site.a", "conclude(ok('fine'))", stage="reach")
+    his = site / name
+    his.parent.mkdir(exist_ok=True)
+    for file in (his, site / "notes.txt"):
+        file.touch()
+        os.chown(file, STRANGER, STRANGER)
+    told = _run("site", folder=tmp_path)
+    assert told.returncode == 4
+    assert f"root would run the code of {his}, and {his} belongs to nobody" in told.stderr
+    his.unlink()
+    assert _run("site", folder=tmp_path).returncode == 0
+
+
+@root_only
+def test_the_isolated_run_takes_no_package_above_roots_checks(tmp_path: Path) -> None:
+    """An __init__.py in a folder above, where anybody may make one, is not loaded."""
+    site = tmp_path / "all" / "site"
+    write_check(site, "site.a", "conclude(ok('fine'))", stage="reach")
+    (tmp_path / "all").chmod(0o1777)
+    his = tmp_path / "all" / "__init__.py"
+    his.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    os.chown(his, STRANGER, STRANGER)
+    told = _run("all/site", folder=tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert not (tmp_path / "sprung").exists()
+    (site / "__init__.py").touch()  # now Python itself loads it: "all" holds a package
+    told = _run("all/site", folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4
+    assert f"root would run the code of {tmp_path / 'all'}, and everybody may" in told.stderr
+
+
+@root_only
 @pytest.mark.parametrize("place", ["python", "ssh_config", "include"])
 @pytest.mark.parametrize("start", [_pytest, _run])
 def test_root_runs_no_command_of_a_strangers_inventory(
@@ -231,6 +308,76 @@ def test_root_runs_no_command_of_a_strangers_inventory(
     os.chown(strange, 0, 0)
     start(f"--preflight-inventory={inventory}", folder=tmp_path)
     assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+
+
+@root_only
+@pytest.mark.parametrize("start", [_pytest, _run])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_junit_xml_is_written_through_no_strangers_link(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]], when: str
+) -> None:
+    """Its link to a file of root's is refused, also where he makes it while the run goes on."""
+    his, victim, site = tmp_path / "his", tmp_path / "victim", tmp_path / "site"
+    his.mkdir()
+    victim.write_text("precious")
+    link = f"import os; os.symlink({str(victim)!r}, {str(his / 'out.xml')!r})"
+    link = link if when == "meanwhile" else "pass"
+    write_check(site, "site.a", f"{link}; conclude(ok('fine'))", stage="reach")
+    if when == "before":
+        (his / "out.xml").symlink_to(victim)
+        os.chown(his / "out.xml", STRANGER, STRANGER, follow_symlinks=False)
+    _give_away(his)
+    named = ["site"] if start is _run else ["-o", f"preflight_checks={site}"]
+    told = start(*named, f"--junitxml={his / 'out.xml'}", folder=tmp_path)
+    assert victim.read_text() == "precious"
+    if when == "before":
+        assert told.returncode == 4
+        assert f"--junitxml={his / 'out.xml'}: it is a symbolic link" in told.stderr
+        assert not (tmp_path / "out").exists()
+    else:
+        assert told.returncode == 3, told.stdout
+        words = " ".join(told.stdout.split())
+        assert f"cannot write {his / 'out.xml'}: it is a symbolic link" in words
+        assert "out.xml kept in" in words
+    assert "Traceback" not in told.stdout + told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("start", [_pytest, _run])
+def test_junit_xml_of_roots_is_written(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Whole, with the folders on the way, in place of an older one."""
+    for _ in range(2):
+        told = start("--junitxml=new/folder/out.xml", folder=tmp_path)
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert f"generated xml file: {tmp_path}/new/folder/out.xml" in told.stdout
+    (file,) = (tmp_path / "new" / "folder").iterdir()
+    assert "reach.answer" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@root_only
+@pytest.mark.parametrize(
+    "words",
+    ["--log-file={his}/a", "--basetemp={his}/a", "--debug={his}/a", "-o log_file={his}/a",
+     "-o cache_dir={his}/a", "--log-file={all}/a"],
+)  # fmt: skip
+def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
+    tmp_path: Path, words: str
+) -> None:
+    """Those files are opened by pytest itself, which follows links: refused beforehand."""
+    (tmp_path / "his").mkdir()
+    _give_away(tmp_path / "his")
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o1777)
+    named = words.format(his=tmp_path / "his", all=tmp_path / "all")
+    told = _pytest(*named.split(), folder=tmp_path)
+    assert told.returncode == 4, told.stdout
+    assert "root would write to" in told.stderr
+    assert not list((tmp_path / "his").iterdir())
+    own = words.format(his=tmp_path, all=tmp_path)
+    assert _pytest(*own.split(), folder=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize("words", ["-p evil", "-c evil.ini", "--rootdir=.", "-o pythonpath=."])

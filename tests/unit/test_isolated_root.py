@@ -69,6 +69,16 @@ def test_root_uses_no_path_of_a_stranger(tmp_path: Path) -> None:
 
 
 @root_only
+def test_slurms_configuration_has_no_strangers_plugins_beside_it(tmp_path: Path) -> None:
+    """A plugstack.conf beside it names code: in a sticky folder anybody may put one there."""
+    conf = tmp_path / "slurm.conf"
+    conf.touch()
+    assert _taken(SLURM_CONF=str(conf))["SLURM_CONF"] == str(conf)
+    tmp_path.chmod(0o1777)
+    assert "SLURM_CONF" not in _taken(SLURM_CONF=str(conf))
+
+
+@root_only
 def test_other_verbs_find_no_program_of_a_stranger(tmp_path: Path) -> None:
     """A local `diagnose` ran the `timeout` that a user had put first into root's PATH."""
     his = tmp_path / "his"

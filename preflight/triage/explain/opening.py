@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import shlex
 import sys
 import zlib
 from contextlib import contextmanager, suppress
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 
+ANYWAY = 32 << 20
+"""Bytes that any file may unpack to; then so many for each byte of it:"""
+_SWELLS = 100
+
 _GZIP = b"\x1f\x8b"
 _ANY_GZIP = 16 + zlib.MAX_WBITS
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -38,7 +43,7 @@ def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
         try:
             raw = _raw(file)
             packed = file.peek(len(_GZIP)).startswith(_GZIP)
-            yield from _as_utf8(_unzipped(raw) if packed else raw)
+            yield from _as_utf8(_unzipped(raw, path) if packed else raw)
         except (OSError, EOFError, zlib.error) as error:
             troubles.append(f"{path}: read up to a fault ({error})")
 
@@ -62,12 +67,14 @@ def _raw(file: _Peeked) -> Iterator[bytes]:
         yield more
 
 
-def _unzipped(raw: Iterator[bytes]) -> Iterator[bytes]:
+def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Decompress one member after the other; zlib.error or EOFError after all that could be had."""
     member = zlib.decompressobj(_ANY_GZIP)
     whole = False
+    left = ANYWAY
     for block in raw:
         rest = block
+        left += len(block) * _SWELLS
         while True:
             if member.eof:
                 rest = rest.lstrip(b"\0")  # tapes and block devices pad
@@ -83,6 +90,12 @@ def _unzipped(raw: Iterator[bytes]) -> Iterator[bytes]:
                     raise EOFError("what follows the gzipped text is not gzipped") from error
                 raise
             yield text
+            left -= len(text)
+            if left < 0:
+                raise EOFError(
+                    f"it unpacks to over {_SWELLS} times its size; where that is no trap: "
+                    f"zcat {shlex.quote(str(path))} | preflight explain -"
+                )
             rest = member.unused_data if member.eof else member.unconsumed_tail
             if not rest and len(text) < CHUNK:
                 break

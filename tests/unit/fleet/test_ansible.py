@@ -145,6 +145,7 @@ def test_a_strange_ansible(
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     _written(bin_, "ansible-inventory", f"#!/bin/sh\n{body}\n").chmod(0o755)
+    _written(bin_, "ansible-config", "#!/bin/sh\necho '[]'\n").chmod(0o755)  # root asks it first
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
     monkeypatch.setattr(ansible_run, "LIST_S", 2.0 if "sleep" in body else 30.0)
     monkeypatch.setattr(ansible_run, "LARGEST", 1 << 20)

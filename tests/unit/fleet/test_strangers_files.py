@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.errors import UsageError
+from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
 from preflight.trust import who_may_change, who_may_plant
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STRANGER = 65534
+needs_ansible = pytest.mark.skipif(
+    shutil.which("ansible-inventory") is None, reason="needs ansible-core"
+)
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 
 LISTED = {"gpu": {"hosts": ["gpu1"]}, "_meta": {"hostvars": {}}}
@@ -178,6 +182,42 @@ def test_what_stands_inside_of_a_word(
     assert str(error.value).startswith(f"{named.format(**names)} is not used")
 
 
+@pytest.mark.parametrize("typed", ["bin/python3", "link", "env A=1 bin/python3", "sh wrap.py"])
+@pytest.mark.parametrize("open_to_all", ["bin", "."])
+def test_what_is_run_lies_where_nobody_puts_files_beside_it(
+    tmp_path: Path, typed: str, open_to_all: str
+) -> None:
+    """In a sticky folder, as /tmp is, anybody may add a module or a pyvenv.cfg, also one above."""
+    top = tmp_path / "top"
+    (top / "bin").mkdir(parents=True)
+    written(top / "bin" / "python3")
+    written(top / "bin" / "wrap.py")
+    (tmp_path / "link").symlink_to(top / "bin" / "python3")
+    python = typed.replace("bin/", f"{top}/bin/").replace("wrap", f"{top}/bin/wrap")
+    wish = Wish(nodes="gpu1", transport="local", python=python.replace("link", f"{tmp_path}/link"))
+    resolve(wish)
+    (top / open_to_all).chmod(0o1777)
+    with pytest.raises(UsageError, match=f"everybody may write to {top / open_to_all};"):
+        resolve(wish)
+
+
+@pytest.mark.parametrize(
+    "name", ["bin/pyvenv.cfg", "pyvenv.cfg", "bin/colors.py", "lib/python3.11/site-packages/a.pth"]
+)
+def test_what_a_python_loads_by_itself_is_roots(tmp_path: Path, name: str) -> None:
+    """A file of a stranger's that was left in root's own folder."""
+    (tmp_path / "bin").mkdir()
+    python = written(tmp_path / "bin" / "python3")
+    his = tmp_path / name
+    his.parent.mkdir(parents=True, exist_ok=True)
+    written(his)
+    wish = Wish(nodes="gpu1", transport="local", python=str(python))
+    resolve(wish)
+    give_away(his)
+    with pytest.raises(UsageError, match=f"{python} is not used: {his} belongs to nobody"):
+        resolve(wish)
+
+
 def test_a_command_of_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its words, folders and lists of paths are root's, and so are files that bear their names."""
     monkeypatch.chdir(tmp_path)
@@ -198,7 +238,7 @@ def test_the_python_that_runs_us_is_run_again(
     resolve(Wish(nodes="gpu1", transport="local", python=str(written(folder / "python3"))))
 
 
-@pytest.mark.skipif(shutil.which("ansible-inventory") is None, reason="needs ansible-core")
+@needs_ansible
 @pytest.mark.parametrize("place", ["inventory/sub/all", "group_vars/all.yml", "host_vars/gpu1"])
 def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) -> None:
     """Every file of a folder, and the variables beside it."""
@@ -212,21 +252,99 @@ def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) ->
     refused(path, his)
 
 
-def test_ansible_does_not_stand_in_a_strangers_folder(
+def _with_command(path: Path, sprung: Path) -> Path:
+    """Variables of a group that have a command run as a node's Python."""
+    command = f'["/bin/sh", "-c", "touch {sprung}"]'
+    return written(path, f"preflight_transport: local\npreflight_python: {command}\n")
+
+
+@needs_ansible
+def test_ansible_takes_no_variables_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take its configuration, which names code, and variables from there."""
-    fake = written(tmp_path / "ansible-inventory", f"#!/bin/sh\npwd >{tmp_path}/cwd\n")
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
+    """Root's own folder may hold a file of somebody else's: none of it counts."""
+    (tmp_path / "here" / "group_vars").mkdir(parents=True)
+    give_away(_with_command(tmp_path / "here" / "group_vars" / "all.yml", tmp_path / "sprung"))
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "inventory").mkdir()
+    path = written(tmp_path / "inventory" / "hosts.ini", KINDS["hosts.ini"])
+    (host,) = resolve(Wish(inventory=str(path))).hosts
+    assert (host.transport, host.python) == (Host(name="", address="").transport, ("python3",))
+
+
+@needs_ansible
+@pytest.mark.parametrize("place", ["beside", "plugin", "home", "log"])
+def test_what_ansible_is_set_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Root's own ansible.cfg, or his HOME, may name plugins of somebody else's."""
+    his = tmp_path / "his"
+    (his / ".ansible" / "plugins" / "vars").mkdir(parents=True)
+    spring = f"open({str(tmp_path / 'sprung')!r}, 'w')\n"
+    own = "from ansible.plugins.vars.host_group_vars import *\n"
+    plugin = written(his / ".ansible" / "plugins" / "vars" / "evil.py", spring + own)
+    config = tmp_path / "ansible.cfg"
+    config.write_text(f"[defaults]\nvars_plugins = {plugin.parent}\n")
+    monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
-    for whose, where in ((0, str(folder)), (STRANGER, "/")):
-        os.chown(folder, whose, whose)
-        with pytest.raises(UsageError, match="not JSON"):
+    if place == "beside":
+        resolve(Wish(inventory=str(path)))
+        assert not (tmp_path / "sprung").exists()
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
+    if place == "home":
+        monkeypatch.delenv("ANSIBLE_CONFIG")
+        monkeypatch.setenv("HOME", str(his))
+    elif place == "log":
+        (his / "log").symlink_to(written(tmp_path / "victim", "precious"))
+        config.write_text(f"[defaults]\nlog_path = {his / 'log'}\n")
+        resolve(Wish(inventory=str(path)))
+        assert (tmp_path / "victim").read_text() == "precious"
+        return
+    resolve(Wish(inventory=str(path)))
+    assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+    (tmp_path / "sprung").unlink()
+    give_away(plugin)
+    refused(path, plugin)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("file", ["groups.conf", "groups.d/racks.yaml", "groups.conf.d/db.conf"])
+def test_groups_of_somebody_else_start_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Groups name nodes and commands: what ClusterShell reads of them must be root's."""
+    folder = tmp_path / "clustershell"
+    (folder / file).parent.mkdir(parents=True)
+    upcall = f"[db]\nmap: touch {tmp_path / 'sprung'}; echo gpu1\n"
+    written(folder / "groups.conf", f"[Main]\nconfdir: $CFGDIR/groups.conf.d\n{upcall}")
+    his = folder / file
+    if not his.exists():
+        written(his)
+    monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(folder))
+    wish = Wish(nodes="@db:all")
+    assert resolve(wish).hosts[0].name == "gpu1"
+    (tmp_path / "sprung").unlink()
+    give_away(his)
+    with pytest.raises(UsageError, match=f"{his} is not used: {his} belongs to nobody"):
+        resolve(wish)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_who_cannot_tell_what_ansible_loads_does_not_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `ansible-config` is missing, or says nothing that can be read."""
+    fake = written(tmp_path / "ansible-inventory", f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
+    for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho {}\n"):
+        written(tmp_path / "ansible-config", text) if text else None
+        with pytest.raises(UsageError, match="see: ansible-config dump"):
             resolve(Wish(inventory=str(path)))
-        assert (tmp_path / "cwd").read_text().strip() == where
+    written(tmp_path / "ansible-config", "#!/bin/sh\necho '[]'\n")
+    with pytest.raises(UsageError, match="not JSON"):
+        resolve(Wish(inventory=str(path)))
+    assert (tmp_path / "sprung").exists()
 
 
 def test_a_checkout_of_somebody_else_names_its_own_files(

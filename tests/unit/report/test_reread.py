@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from preflight.errors import UsageError
-from preflight.report.document import encode
+from preflight.report.document import BlameRow, MissedRow, PairRow, ShapeRow, encode
+from preflight.report.events import Began
 from preflight.report.reread import reread
+from preflight.verdict import fail
 
 from .nights import report
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+_TEXTS = ("subject", "component", "blame")
+"""They name devices and pairs as well, and are shown as text."""
+
 WHOLE = encode(report(("n1", "n2"))).decode()
+PAIR = PairRow(a="n1", b="n2", rail=0, round=0, backend="gloo", state="ok", sizes=())
+SHAPE = ShapeRow(
+    kind="drift", a="n1", b="n2", rail=0, round=0, size_bytes=1, phase="", operations=1,
+    from_us=1, to_us=1, share=None, strength=1,
+)  # fmt: skip
+MISSED = MissedRow(
+    node="n1", rail=0, operations=1, loaded_s=1, pairs=1, one_in=None, every_s=None, slower=None
+)
+BLAME = BlameRow(
+    kind="node", component="n1", sentence="", confidence=1, advice="", pairs=(), culprits=("n1",)
+)
+HOSTILE = "v\x1b[31mm\n-o;reboot"
 
 
 def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
@@ -33,6 +55,77 @@ def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> 
     (tmp_path / "report.json").write_text(json.dumps({**json.loads(WHOLE), "started": started}))
     with pytest.raises(UsageError, match=r"is no report of this preflight .*give another run"):
         reread(tmp_path)
+
+
+def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """Where a node is named: by itself, or as the key of a table."""
+    if value == "n1":
+        yield place
+    below = value.items() if isinstance(value, dict) else ()
+    for key, one in enumerate(value) if isinstance(value, list) else below:
+        yield from [(*place, key)] * (key == "n1")
+        yield from _leaves(one, (*place, key))
+
+
+def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
+    """Names are pasted into shells and printed: all of them keep to the grammar of host names."""
+    bent = fail("bent", advice="drain", culprits=("n1",), suspects=("n1",))
+    told = report(("n1", "n2"), {("gpu.ecc", "n1"): bent}, leaves={"n1": "leaf1"}, pairs=[PAIR])
+    fleet = replace(told.fleet, apart=(("n1", "n2"),), unjudged=("n1",), left_out={"n1": "busy"})
+    told = replace(told, fleet=fleet, shapes=(SHAPE,), missed=(MISSED,), blames=(BLAME,))
+    whole = encode(told).decode()
+    path = tmp_path / "report.json"
+    path.write_text(whole)
+    assert reread(tmp_path)
+    places = [place for place in _leaves(json.loads(whole)) if place[-1] not in _TEXTS]
+    assert len(places) > 12
+    for *above, last in places:
+        document = json.loads(whole)
+        table = functools.reduce(operator.getitem, above, document)
+        value = table.pop(last) if last == "n1" else HOSTILE
+        table[HOSTILE if last == "n1" else last] = value
+        path.write_text(json.dumps(document))
+        with pytest.raises(UsageError, match="is no report of this preflight") as caught:
+            reread(tmp_path)
+        assert str(caught.value).isprintable(), (above, last)
+
+
+def test_no_killed_run_holds_a_name_that_is_none(tmp_path: Path) -> None:
+    """Its events are held to the same."""
+    began = Began(
+        preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
+        nodes=("n1",), origin="", owed={"gpu.count": ("*",)},
+    )  # fmt: skip
+    line = msgspec.json.encode(began).decode()
+    (tmp_path / "events.jsonl").write_text(line)
+    assert reread(tmp_path).fleet.nodes == ("n1",)
+    (tmp_path / "events.jsonl").write_text(line.replace('"n1"', json.dumps(HOSTILE)))
+    with pytest.raises(UsageError, match="is no report of this preflight"):
+        reread(tmp_path)
+
+
+def test_a_check_has_an_id(tmp_path: Path) -> None:
+    """It is printed as it is; a stranger's report has no other words there."""
+    (tmp_path / "report.json").write_text(WHOLE.replace("gpu.ecc", "\\u001b[31m</pre>"))
+    with pytest.raises(UsageError, match="is no id of a check"):
+        reread(tmp_path)
+
+
+@pytest.mark.parametrize("held", [7, None, [[]], {}, "n1"])
+@pytest.mark.parametrize("key", ["busy", "not_looked_at"])
+def test_evidence_may_be_anything(tmp_path: Path, key: str, held: object) -> None:
+    """In the events of a killed run, from which is told who is ready."""
+    began = Began(
+        preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
+        nodes=("n1", "n2"), origin="", owed={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
+    )  # fmt: skip
+    lines = [msgspec.json.encode(began)]
+    for check, subject in (("fabric.pair", "n1-n2"), ("job.all", "fleet:all")):
+        row = {"event": "verdict", "check": check, "subject": subject, "outcome": "ok"}
+        text = {"sentence": "fine", "advice": "", "evidence": {key: held}}
+        lines.append(msgspec.json.encode({**row, **text}))
+    (tmp_path / "events.jsonl").write_bytes(b"\n".join(lines))
+    assert reread(tmp_path).fleet.not_ready == ()
 
 
 @pytest.mark.parametrize("name", ["report.json", "events.jsonl"])

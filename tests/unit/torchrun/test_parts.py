@@ -133,12 +133,19 @@ def test_who_was_never_heard_of_is_named_by_its_siblings() -> None:
         (("a.x", "a.y"), ["a.x", "a.y"]),
         (("a", "a"), ["a-0", "a-1"]),
         (("a", "-rm -rf"), ["a", "group-1"]),
+        (("7.x", "10.0.0.8"), ["7.x", "10.0.0.8"]),
     ],
 )
 def test_nodes_have_names_of_their_own(hosts: tuple[str, str], labels: list[str]) -> None:
     """Short where that is enough, numbered where two agents share a host, never an option."""
     ranks = [present(rank, hosts[rank // 2]) for rank in range(4)]
     assert [node.label for node in crew(*ranks).ranked().nodes] == labels
+
+
+def test_an_address_that_is_none_is_not_used() -> None:
+    """It stands in sentences and commands: a rank that says another thing is called by its name."""
+    ranks = [present(rank, f"h{rank // 2}", address="$(reboot)\x1b[31m") for rank in range(4)]
+    assert [node.address for node in crew(*ranks).ranked().nodes] == ["h0", "h1"]
 
 
 def test_the_devices_of_a_node_are_those_of_all_its_ranks() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.transport.paramiko_ssh import ParamikoTransport
 from preflight.transport.protocol import ReachError
 from preflight.transport.sshask import Asked
 from preflight.transport.sshchoice import why_openssh
@@ -145,3 +146,4 @@ def test_a_user_certificate_logs_in(openssh: Transport, sshd: Sshd) -> None:
     sshd.reload(f"TrustedUserCAKeys {key}.pub")
     assert why_openssh(host, Asked().of(host, PATIENCE_S)) == "a user certificate"
     openssh.connect(host, PATIENCE_S).close()
+    ParamikoTransport().connect(host, PATIENCE_S).close()  # where there is no ssh to ask

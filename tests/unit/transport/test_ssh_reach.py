@@ -136,6 +136,19 @@ def test_a_missing_identity_is_named(way: Transport, sshd: Sshd) -> None:
     assert "/nowhere/key" in error.sentence
 
 
+@pytest.mark.parametrize("end", ["", ".pub"])
+def test_a_key_that_has_no_end_is_named(
+    sshd: Sshd, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a pipe in the place of a key holds the run, nor one in that of its public half."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    his = sshd.folder / "his"
+    his.write_text("no key\n") if end else None
+    os.mkfifo(f"{his}{end}")
+    error = refused(ParamikoTransport(), sshd.host(identity_file=str(his)), "login")
+    assert f"{his} (" in error.sentence
+
+
 def test_a_key_with_a_passphrase_is_taken_from_the_agent(
     way: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

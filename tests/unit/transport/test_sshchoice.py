@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -83,6 +84,16 @@ def test_what_lies_beside_a_key_is_a_reason(
     (tmp_path / name).write_text(content)
     host = Host(name="h", address="h", identity_file=f"{tmp_path}/id", known_hosts="/dev/null")
     assert why_openssh(host, Effective(PLAIN)) == reason
+
+
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+def test_what_lies_beside_a_key_may_have_no_end(tmp_path: Path, target: str) -> None:
+    """A key may be anybody's: a pipe or a device in the place of its public half holds nobody."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "id_sk").touch()
+    (tmp_path / "id_sk.pub").symlink_to(target)
+    host = Host(name="h", address="h", identity_file=f"{tmp_path}/id_sk", known_hosts="/dev/null")
+    assert why_openssh(host, Effective(PLAIN)) == "a FIDO key"
 
 
 def test_kerberos_counts_only_with_a_ticket(

@@ -139,6 +139,21 @@ def test_a_gzip_that_swells(tmp_path: Path) -> None:
     assert told.evidence[0].line == 1_500_001
 
 
+def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size bounds the time that it takes; what to do where it is no bomb is told."""
+    monkeypatch.setattr(opening, "ANYWAY", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(DEAD.encode() + b"\n" * 20_000_000))
+    found = Scanner(shipped()).read([path])
+    assert explain(found).category == "oom_one_rank"
+    assert found.lines < 10_000_000
+    (trouble,) = found.troubles
+    assert "unpacks to over 100 times its size" in trouble
+    assert f"zcat {path} | preflight explain -" in trouble
+
+
 @pytest.mark.parametrize("size", [2, 7, 64])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_cross_the_borders_of_what_is_read_at_once(
