@@ -36,7 +36,9 @@ OF_A_PROCESS = (
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
 )
 _BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_MLX = rb"mlx5_core(?: |: probe of )" + _BDF
+_MLX = rb"mlx5_core " + _BDF
+_NETDEV = _MLX + rb"(?: \S{1,15})?: "
+"""Maybe with a network device's name, a container's choice: it has no blank and no colon."""
 
 _FS = rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS)(?=(?::? \w+)? \()"
 
@@ -48,7 +50,7 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
         "era",
         rb"NVRM: Xid \([^)]*\): 154, .{0,200}recovery action changed .{0,99} to \S{1,40} \(None\)",
     ),
-    ("era", rb"mlx5_core " + _BDF + rb": firmware version"),
+    ("era", _MLX + rb": firmware version"),
     ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
     # What users bring about has kinds of its own: it crowds out nothing else.
     ("app", rb"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
@@ -63,10 +65,11 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("nvrm", rb"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
     ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
     ("nic", rb"nvidia-peermem .*ERROR"),
-    ("cmd", rb"mlx5_core " + _BDF + rb": mlx5_cmd_(?:out_err|check):"),
-    ("nic", _MLX + rb".*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
-    ("nic", _MLX + rb".*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
-    ("nic", _MLX + rb".*Link (?:[Dd]own|DOWN|[Uu]p\b)"),
+    ("cmd", _MLX + rb": mlx5_cmd_(?:out_err|check):"),
+    ("nic", _MLX + rb": .*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
+    ("nic", _MLX + rb": .*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", _NETDEV + rb"(?:TX timeout detected|.*Link (?:[Dd]own|DOWN|[Uu]p\b))"),
+    ("nic", rb"mlx5_core: probe of " + _BDF + rb" failed"),
     ("nic", rb"(?:\S+ " + _BDF + rb" )?\S{1,20}: (?:NIC )?Link is Down"),
     ("nic", rb"\S+ " + _BDF + rb" \S{1,20}: (?:NIC )?Link is Up\b"),
     ("nic", rb"NETDEV WATCHDOG: "),
@@ -100,7 +103,9 @@ _ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_
 
 _OF_A_PROCESS = re.compile(OF_A_PROCESS.encode())
 
-_PROCESS = re.compile(rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to ", re.DOTALL)
+_NAMED = re.compile(
+    rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
+)
 """A user's words, which tell no two lines apart."""
 
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
@@ -198,5 +203,5 @@ class _Crashes:
 
 
 def _told_apart(kind: str, text: bytes) -> bytes:
-    tells, text = _TELLS.get(kind), _PROCESS.sub(b"", text, count=1)
+    tells, text = _TELLS.get(kind), _NAMED.sub(b"", text, count=1)
     return b" ".join(tells.findall(text)) if tells else _NUMBER.sub(b"#", text)

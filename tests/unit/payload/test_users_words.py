@@ -11,6 +11,7 @@ from probe import kernel_log
 
 from checks.test_gpu_xid import judge as judge_xid
 from checks.test_host_hardware_errors import judge as hardware
+from checks.test_net_kernel_log import judge as nic
 from preflight.facts import KernelLog
 from preflight.facts.kernel_text import OF_A_PROCESS as PASTED
 from preflight.facts.kernel_text import parse
@@ -25,6 +26,7 @@ comms = st.sampled_from(FORGED) | st.text(
 paths = st.sampled_from(PATHS) | st.text(
     st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=80
 )
+netdevs = st.from_regex(r"[!-.0-9;-~]{1,15}", fullmatch=True)
 versions = st.sampled_from(VERSIONS) | st.text(
     st.characters(exclude_characters="\0", codec="utf-8"), max_size=63
 )
@@ -72,6 +74,18 @@ def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     assert judge_xid(HGX, replace(node(), kernel_log=live(said))).outcome is Outcome.FAIL
 
 
+@given(netdevs, st.sampled_from(["Link down", "Link up", "TX timeout detected"]))
+@example("recovered", "Link down")
+@example("health", "recovery succeeded")
+@MANY
+def test_no_name_of_a_network_device_hides_a_fault(name: str, said: str) -> None:
+    """A container that has a NIC of its own may name it; the NIC's firmware is no less dead."""
+    shown = live(UNWELL, f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    assert nic(replace(node(), kernel_log=shown)).outcome is Outcome.FAIL
+    alone = live(f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    assert nic(replace(node(), kernel_log=alone)).outcome in {Outcome.OK, Outcome.WARN}
+
+
 @pytest.mark.parametrize("word", ["Nonfatal", "Non-fatal", "NonFatal"])
 def test_the_drivers_own_word_still_counts(word: str) -> None:
     """What the driver itself calls not fatal needs no reset."""
@@ -98,6 +112,8 @@ REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_m
         ([f"mlx5_core: option mode: invalid value (failed {each})" for each in WORDS], UNWELL),
         ([REFUSED.format(n, "CREATE_MKEY") + "status bad" for n in range(120)], UNWELL),
         ([REFUSED.format(4711, each) + "status bad" for each in WORDS], UNWELL),
+        ([f"mlx5_core 0000:1a:00.0 {each}: Link down" for each in WORDS], UNWELL),
+        ([f"mlx5_core 0000:1a:00.0 failed{each}: mixed" for each in WORDS], UNWELL),
         (
             [f"NVRM: API mismatch: the client 'a'\nNVRM: has the version {w}" for w in WORDS],
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
