@@ -80,6 +80,7 @@ _FOREIGN = re.compile(
 OF_A_PROCESS = (
     r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
 )
 """Lines that begin with a user's word, as the node's own reader knows them (a test compares)."""
 

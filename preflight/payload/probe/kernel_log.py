@@ -30,17 +30,23 @@ APART_S = 15.0
 _CHARS = 300
 
 # Lines that begin with the name of a process, up to 15 characters of a user's choice. Linux 4.18 to
-# 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/.
+# 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/;
+# and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c.
 OF_A_PROCESS = (
     r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
 )
 _BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _MLX = rb"mlx5_core " + _BDF
 _NETDEV = _MLX + rb"(?: \S{1,15})?: "
 """Maybe with a network device's name, a container's choice: it has no blank and no colon."""
 
-_FS = rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS)(?=(?::? \w+)? \()"
+_FS = rb"(?:(?:EXT[234]-fs|F2FS-fs|BTRFS:?)(?: \w+)?|XFS) \("
+_SHUT = (
+    rb"(?:Filesystem has been shut down|User initiated shutdown|xfs_do_force_shutdown"
+    rb"|.*Shutting down filesystem)"
+)
 
 _KINDS: tuple[tuple[str, bytes], ...] = (
     # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
@@ -91,7 +97,7 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("disk", rb"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
     ("disk", rb"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
     ("fs", _FS + rb".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
-    ("fs", rb"XFS .*[Ss]hut(?:ting)? ?down"),
+    ("fs", rb"XFS \([^)]+\): " + _SHUT),
     ("fs", rb"nfs: server .* not responding"),
     ("oom", rb"(?:Out of memory|Memory cgroup out of memory): Kill"),
     ("hang", rb"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
@@ -118,7 +124,11 @@ _TELLS = {
     "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),
-    "fs": re.compile(rb"^\S+|\(\S{1,99}?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
+    "fs": re.compile(
+        rb"^nfs: server \S+|^[^(]{1,30}\([^)]{1,99}\)(?:: (?:[Rr]emounting|forced readonly|"
+        + _SHUT
+        + rb"|.*?[Cc]orrupt))?"
+    ),
     "edac": re.compile(rb"[CU]E|on \S+"),
     "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
 }

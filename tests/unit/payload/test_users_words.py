@@ -100,6 +100,8 @@ UNWELL = "mlx5_core 0000:1a:00.0: poll_health:840:(pid 0): device's health compr
 MMU = "pid=4711, name={}, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_mod(0x0) failed, "
 
+XFS = "XFS (nvme0n1p2): {} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl unsupported"
+
 
 @pytest.mark.parametrize(
     ("said", "fault"),
@@ -121,6 +123,18 @@ REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_m
         (
             [f"NVRM: option mode: invalid value (fallen off the bus {w})" for w in WORDS],
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+        ),
+        (
+            [XFS.format("shut(0x2) error"), *(XFS.format(f"error ({each})") for each in WORDS)],
+            "XFS (nvme0n1p2): Filesystem has been shut down due to log error (0x2).",
+        ),
+        (
+            [f"XFS: a ({each} error(4711) possible memory allocation deadlock" for each in WORDS],
+            "XFS (sda1): Log I/O Error (0x2) detected at a (b:1).  Shutting down filesystem.",
+        ),
+        (
+            [f"EXT4-fs error (device sda1): x:1: comm ({each}) Remoun: bad" for each in WORDS],
+            "EXT4-fs (sda1): Remounting filesystem read-only",
         ),
         (
             [f"XFS: option mode: invalid value (error {each})" for each in WORDS],

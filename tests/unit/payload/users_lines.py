@@ -24,6 +24,8 @@ OF_A_PROCESS = (
     "MCE: Killing {comm}:4711 due to hardware memory corruption fault at 4631e000",
     "EXT4-fs error (device sda1): ext4_lookup:1785: inode #2: comm {comm}: bad entry {path}",
     "BTRFS warning (device sdb): checksum error at logical 1, root 5, inode 1 (path: {path})",
+    "XFS (nvme0n1p2): {comm} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl unsupported",
+    "XFS: {comm}(4711) possible memory allocation deadlock size 65552 in kmem_alloc (mode:0x2)",
     "nfs: server filer not responding, still trying",
     "NVRM: Xid (PCI:0000:1b:00): 13, pid=4711, name={comm}, Graphics Exception: ESR 0x1",
     "NVRM: Xid (PCI:0000:1b:00): 31, pid=4711, name={comm}, Ch 00000008, intr 00000000",
@@ -52,6 +54,11 @@ FORGED = (
     "[Hardware Error",
     "DPC: containmen",
     "Oops: 1",
+    "shutdown",
+    "shut down",
+    "Shutting down",
+    "shut(0x2) error",
+    "(a) Remounting",
 )
 VERSIONS = (
     "0000:1b:00 has fallen off the bus",
