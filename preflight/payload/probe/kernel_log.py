@@ -2,7 +2,7 @@
 
 A storm of a hundred thousand lines becomes one with a count. The patterns are built in: whoever
 asks cannot have other lines than these. What a user may name (a process, a file) can stand in a
-line, so each pattern begins where the line does, and lines that begin with a process are left out.
+line, so each pattern begins where the line does, and lines that begin with it are left out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ _CHARS = 300
 
 # Lines that begin with the name of a process, up to 15 characters of a user's choice. Linux 4.18 to
 # 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/;
-# and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c.
-OF_A_PROCESS = (
+# and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c. And those of netfilter, which
+# begin with the words of whoever wrote the rule: net/netfilter/nf_log_syslog.c.
+OF_A_USER = (
     r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
+    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15} (?:(?:PHYS|MAC)\w{0,5}=\S{0,99} ){0,5}"
+    r"(?:MACPROTO=|SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED)"
 )
 _BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _MLX = rb"mlx5_core " + _BDF
@@ -107,7 +110,7 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
 
 _ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_KINDS)), re.DOTALL)
 
-_OF_A_PROCESS = re.compile(OF_A_PROCESS.encode())
+_OF_A_USER = re.compile(OF_A_USER.encode())
 
 _NAMED = re.compile(
     rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
@@ -152,7 +155,7 @@ def told(
         if begins_s is None:
             begins_s = at_s
         hit = _ANY.match(text)
-        if hit is None or _OF_A_PROCESS.match(text):
+        if hit is None or _OF_A_USER.match(text):
             continue
         kind = _KINDS[int((hit.lastgroup or "k0")[1:])][0]
         era += kind == "era"

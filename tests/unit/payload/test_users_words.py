@@ -13,7 +13,7 @@ from checks.test_gpu_xid import judge as judge_xid
 from checks.test_host_hardware_errors import judge as hardware
 from checks.test_net_kernel_log import judge as nic
 from preflight.facts import KernelLog
-from preflight.facts.kernel_text import OF_A_PROCESS as PASTED
+from preflight.facts.kernel_text import OF_A_USER as PASTED
 from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
 from tests.cases import MANY
@@ -56,7 +56,8 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
     """A process, a file, a claimed version: whatever it is, the node is not failed."""
     texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
-    for log in (live(*texts), parse(pasted)):
+    bare = "\n".join(" ".join(text.splitlines()) for text in texts)
+    for log in (live(*texts), parse(pasted), parse(bare)):
         for verdict in judged(log):
             assert verdict.outcome in {Outcome.OK, Outcome.WARN, Outcome.UNKNOWN}, verdict
 
@@ -65,6 +66,8 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
 @example("Nonfatal")
 @example("a, X Nonfatal")
 @example("already poisoned")
+@example("IN= OUT= SRC=x ")
+@example("IN= OUT= ARP HT")
 @MANY
 def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     """A fault that names the process that met it is as grave as with any other name."""
@@ -174,4 +177,4 @@ def test_of_too_many_lines_the_newest_stay_and_their_check_is_not_ok(
 
 def test_a_node_and_a_pasted_log_know_the_same_lines() -> None:
     """The code on a node imports nothing of ours: what both must know is compared."""
-    assert PASTED == kernel_log.OF_A_PROCESS
+    assert PASTED == kernel_log.OF_A_USER
