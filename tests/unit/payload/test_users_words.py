@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import convert
 from msgspec.structs import replace
-from probe import kernel_log
+from probe import kernel_log, kmsg
 
 from checks.test_gpu_xid import judge as judge_xid
 from checks.test_host_hardware_errors import judge as hardware
@@ -38,6 +38,16 @@ def live(*texts: str) -> KernelLog:
     return convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
 
 
+def by_dmesg(*texts: str) -> KernelLog:
+    """What leaves a node without /dev/kmsg: each part of a text has the stamp of the whole."""
+    said = "".join(
+        f"[{n:5}.000001] {part}\n"
+        for n, text in enumerate(("Linux version 6.1", *texts))
+        for part in text.split("\n")
+    )
+    return convert(kernel_log.told("dmesg", kmsg._stamped(said.encode()), 0.0), KernelLog)
+
+
 def judged(log: KernelLog) -> list[Verdict]:
     """By each check of the kernel log."""
     facts = replace(node(), kernel_log=log)
@@ -57,7 +67,7 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
     texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
     bare = "\n".join(" ".join(text.splitlines()) for text in texts)
-    for log in (live(*texts), parse(pasted), parse(bare)):
+    for log in (live(*texts), by_dmesg(*texts), parse(pasted), parse(bare)):
         for verdict in judged(log):
             assert verdict.outcome in {Outcome.OK, Outcome.WARN, Outcome.UNKNOWN}, verdict
 
