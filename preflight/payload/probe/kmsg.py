@@ -191,7 +191,7 @@ def _entries(said: bytes) -> Iterator[Record]:
             entry = json.loads(line)
             text = entry["MESSAGE"]  # numbers where it is no text, null where it is too long
             at_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
-            record = int(at_us) / 1e6, text.encode() if isinstance(text, str) else bytes(text)
+            record = int(at_us) / 1e6, text.encode() if isinstance(text, str) else bytes([*text])
         except (ValueError, TypeError, KeyError):
             continue
         yield record
