@@ -32,18 +32,14 @@ def judge(promised: int | None, facts: Facts) -> Verdict:
     what, took = _slowest(driver, cold=cold)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
-        return _late(f"{seen}, under {slow:g} s expected", took, driver.paused_s)
+        return _late(f"{seen}, under {slow:g} s expected", took)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
 
 
-def _late(seen: str, took: float, paused_s: float) -> Verdict:
-    """Seconds in which nobody ran, the driver's caller as little as the driver, are no answer's."""
-    if paused_s:
-        paused = f"{seen}; but preflight itself was paused for {paused_s:.0f} s meanwhile"
-        return unknown(paused, advice="run preflight again")
+def _late(seen: str, took: float) -> Verdict:
     if took > limit("driver_wedged_s"):
         advice = "look for NVRM and Xid in dmesg; drain and reboot"
         return fail(seen, advice=advice, seconds=took)

@@ -53,8 +53,10 @@ def _refused(wanted: str, error: str) -> Verdict:
 def _hung(driver: Driver) -> Verdict:
     sentence = f"the driver gave NVML no answer within {driver.seconds:.0f} s"
     if driver.paused_s:
-        paused = f"{sentence}, and preflight itself was paused for {driver.paused_s:.0f} s"
-        advice = "look for a migration, a frozen container or SIGSTOP; run preflight again"
+        paused = f"{sentence}, and preflight itself could not run for {driver.paused_s:.0f} s"
+        advice = (
+            "look for who takes all CPUs, a migration, a frozen container or SIGSTOP; run it again"
+        )
         return unknown(paused, advice=advice)
     if driver.survivor is not None:
         where = f" in {driver.survivor.wchan}" if driver.survivor.wchan else ""

@@ -30,8 +30,10 @@ case ${1-} in
     ;;
 esac
 
+# A log daemon that stands still must not keep a job waiting.
 note() {
-    logger -t preflight -p daemon.err -- "$1" 2>/dev/null || echo "preflight: $1" >&2
+    timeout -s KILL 0.5 logger -t preflight -p daemon.err -- "$1" 2>/dev/null ||
+        echo "preflight: $1" >&2
 }
 
 found=$(timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit="$LIMIT_S" </dev/null)

@@ -22,12 +22,14 @@ Kind = Literal[
     "read-only", "file system", "disk", "lockup", "oops", "oom", "cgroup oom", "hung", "nfs"
 ]
 
+_XFS = r"^XFS \((?P<what>[^)]+)\): "
 _KINDS: tuple[tuple[Kind, str], ...] = (
     ("read-only", r"^(?:EXT[234]|F2FS)-fs \((?P<what>[^):]+)\S*\): [Rr]emounting .*read-only"),
     ("read-only", r"^BTRFS \w+ \(device (?P<what>[^):]+)[^)]*\): forced readonly"),
-    ("read-only", r"^XFS \((?P<what>[^)]+)\): .*(?:[Ss]hut(?:ting)? ?down)"),
+    ("read-only", rf"{_XFS}(?:xfs_do_force_shutdown|.*Shutting down filesystem)"),
+    ("read-only", rf"{_XFS}(?:Filesystem has been|User initiated) shut ?down"),
     ("file system", r"^(?:EXT[234]|F2FS|BTRFS)\S* .*?error.*?\(device (?P<what>[^):]+)"),
-    ("file system", r"^XFS \((?P<what>[^)]+)\): .*(?:[Cc]orrupt|I/O error|metadata .*error)"),
+    ("file system", rf"{_XFS}.*(?:[Cc]orrupt|I/O error|metadata .*error)"),
     ("file system", r"^BTRFS.*\(device (?P<what>[^):]+).*(?:error|corrupt)"),
     ("disk", r"^(?:blk_update_request: )?(?:I/O|critical \w+) error, dev (?P<what>[^, ]+)"),
     ("disk", r"^Buffer I/O error on dev(?:ice)? (?P<what>[^, ]+)"),

@@ -59,15 +59,16 @@ _STAMP = re.compile(
     + r")\s*"
 )
 _HOST = re.compile(
-    r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog):)(?P<host>[\w.-]{1,253}): +"
+    r"^(?!(?:sudo|su|logger|root|CRON|kernel|kern|user|daemon|syslog|traps|umip|input):)"
+    r"(?P<host>[\w.-]{1,253}): +"
     rf"(?=<\d|\[ *\d+\.\d+\]|\[?\d{{4}}-\d\d-\d\d[T ]\d\d:|\[?(?:{_DAY} )?{_MONTH} |kern *:)"
 )
 """What pdsh and clush put before the lines of each node."""
 _TICKET = re.compile(
-    r"^(?!traps:|umip:)[\w.:;-]{1,60}[;:] ?"
+    r"^(?!traps:|umip:|input:)[\w.:;-]{1,60}[;:] ?"
     r"(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
 )
-"""A word that some ticket or script put before a line of hardware."""
+"""A word that some ticket or script put before a line of hardware; behind a stamp it is no such."""
 
 _SIGNED = r"NVRM: |SXid \(|mlx5_core |EDAC |\[Hardware Error\]"
 _FOREIGN = re.compile(
@@ -77,13 +78,16 @@ _FOREIGN = re.compile(
 )
 """What a program or a person wrote: it may quote the kernel, and says nothing of this node."""
 
-OF_A_PROCESS = (
+OF_A_USER = (
     r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
+    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15} (?:(?:PHYS|MAC)\w{0,5}=\S{0,99} ){0,5}"
+    r"(?:MACPROTO=|SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED)"
 )
 """Lines that begin with a user's word, as the node's own reader knows them (a test compares)."""
 
-_OF_A_PROCESS = re.compile(OF_A_PROCESS)
+_OF_A_USER = re.compile(OF_A_USER)
 _INDENT = 2
 
 
@@ -121,7 +125,7 @@ class _Kept:
             if self._harmless <= MOST_LINES:
                 self.lines.append(LogLine(said, at_s, at_s))
             return
-        if _FOREIGN.match(said) or _OF_A_PROCESS.match(said):
+        if _FOREIGN.match(said) or _OF_A_USER.match(said):
             return
         self._turns += _TURN.search(said) is not None
         # How often programs crashed is told by when: of those each line counts.
@@ -151,7 +155,7 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
             at_s = float(boot)
         elif micro is not None:
             at_s = min(int(micro[:20]) / 1e6, 1e12)
-    return _TICKET.sub("", said[end:], count=1), at_s, stamped
+    return said[end:] if stamped else _TICKET.sub("", said[end:], count=1), at_s, stamped
 
 
 def host_of(raw: str) -> str:
@@ -174,16 +178,24 @@ def uncommented(text: str) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    """Whole lines: an indented one without a stamp goes on where the one before left off."""
+    """Whole lines: an indented one without a stamp goes on where the one before left off.
+
+    dmesg and journalctl indent what goes on below the beginning of the text: a stamp there is no
+    kernel's but stands in the text, say in the name of a file.
+    """
     joined: list[str] = []
+    begins = 0
     for raw in text.splitlines():
         if not raw.strip():
             continue
-        indented = len(raw) - len(raw.lstrip()) >= _INDENT
-        if joined and indented and len(joined[-1]) < _CHARS and not stripped(raw)[2]:
-            joined[-1] += " " + raw.strip()
-        else:
-            joined.append(raw)
+        indent = len(raw) - len(raw.lstrip())
+        said, _at_s, stamped = stripped(raw)
+        if joined and indent >= _INDENT and (not stamped or 0 < begins <= indent):
+            if len(joined[-1]) < _CHARS:
+                joined[-1] += " " + raw.strip()
+            continue
+        joined.append(raw)
+        begins = len(raw.rstrip()) - len(said) - indent if stamped else 0
     return joined
 
 

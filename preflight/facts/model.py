@@ -37,7 +37,8 @@ class Driver(Struct, frozen=True, forbid_unknown_fields=True):
 
     `absent`: no driver library on this node. `error`: NVML refused (`error` says how).
     `hung`: no answer within the deadline; `survivor` is the child if even SIGKILL did not end it.
-    Time in which the probe was paused (`paused_s`) is not in `seconds`.
+    `seconds`, and what calls took, is time in which our child waited for the driver: none in which
+    it was stopped or had no CPU.
     """
 
     state: Literal["answered", "absent", "error", "hung"]
@@ -45,8 +46,8 @@ class Driver(Struct, frozen=True, forbid_unknown_fields=True):
     error: Text = ""
     seconds: Seconds = 0.0
     paused_s: Seconds = 0.0
-    """For how long the machine, the probe or its child stood still meanwhile: SIGSTOP, a freezer, a
-    migration. A driver that did not answer then may still be well."""
+    """Of a hung driver that had less than its time: for how long our child did not wait for it, as
+    for want of a CPU, by SIGSTOP, a freezer or a migration. It may still be well."""
     survivor: Process | None = None
     counted: Index | None = None
     """GPUs that NVML counts, also those that it cannot open; not those of other jobs."""

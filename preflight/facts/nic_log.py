@@ -27,27 +27,27 @@ _HINT = re.compile(r"mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHD
 """Few lines are looked at closely."""
 
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+# Where a blank follows the address, the name of a network device does: any container's own choice.
+_MLX = rf"mlx5_core {_BDF}: "
 _HAVE = r"(?P<have>[\d.]+)"
 _COULD = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
 _FAILS: tuple[Kind, ...] = ("firmware", "dead")
 _LINK: tuple[Kind, ...] = ("down", "module")
 _KINDS: tuple[tuple[Kind, str], ...] = (
-    ("recovered", rf"mlx5_core {_BDF}.*(?:health recovery (?:succeeded|completed)|recovered)"),
-    ("hot", rf"mlx5_core {_BDF}.*(?:[Hh]igh [Tt]emperature|[Tt]emperature .*(?:critical|exceed))"),
-    ("firmware", rf"mlx5_core {_BDF}.*(?:health compromised|[Ff]irmware internal error)"),
-    ("firmware", rf"mlx5_core {_BDF}.*(?:[Ff]atal (?:error|sensor)|[Hh]ealth recovery failed)"),
-    ("firmware", rf"mlx5_core {_BDF}.*Health issue observed.*(?:EMERG|ALERT|CRIT|ERROR)"),
-    ("dead", rf"mlx5_core {_BDF}:.*(?:mlx5_load_one failed|(?:init|probe)_one.*failed)"),
+    ("recovered", rf"{_MLX}(?:\S{{1,99}}\(pid \d+\): )?health recovery (?:succeeded|completed)"),
+    ("hot", rf"{_MLX}.*(?:[Hh]igh [Tt]emperature|[Tt]emperature .*(?:critical|exceed))"),
+    ("firmware", rf"{_MLX}.*(?:health compromised|[Ff]irmware internal error)"),
+    ("firmware", rf"{_MLX}.*(?:[Ff]atal (?:error|sensor)|[Hh]ealth recovery failed)"),
+    ("firmware", rf"{_MLX}.*Health issue observed.*(?:EMERG|ALERT|CRIT|ERROR)"),
+    ("dead", rf"{_MLX}.*(?:mlx5_load_one failed|(?:init|probe)_one.*failed)"),
     ("dead", r"mlx5_core: probe of (?P<bus>[0-9a-f:.]+) failed"),
-    ("dead", rf"mlx5_core {_BDF}: probe with driver mlx5_core failed"),
-    ("dead", rf"mlx5_core {_BDF}:.*Firmware over .*MS in (?:pre-)?initializing"),
-    ("narrow", rf"mlx5_core {_BDF}: {_HAVE} Gb/s available PCIe bandwidth, limited by {_COULD}"),
-    (
-        "module",
-        rf"mlx5_core {_BDF}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)",
-    ),
+    ("dead", rf"{_MLX}probe with driver mlx5_core failed"),
+    ("dead", rf"{_MLX}.*Firmware over .*MS in (?:pre-)?initializing"),
+    ("narrow", rf"{_MLX}{_HAVE} Gb/s available PCIe bandwidth, limited by {_COULD}"),
+    ("module", rf"{_MLX}.*(?:[Cc]able error|[Bb]ad signal|insufficient power|Bus stuck)"),
     ("stalled", r"NETDEV WATCHDOG: (?P<name>\S+) .*timed out"),
-    ("stalled", rf"mlx5_core {_BDF}.*(?:timeout\. Will cause a leak|TX timeout detected)"),
+    ("stalled", rf"{_MLX}.*timeout\. Will cause a leak"),
+    ("stalled", rf"mlx5_core {_BDF} \S{{1,15}}: TX timeout detected"),
     ("down", rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
@@ -56,7 +56,7 @@ _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 _UP = re.compile(
     rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
 )
-_STARTED = re.compile(rf"mlx5_core {_BDF}: firmware version")
+_STARTED = re.compile(rf"{_MLX}firmware version")
 
 _MEANING: dict[Kind, tuple[str, str]] = {
     "firmware": (

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -15,11 +15,11 @@ from preflight.errors import PreflightError, UsageError
 from preflight.fleet.files import read_regular, refuse_others
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.asking import LEAST_S, SilentError, ask
-from preflight.hook.hung_driver import seen_before
 from preflight.hook.job_gpus import Share, share_of, view
 from preflight.hook.judging import checks, judge
 from preflight.hook.model import Judged, Unjudged
 from preflight.hook.periodic import Patched, patched
+from preflight.hook.second_look import seen_before
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,8 @@ class Look:
 
     judged: Judged
     facts: Facts | None = None
+    saw: Mapping[str, bool] = field(default_factory=dict)
+    """Of the checks whose fault a second look must see, whether this one did (`second_look`)."""
 
 
 def node_name(environ: Mapping[str, str], typed: str = "") -> str:
@@ -72,7 +74,7 @@ def look(
         fleet = promised(name, config, registry)
         deadline_s = max(LEAST_S, ask_by - time.monotonic())
         prolog = occasion == "prolog"
-        hung_before = seen_before(config.state_dir)
+        before = seen_before(config.state_dir)
         facts = ask(name, config, deadline_s, spare=prolog)
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
@@ -84,7 +86,7 @@ def look(
     known = patched(facts, config) if prolog else Patched(facts)
     share = share_of(environ, config) if prolog else Share()
     seen = view(known.facts, fleet.hosts[0].promised, share)
-    found = judge(registry, fleet, known.facts, seen, judge_by, hung_before=hung_before)
+    found = judge(registry, fleet, known.facts, seen, judge_by, before=before)
     return Look(
         Judged(
             node=name,
@@ -96,6 +98,7 @@ def look(
             seconds=time.monotonic() - began,
         ),
         facts,
+        found.saw,
     )
 
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.facts.node import Reach
-from preflight.hook.hung_driver import is_late
 from preflight.hook.model import Finding, Unjudged
+from preflight.hook.second_look import FILES, HUNG, is_hung, is_late
 from preflight.judgement import Judgement
 from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.stages.measured import Measured
@@ -33,7 +33,6 @@ CHECK_S: Final = 1.0
 """Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
 
 OF_GPUS: Final = "gpu."
-HUNG: Final = "host.driver_hung"
 NO_ANSWER: Final = "no answer in time"
 """What the probe says of a section that was not done when its time was up."""
 
@@ -48,6 +47,8 @@ class Found(Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...] = ()
     broken: str = ""
     """A check that broke: our own fault."""
+    saw: dict[str, bool] = {}
+    """Of the checks whose fault a second look must see: whether this one did, where it can tell."""
 
 
 def checks() -> Registry:
@@ -62,12 +63,12 @@ def judge(
     view: View,
     ends: float,
     *,
-    hung_before: bool = False,
+    before: frozenset[str] = frozenset(),
 ) -> Found:
     """Ask every passive check about this node, those of GPUs about the job's alone.
 
-    `ends`: the moment (time.monotonic) after which nothing is asked any more. `hung_before`: the
-    look before this one saw a hung driver.
+    `ends`: the moment (time.monotonic) after which nothing is asked any more. `before`: the checks
+    whose fault the look before this one saw, of those that a second look must see.
     """
     (host,) = fleet.hosts
     own = replace(fleet, hosts=(replace(host, promised=view.promised),))
@@ -85,13 +86,14 @@ def judge(
         else:
             asked = of_gpus if about_gpus else of_node
             one = _asked(registered, asked, host.name, ends)
-            hung = check.id == HUNG and whole.driver.state == "hung"
-            found.append(_in_a_row(one, whole.driver, before=hung_before) if hung else one)
+            twice = check.id in FILES
+            found.append(_in_a_row(one, check.id, whole.driver, before) if twice else one)
     return Found(
         findings=tuple(each for one in found for each in one.findings),
         unknown=tuple(each for one in found for each in one.unknown),
         passed=tuple(each for one in found for each in one.passed),
         broken=next((one.broken for one in found if one.broken), ""),
+        saw={check_id: bad for one in found for check_id, bad in one.saw.items()},
     )
 
 
@@ -140,17 +142,25 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
     )
 
 
-def _in_a_row(found: Found, driver: Driver, *, before: bool) -> Found:
-    """A driver that gives no answer is hung where the look before saw the same."""
-    if not found.findings:
-        return found
+def _in_a_row(found: Found, check_id: str, driver: Driver, before: frozenset[str]) -> Found:
+    """A driver that is silent or slow has a fault where the look before saw the same.
+
+    One that refuses needs no second look.
+    """
+    bad = any(each.condemns for each in found.findings)
+    saw = {check_id: bad} if found.findings or found.passed else {}
+    if check_id == HUNG:
+        hung = is_hung(driver)
+        saw = {} if hung is None else {HUNG: hung}
+    if not bad or (check_id == HUNG and driver.state != "hung"):
+        return replace(found, saw=saw)
     (one,) = found.findings
-    if before:
+    if check_id in before:
         again = replace(one, sentence=f"{one.sentence}, as at the look before")
-        return Found(findings=(again,))
+        return Found(findings=(again,), saw=saw)
     late = is_late(driver)
-    more = f"it may take {DRIVER_S:g} s" if late else "it is hung if the next look sees the same"
-    return _unjudged(HUNG, f"{one.sentence}; {more}", out_of_time=late)
+    more = f"it may take {DRIVER_S:g} s" if late else "it is a fault if the next look sees the same"
+    return replace(_unjudged(check_id, f"{one.sentence}; {more}", out_of_time=late), saw=saw)
 
 
 def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> Found:

@@ -14,12 +14,11 @@ from preflight.hook.act import act
 from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import only_observing
 from preflight.hook.here import look, node_name
-from preflight.hook.hung_driver import keep_look
-from preflight.hook.judging import HUNG
 from preflight.hook.model import Call, Decision, Judged, Unjudged
 from preflight.hook.options import parsed
 from preflight.hook.outermost import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
 from preflight.hook.periodic import keep
+from preflight.hook.second_look import FILES, keep_look
 from preflight.hook.sentences import notes
 
 if TYPE_CHECKING:
@@ -90,22 +89,21 @@ def _call(options: Options) -> Call:
 def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple[Judged, str]:
     """Keep what was found before anything is done about it; with what could not be, or "".
 
-    Whoever fills the disk hides no fault by that, but for a hung driver: two looks at that are in a
-    row only where each could be written down.
+    Whoever fills the disk hides no fault by that, but for a hung or slow driver: two looks at that
+    are in a row only where each could be written down.
     """
     judged = seen.judged
     try:
-        if seen.facts is not None:
-            keep_look(config.state_dir, seen.facts.driver)
+        keep_look(config.state_dir, seen.saw)
         if options.periodic and seen.facts is not None:
             refuse_others(config.state_dir)
             keep(config.state_dir, seen.facts)
         if _worth_a_file(judged):
             kept.write(config.state_dir, kept.document(call, judged))
     except (OSError, UsageError) as error:
-        hung = [each for each in judged.findings if each.check == HUNG]
-        unsure = tuple(Unjudged(check=HUNG, why=each.sentence) for each in hung)
-        others = tuple(each for each in judged.findings if each.check != HUNG)
+        twice = [each for each in judged.findings if each.check in FILES and each.condemns]
+        unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
+        others = tuple(each for each in judged.findings if each not in twice)
         judged = replace(judged, findings=others, unknown=judged.unknown + unsure)
         return judged, f"cannot write {config.state_dir}: {_words(error)}"
     return judged, ""

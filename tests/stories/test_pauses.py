@@ -15,6 +15,7 @@ import pytest
 
 from preflight.hook.tokens import MARK
 from tests.lab.clock import Clock
+from tests.lab.crowd import crowd
 from tests.lab.inside import until
 from tests.lab.nvml.scenario import h100
 from tests.stories.hooked import NODE
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 YEAR_S = 365 * 86_400
 PAUSE_S = 12
 """Longer than a driver may take to answer."""
+
+STARVED_S = 8
+"""Longer than the answer of a driver that is not wedged takes."""
 
 FOUND_S = 60
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -91,6 +95,62 @@ def test_a_frozen_container_is_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) 
     assert told.unfit() == {}
 
 
+def test_a_reader_without_a_cpu_is_no_slow_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """Other processes have its CPU for longer than a wedged driver takes: no drain, exit 0."""
+    hooked.become(replace(h100(NODE), init="busy_ms 900"))
+    with hooked.begun("healthcheck", "--json") as ended:
+        readers = reader(asking(hooked))
+        time.sleep(0.4)
+        crowd(readers, STARVED_S)
+        told = ended()
+    assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert (told.unfit(), told.unknown()) == ({}, {})
+
+
+def test_a_reader_that_is_stopped_again_and_again_is_no_slow_driver(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """Each time for less than anybody would call a pause."""
+    hooked.become(replace(h100(NODE), init="slow_ms 200"))
+    with hooked.begun("healthcheck", "--json") as ended:
+        readers = reader(asking(hooked))
+        for _ in range(9):
+            for number, pause_s in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.01)):
+                for pid in readers:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                time.sleep(pause_s)
+        told = ended()
+    assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert (told.unfit(), told.unknown()) == ({}, {})
+
+
+def test_a_crowd_hides_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """Who waits for its answer gets a CPU once in a second or two: time goes on all the same."""
+    hooked.become(h100(NODE).hanging())
+    seen = []
+    for _ in range(2):
+        with hooked.begun("healthcheck", "--json") as ended:
+            its = asking(hooked)
+            crowd([parent_of(pid) for pid in reader(its)], PAUSE_S + 1)
+            seen.append((ended().code, slurm.seen[0]))
+    assert seen == [(0, IDLE), (1, OUT)]
+
+
+def test_a_slow_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """In a row, too; and the node comes back once it is quick."""
+    well, wedged = h100(NODE), h100(NODE).slow(6000)
+    seen = []
+    for scenario in (wedged, well, wedged, wedged, well):
+        hooked.become(scenario)
+        told = hooked.run("healthcheck", "--json")
+        seen.append((told.code, slurm.seen[0]))
+        if seen == [(0, IDLE)]:
+            assert told.unknown()["gpu.driver_slow"] is False
+            assert "it is a fault if the next look sees the same" in told.log[0]
+    assert seen == [*[(0, IDLE)] * 3, (1, OUT), (0, IDLE)]
+
+
 def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlurm) -> None:
     """In a row: an answer between two hangs begins anew. The drain ends once it answers again.
 
@@ -107,7 +167,7 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
             assert told.unknown()["host.driver_hung"] is False
-            assert "it is hung if the next look sees the same" in told.log[0]
+            assert "it is a fault if the next look sees the same" in told.log[0]
     assert seen == [*[(0, IDLE)] * 4, (1, OUT), (0, IDLE)]
 
 
@@ -172,6 +232,11 @@ def asking(hooked: Hooked) -> dict[int, bool]:
 
     until(anyone, "the driver to be asked", FOUND_S)
     return found
+
+
+def parent_of(pid: int) -> int:
+    """Who started it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @contextmanager

@@ -44,6 +44,9 @@ _KERNEL = re.compile(
     rb"NVRM|nvidia|mlx5|mlx4|ib_core|infiniband|pcieport|PCIe|AER:|bnxt_|\befa\b|gdrdrv",
     re.IGNORECASE,
 )
+_LINE_END = re.compile(rb"\n(?=[^ \t]|$)")
+"""What goes on indented belongs to the line before it: alone it reads as a line of the kernel's."""
+
 _VARIABLE = re.compile(
     r"NCCL_|TORCH_NCCL_|GLOO_|CUDA_|UCX_|FI_|OMP_NUM_THREADS$|LD_LIBRARY_PATH$|NVIDIA_VISIBLE_DEVICES$"
 )
@@ -94,9 +97,10 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     said = bytes(child.said[:most])
     one["cut"] = len(child.said) > most
     if kernel:
-        kept = b"".join(line + b"\n" for line in said.split(b"\n") if _KERNEL.search(line))
+        lines = _LINE_END.split(said)
+        kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         one["cut"] = one["cut"] or len(kept) > MOST_BYTES
-        said = kept[-MOST_BYTES:].partition(b"\n")[2] if len(kept) > MOST_BYTES else kept
+        said = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
     one["text"] = clean_block(said, MOST_BYTES)
     if ended and child.status is not None and len(child.said) <= most:
         one["status"] = _exit_status(child.status)

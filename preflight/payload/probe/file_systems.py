@@ -27,6 +27,9 @@ _SERVED = (
 )  # fmt: skip
 _LOCAL_FUSE = ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.snapfuse", "fuse.overlayfs",
                "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll")  # fmt: skip
+_LESS_S = 0.5
+"""A look begins so much later than its deadline, at the most."""
+
 _PASSING = ("/run/user/", "/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containers/",
             "/run/containerd/", "/snap/")  # fmt: skip
 """Below these, mounts belong to one login or one container."""
@@ -52,11 +55,11 @@ class Asked:
         for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
             if not done:  # all at once, so that the patience for each passes for all
                 children.end(child.pid)
-        # Cut short, by a pause or for want of time, a look says nothing of who did not answer yet.
-        state = "hung" if guard.clock.now() >= self._until else "hidden"
         for one, child, done in zip(self._told, self._children, answered):  # noqa: B905
             if not child.dismiss(kill=not done):
                 problems.append(f"{one['mount']}: our reader {child.pid} cannot be killed")
+            # Cut short, or without a CPU, a look says nothing of who did not answer yet.
+            state = "hung" if child.waiting.seconds > DEADLINE_S - _LESS_S else "hidden"
             one.update(_said(child) if done else {"state": state, "seconds": DEADLINE_S})
         return self._told
 

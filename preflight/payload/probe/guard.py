@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -36,9 +37,6 @@ _TICK_S = 0.1
 _LATE_S = 0.15
 """A tick that comes this much later is a busy machine's; what is beyond is time that nobody had."""
 
-_PAUSE_S = 1.0
-"""A tick that comes this much later is a pause: of the machine, the container, or by a signal."""
-
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
 """Where a process of a frozen container waits (wchan): freezers of cgroup v1 and v2."""
 
@@ -50,10 +48,9 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self.paused_s = 0.0
-        """What pauses took since `bound`."""
-        self._lost_s = 0.0
-        self._at = 0.0
+        self.stood_s = 0.0
+        """For how long this process did not run since `bound`, and not for want of a CPU."""
+        self._lost_s = self._at = self._mine_s = 0.0
         self._ends: float | None = None
 
     def bound(self, ends: float) -> None:
@@ -61,16 +58,17 @@ class Clock:
 
         Until then this is CLOCK_MONOTONIC, for an entry that takes pauses as they come.
         """
-        self._ends, self._at = ends, time.monotonic()
+        self._ends, self._at, self._mine_s = ends, time.monotonic(), sum(_scheduled("self"))
 
     def now(self) -> float:
         """Seconds; to be asked several times a second, or what lies between counts as a pause."""
         at = time.monotonic()
         if self._ends is not None:
-            late_s = at - self._at - _TICK_S
+            late_s, mine_s = at - self._at - _TICK_S, sum(_scheduled("self"))
+            stood_s = late_s - (mine_s - self._mine_s)
             self._lost_s += max(0.0, late_s - _LATE_S)
-            self.paused_s += late_s if late_s > _PAUSE_S else 0.0
-            self._at = at
+            self.stood_s += stood_s if stood_s > _LATE_S else 0.0
+            self._at, self._mine_s = at, mine_s
         return at - self._lost_s
 
     def left_s(self, until: float) -> float:
@@ -83,12 +81,52 @@ class Clock:
     def skip(self, seconds: float) -> None:
         """Leave out the last so many: who we waited for was stopped."""
         if self._ends is not None:
-            self.paused_s += seconds
             self._lost_s += seconds
 
 
 clock = Clock()
 """The one of this process, by which all `until` in here count."""
+
+
+class Waiting:
+    """How long a child waits for what it asks (the driver), as its parent sees it at every tick.
+
+    That is time in which it sleeps in the kernel, interruptibly or not, and CPU time that it uses.
+    It is not: time in which it could run and had no CPU (state R, or the kernel's run delay: other
+    processes, a quota), was stopped or frozen; nor in which this parent stood still, unless it only
+    had no CPU either. So a crowd of users makes no driver slow, and hides no hung one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.seconds = 0.0
+        self.began = time.monotonic()
+        self._pid = pid
+        self._seen = self._look()
+
+    def note(self, state: str) -> None:
+        """Count what passed since the last time; `state` is how it is now, "" where it ended."""
+        before, self._seen = self._seen, self._look()
+        passed_s, stood_s, ran_s, starved_s = (b - a for a, b in zip(before, self._seen))  # noqa: B905 (Python 3.8)
+        if state == "R":
+            self.seconds += ran_s
+        elif state not in _STOPPED:
+            self.seconds += max(0.0, passed_s - stood_s - starved_s)
+
+    def _look(self) -> tuple[float, ...]:
+        return (time.monotonic(), clock.stood_s, *_scheduled(self._pid))
+
+
+_STOPPED = ("T", "t")
+
+
+def _scheduled(pid: int | str) -> tuple[float, float]:
+    """Seconds that a process had a CPU, and that it waited for one; 0 where nobody counts them."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            ran_ns, starved_ns = file.read().split()[:2]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return int(ran_ns) / 1e9, int(starved_ns) / 1e9
 
 
 class BrokenError(Exception):
@@ -103,22 +141,33 @@ class Child:
         self.said = bytearray()
         self.status: int | None = None
         """Wait status, once it is gone."""
+        self.waiting = Waiting(pid)
         self._pipe = pipe
 
-    def listen(self, until: float, limit: int = 16 << 20) -> bool:
-        """Read on till it has said everything (True) or that time has come (False)."""
+    def listen(
+        self, until: float = math.inf, limit: int = 16 << 20, *, most_s: float = math.inf
+    ) -> bool:
+        """Read on till it has said everything (True) or that time has come (False).
+
+        `most_s`: or till it has waited that long itself.
+        """
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         while len(self.said) <= limit:
             tick_s = min(clock.left_s(until), _TICK_S)
             if not poll.poll(tick_s * 1000):
-                if self._stopped():
+                state = self._state()
+                if state in _STOPPED:
                     clock.skip(tick_s)
-                if not clock.left_s(until):
+                left_s = clock.left_s(until)
+                self.waiting.note(state)
+                if not left_s or self.waiting.seconds >= most_s:
                     return False
                 continue
             chunk = os.read(self._pipe, 65536)
             if not chunk:
+                clock.now()
+                self.waiting.note("")
                 return True
             self.said += chunk
         return True
@@ -146,10 +195,11 @@ class Child:
             time.sleep(0.002)
         return True
 
-    def _stopped(self) -> bool:
-        """Whether somebody stopped or froze it alone."""
+    def _state(self) -> str:
+        """Its state in /proc/PID/stat; that of a stopped one where somebody froze it."""
         its = stat.look(self.pid)
-        return its is not None and (its.state in "Tt" or procfs.wchan(self.pid) in _FREEZERS)
+        frozen = its is not None and procfs.wchan(self.pid) in _FREEZERS
+        return "T" if frozen else its.state if its is not None else ""
 
     def _reaped(self) -> bool:
         with contextlib.suppress(ChildProcessError):

@@ -2,7 +2,7 @@
 
 A storm of a hundred thousand lines becomes one with a count. The patterns are built in: whoever
 asks cannot have other lines than these. What a user may name (a process, a file) can stand in a
-line, so each pattern begins where the line does, and lines that begin with a process are left out.
+line, so each pattern begins where the line does, and lines that begin with it are left out.
 """
 
 from __future__ import annotations
@@ -30,15 +30,26 @@ APART_S = 15.0
 _CHARS = 300
 
 # Lines that begin with the name of a process, up to 15 characters of a user's choice. Linux 4.18 to
-# 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/.
-OF_A_PROCESS = (
+# 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/;
+# and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c. And those of netfilter, which
+# begin with the words of whoever wrote the rule: net/netfilter/nf_log_syslog.c.
+OF_A_USER = (
     r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
+    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15} (?:(?:PHYS|MAC)\w{0,5}=\S{0,99} ){0,5}"
+    r"(?:MACPROTO=|SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED)"
 )
 _BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_MLX = rb"mlx5_core(?: |: probe of )" + _BDF
+_MLX = rb"mlx5_core " + _BDF
+_NETDEV = _MLX + rb"(?: \S{1,15})?: "
+"""Maybe with a network device's name, a container's choice: it has no blank and no colon."""
 
-_FS = rb"(?:EXT[234]-fs|F2FS-fs|XFS|BTRFS)(?=(?::? \w+)? \()"
+_FS = rb"(?:(?:EXT[234]-fs|F2FS-fs|BTRFS:?)(?: \w+)?|XFS) \("
+_SHUT = (
+    rb"(?:Filesystem has been shut down|User initiated shutdown|xfs_do_force_shutdown"
+    rb"|.*Shutting down filesystem)"
+)
 
 _KINDS: tuple[tuple[str, bytes], ...] = (
     # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
@@ -48,7 +59,7 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
         "era",
         rb"NVRM: Xid \([^)]*\): 154, .{0,200}recovery action changed .{0,99} to \S{1,40} \(None\)",
     ),
-    ("era", rb"mlx5_core " + _BDF + rb": firmware version"),
+    ("era", _MLX + rb": firmware version"),
     ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
     # What users bring about has kinds of its own: it crowds out nothing else.
     ("app", rb"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
@@ -63,10 +74,11 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("nvrm", rb"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
     ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
     ("nic", rb"nvidia-peermem .*ERROR"),
-    ("cmd", rb"mlx5_core " + _BDF + rb": mlx5_cmd_(?:out_err|check):"),
-    ("nic", _MLX + rb".*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
-    ("nic", _MLX + rb".*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
-    ("nic", _MLX + rb".*Link (?:[Dd]own|DOWN|[Uu]p\b)"),
+    ("cmd", _MLX + rb": mlx5_cmd_(?:out_err|check):"),
+    ("nic", _MLX + rb": .*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
+    ("nic", _MLX + rb": .*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", _NETDEV + rb"(?:TX timeout detected|.*Link (?:[Dd]own|DOWN|[Uu]p\b))"),
+    ("nic", rb"mlx5_core: probe of " + _BDF + rb" failed"),
     ("nic", rb"(?:\S+ " + _BDF + rb" )?\S{1,20}: (?:NIC )?Link is Down"),
     ("nic", rb"\S+ " + _BDF + rb" \S{1,20}: (?:NIC )?Link is Up\b"),
     ("nic", rb"NETDEV WATCHDOG: "),
@@ -88,7 +100,7 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
     ("disk", rb"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
     ("disk", rb"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
     ("fs", _FS + rb".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
-    ("fs", rb"XFS .*[Ss]hut(?:ting)? ?down"),
+    ("fs", rb"XFS \([^)]+\): " + _SHUT),
     ("fs", rb"nfs: server .* not responding"),
     ("oom", rb"(?:Out of memory|Memory cgroup out of memory): Kill"),
     ("hang", rb"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
@@ -98,9 +110,11 @@ _KINDS: tuple[tuple[str, bytes], ...] = (
 
 _ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_KINDS)), re.DOTALL)
 
-_OF_A_PROCESS = re.compile(OF_A_PROCESS.encode())
+_OF_A_USER = re.compile(OF_A_USER.encode())
 
-_PROCESS = re.compile(rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to ", re.DOTALL)
+_NAMED = re.compile(
+    rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
+)
 """A user's words, which tell no two lines apart."""
 
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
@@ -113,7 +127,11 @@ _TELLS = {
     "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
     "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
     "disk": re.compile(rb"error|dev \S+|nvme\d+"),
-    "fs": re.compile(rb"^\S+|\(\S{1,99}?\)|Remounting|[Ss]hut|[Cc]orrupt|server \S+"),
+    "fs": re.compile(
+        rb"^nfs: server \S+|^[^(]{1,30}\([^)]{1,99}\)(?:: (?:[Rr]emounting|forced readonly|"
+        + _SHUT
+        + rb"|.*?[Cc]orrupt))?"
+    ),
     "edac": re.compile(rb"[CU]E|on \S+"),
     "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
 }
@@ -136,8 +154,11 @@ def told(
         seen += 1
         if begins_s is None:
             begins_s = at_s
+        if source == "dmesg" and any(map(_ANY.match, text.split(b"\n")[1:])):
+            # A user's word, or the kernel's within the same microsecond: nobody can tell.
+            dropped["any"] = dropped.get("any", 0) + 1
         hit = _ANY.match(text)
-        if hit is None or _OF_A_PROCESS.match(text):
+        if hit is None or _OF_A_USER.match(text):
             continue
         kind = _KINDS[int((hit.lastgroup or "k0")[1:])][0]
         era += kind == "era"
@@ -198,5 +219,5 @@ class _Crashes:
 
 
 def _told_apart(kind: str, text: bytes) -> bytes:
-    tells, text = _TELLS.get(kind), _PROCESS.sub(b"", text, count=1)
+    tells, text = _TELLS.get(kind), _NAMED.sub(b"", text, count=1)
     return b" ".join(tells.findall(text)) if tells else _NUMBER.sub(b"#", text)

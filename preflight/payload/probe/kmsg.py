@@ -6,6 +6,7 @@ journal and dmesg(1), at once and each in a child of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -33,10 +34,13 @@ _MOST_BYTES = 32 << 20
 """Twice the largest ring buffer that kernels are built with by default."""
 
 _PROGRAMS = {
-    "journal": ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"),
+    "journal": (
+        "journalctl", "-k", "-b", "-q", "--no-pager", "-o", "json",
+        "--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP",
+    ),
     "dmesg": ("dmesg",),
-}
-_STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?(?:\S+ kernel: )?")
+}  # fmt: skip
+_STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?")
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
@@ -70,7 +74,8 @@ class Asked:
             elif source == "kmsg":
                 best = self._value(child)
             elif child.status == 0 and child.said:
-                best = kernel_log.told(source, _stamped(bytes(child.said)), self._after_s)
+                read = _entries if source == "journal" else _stamped
+                best = kernel_log.told(source, read(bytes(child.said)), self._after_s)
             if best is not None and not best["seen"]:
                 best, self._refused = None, "it is empty"
         if best is None:
@@ -179,16 +184,35 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     return bytes((int(found.group(1), 16),))
 
 
+def _entries(said: bytes) -> Iterator[Record]:
+    """Read what journalctl prints as JSON: a line end in a text is no end of a line there."""
+    for line in said.splitlines():
+        try:
+            entry = json.loads(line)
+            text = entry["MESSAGE"]  # numbers where it is no text, null where it is too long
+            at_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
+            record = int(at_us) / 1e6, text.encode() if isinstance(text, str) else bytes([*text])
+        except (ValueError, TypeError, KeyError):
+            continue
+        yield record
+
+
 def _stamped(said: bytes) -> Iterator[Record]:
-    """Read `[   12.345678] text`, as dmesg and the journal print it; the rest of a text follows."""
-    at_s, text = None, b""
+    """Read `[   12.345678] text`, as dmesg prints it; the rest of a text is a line of its own.
+
+    That is indented, or without /dev/kmsg bears the stamp of the text, as the next text may, too:
+    as a user may name a file with a line end, it is no line of the kernel's.
+    """
+    at_s, text, stamp = None, b"", None
     for line in said.split(b"\n"):
         found = _STAMP.match(line)
-        if found is None:
-            text += b" " + line.strip()
+        if found is None or found.group(1) == stamp:
+            rest = line[found.end() if found else 0 :].strip()
+            text += b"\n" + rest if rest else b""
             continue
         if text:
             yield at_s, text
-        at_s, text = float(found.group(1)), line[found.end() :]
+        stamp, text = found.group(1), line[found.end() :]
+        at_s = float(stamp)
     if at_s is not None:
         yield at_s, text

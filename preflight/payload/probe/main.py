@@ -62,7 +62,7 @@ def run(
     source_asked = resolve.start_source(str(request.get("towards") or ""))
     machine = host.Machine(root, asked_at)
     conf_asked = nccl_conf.start(request)
-    facts.update(_driver(asked, asked_at, soon, problems))
+    facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = smi.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
@@ -108,11 +108,13 @@ def _identity(nonce: str) -> dict[str, Any]:
     }
 
 
-def _driver(asked: guard.Child, began: float, until: float, problems: list[str]) -> dict[str, Any]:
-    """Return the sections that only the driver can fill; one that does not answer is `hung`."""
-    answered = asked.listen(until)
-    seconds = round(guard.clock.now() - began, 3)
-    paused_s = guard.clock.paused_s
+def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
+    """Return the sections that only the driver can fill; one that does not answer is `hung`.
+
+    Of a call's time only what the reader waited for the driver counts: `guard.Waiting`.
+    """
+    answered = asked.listen(most_s=most_s)
+    waiting, passed_s = asked.waiting, time.monotonic() - asked.waiting.began
     gone = asked.dismiss(kill=not answered)
     sections: dict[str, Any] = {"driver": {"state": "hung"}, "gpus": None, "gpu_pairs": None}
     if answered:
@@ -121,11 +123,15 @@ def _driver(asked: guard.Child, began: float, until: float, problems: list[str])
         except guard.BrokenError as error:
             sections["driver"] = {"state": "error", "error": nvml.OURS + str(error)}
         problems += sections.pop("problems", [])
-    sections["driver"]["seconds"] = seconds
-    if paused_s:
-        sections["driver"]["paused_s"] = round(paused_s, 3)
+    driver = sections["driver"]
+    driver["seconds"] = round(waiting.seconds, 3)
+    for took in ("init_s", "slowest_s"):
+        if took in driver:
+            driver[took] = min(driver[took], driver["seconds"])
+    if not answered and waiting.seconds < most_s:
+        driver["paused_s"] = round(passed_s - waiting.seconds, 3)
     if not gone:
-        sections["driver"]["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
+        driver["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
     return sections
 
 

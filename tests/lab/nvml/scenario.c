@@ -91,7 +91,8 @@ static int read_init(struct scenario *s, const char *rest)
 {
     if (!strcmp(rest, "hangs"))
         s->init = INIT_HANGS;
-    else if (sscanf(rest, "slow_ms %u", &s->slow_ms) == 1)
+    else if (sscanf(rest, "slow_ms %u", &s->slow_ms) == 1
+             || sscanf(rest, "busy_ms %u", &s->busy_ms) == 1)
         s->init = INIT_ANSWERS;
     else if (sscanf(rest, "error %d", &s->init_error) == 1)
         s->init = INIT_FAILS;

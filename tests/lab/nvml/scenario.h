@@ -53,6 +53,7 @@ struct scenario {
     enum init_mode init;
     int init_error;
     unsigned slow_ms, slow_call_ms; /* nvmlInit; each question for a PCI address */
+    unsigned busy_ms;               /* nvmlInit, of CPU time */
     char blocked_path[256]; /* INIT_BLOCKS: written to; on a frozen file system that never ends */
     char driver[80], nvml[80], name[96];
     int cuda;

@@ -30,7 +30,8 @@ class Scenario:
     slow_call_ms: int = 0
     """How long the driver takes to tell a GPU's PCI address."""
     init: str = ""
-    """What nvmlInit does: "" answers, "hangs", "slow_ms N", "error CODE", "blocks PATH"."""
+    """What nvmlInit does: "" answers, "hangs", "slow_ms N", "busy_ms N" (of CPU time),
+    "error CODE", "blocks PATH"."""
     ancestors: dict[tuple[int, int], int] = field(default_factory=dict)
     """(slot, slot) to NVML level, where it differs from what the PCI tree says."""
     peers: dict[tuple[int, int, int], int] = field(default_factory=dict)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .stalled_log import IS_ROOT, stalled_log
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 SCRIPT = Path(__file__).parents[3] / "contrib" / "hook" / "preflight-hook.sh"
 _FOUND = '{\n  "judged": {\n    "findings": [{"check": "gpu.ecc", "drains": %s}]\n  }\n}'
@@ -17,7 +19,12 @@ DRAINS, HOLDS = _FOUND % "true", _FOUND % "false"
 
 
 def _hook(
-    folder: Path, preflight: str, action: str = "", env: Mapping[str, str] | None = None
+    folder: Path,
+    preflight: str,
+    action: str = "",
+    env: Mapping[str, str] | None = None,
+    *,
+    inside: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with a preflight of these shell lines, and an action; both leave traces."""
     text = SCRIPT.read_text()
@@ -32,8 +39,8 @@ def _hook(
     script = folder / "hook.sh"
     script.write_text(text)
     return subprocess.run(
-        ["/bin/bash", "-p", str(script)], cwd=folder,
-        env={"IFS": "x", "PATH": "/nowhere", **(env or {})},
+        [*inside, "/bin/bash", "-p", str(script)], cwd=folder,
+        env={"IFS": "x", "PATH": "/usr/bin:/bin" if inside else "/nowhere", **(env or {})},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -85,6 +92,14 @@ def test_nothing_else_keeps_a_job_away(tmp_path: Path, preflight: str) -> None:
     done = _hook(tmp_path, preflight, "touch told")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "told").exists()
+
+
+@IS_ROOT
+def test_a_log_that_stands_still_keeps_no_job_waiting(tmp_path: Path) -> None:
+    """It ends without its line there, and says the same on standard error."""
+    with stalled_log(tmp_path) as inside:
+        done = _hook(tmp_path, "exit 4", inside=inside)
+    assert (done.returncode, "cannot be run (exit 4)" in done.stderr) == (0, True)
 
 
 def test_a_program_that_fails_or_is_missing_changes_nothing(tmp_path: Path) -> None:

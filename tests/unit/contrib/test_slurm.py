@@ -14,8 +14,10 @@ import pytest
 from preflight.hook.config import parse, refuse_longer
 from preflight.hook.model import HookConfig
 
+from .stalled_log import IS_ROOT, stalled_log
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.hook.model import Occasion
 
@@ -33,6 +35,8 @@ def prolog(
     preexec: Callable[[], None] | None = None,
     environ: Mapping[str, str] | None = None,
     closed: str = "",
+    *,
+    inside: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run the prolog as slurmd does, without a PATH, where `preflight` does that."""
     fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
@@ -44,12 +48,13 @@ def prolog(
     script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
     script.chmod(0o755)
     return subprocess.run(
-        [script],
+        [*inside, script],
         env={"SLURMD_NODENAME": "h1", **(environ or {})},
         capture_output=True,
         text=True,
         check=False,
         preexec_fn=preexec,
+        timeout=60,
     )
 
 
@@ -124,6 +129,14 @@ def test_a_node_without_processes_left_starts_the_job() -> None:
         told = prolog(Path(folder), f"cat <<E\n{DOCUMENT}E\nexit 1", bound)
     assert "fork" in told.stderr
     assert told.returncode == 0
+
+
+@IS_ROOT
+def test_a_log_that_stands_still_keeps_no_job_waiting(tmp_path: Path) -> None:
+    """It ends without its line there; standard output is not Slurm's to print."""
+    with stalled_log(tmp_path) as inside:
+        told = prolog(tmp_path, "", inside=["/usr/bin/env", "PATH=/usr/bin:/bin", *inside])
+    assert (told.returncode, told.stdout) == (0, "")
 
 
 def test_it_asks_for_a_prolog(tmp_path: Path) -> None:

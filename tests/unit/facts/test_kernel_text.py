@@ -68,6 +68,16 @@ def test_a_text_that_goes_on_indented_is_one_line() -> None:
     assert len(log.lines) == 2
 
 
+@pytest.mark.parametrize("path", ["x", "a" * 600])
+@pytest.mark.parametrize("stamp", ["", "[   12.345678] ", "[12.3] "])
+def test_a_file_whose_name_has_two_lines_is_one_line(path: str, stamp: str) -> None:
+    """dmesg(1) breaks a text at its line ends, and indents the rest below its beginning."""
+    rest = f"               {stamp}{SAID}' started with executable stack\n"
+    log = parse(f"[   12.345678] process '{path}\n{rest}")
+    assert troubles(log.lines) == []
+    assert log.seen == 1
+
+
 def test_an_indented_paste_keeps_its_lines() -> None:
     """Four blanks before every line are a quotation, no continuation."""
     assert parse(f"    {SAID}\n    {SAID}\n").seen == 2

@@ -41,12 +41,12 @@ def _found(
     share: Share | None = None,
     in_s: float = 60,
     *,
-    hung_before: bool = False,
+    before: frozenset[str] = frozenset(),
 ) -> Found:
     fleet = Fleet(hosts=(HOST,), origin="here")
     seen = view(known, HOST.promised, share or Share())
     ends = time.monotonic() + in_s
-    return judge(registry, fleet, known, seen, ends, hung_before=hung_before)
+    return judge(registry, fleet, known, seen, ends, before=before)
 
 
 def _registry(judged: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
@@ -84,7 +84,8 @@ def test_a_driver_is_hung_at_the_second_look(
 ) -> None:
     """Before that, or where a pause may explain it, its silence is unknown and drains nothing."""
     silent = Driver("hung", seconds=seconds, paused_s=paused_s)
-    found = _found(shipped, facts(gpus=None, driver=silent), hung_before=before)
+    seen = frozenset({"host.driver_hung"}) if before else frozenset[str]()
+    found = _found(shipped, facts(gpus=None, driver=silent), before=seen)
     failed = [one.check for one in found.findings if one.drains]
     assert failed == ["host.driver_hung"] * (outcome == "drains")
     unjudged = {one.check: one.out_of_time for one in found.unknown}

@@ -181,8 +181,7 @@ def test_a_reader_that_breaks_is_told_from_a_driver_that_refuses() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     for work in (breaks, dies):
-        began = time.monotonic()
-        told = main._driver(guard.spawn(work), began, began + 30, [])
+        told = main._driver(guard.spawn(work), 30, [])
         assert told["driver"]["state"] == "error"
         assert told["driver"]["error"].startswith(nvml.OURS)
 
@@ -198,14 +197,23 @@ def test_a_hung_driver_is_killed_and_the_rest_told(
     assert facts.nics is not None
 
 
-def test_a_paused_probe_says_so(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
-    """Of a driver that hangs, too: what passed while nobody ran is not among its seconds."""
+@pytest.mark.parametrize("who", ["probe", "reader"])
+def test_a_pause_is_not_the_drivers_time(
+    machine: Machine, healthy: Scenario, tmp_path: Path, who: str
+) -> None:
+    """It gets all of its time beside that; a look that is over before it has had it says so."""
     remote = Remote("probe", env=machine(healthy.hanging()))
 
     def pause() -> None:
+        found: list[str] = []
         tasks = Path(f"/proc/{remote.process.pid}/task")
-        while not any(map(asks, (tasks / f"{remote.process.pid}/children").read_text().split())):
+        while not found:
+            children = (tasks / f"{remote.process.pid}/children").read_text().split()
+            found = [pid for pid in children if asks(pid)]
             time.sleep(0.02)
+        if who == "reader":
+            os.kill(int(found[0]), signal.SIGSTOP)
+            return
         for number in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(remote.process.pid, number)
             time.sleep(3)
@@ -217,11 +225,12 @@ def test_a_paused_probe_says_so(machine: Machine, healthy: Scenario, tmp_path: P
 
     pausing = threading.Thread(target=pause)
     pausing.start()
-    facts = probe(remote, sysfs=str(tmp_path / "sys"), driver_deadline_s=2.5)
+    facts = probe(remote, sysfs=str(tmp_path / "sys"), driver_deadline_s=2.5, deadline_s=8)
     pausing.join()
     assert facts.driver.state == "hung"
-    assert facts.driver.paused_s > 1
-    assert facts.driver.seconds < 3
+    had_its_time = who == "probe"
+    assert (facts.driver.seconds >= 2.5, facts.driver.paused_s == 0) == (had_its_time,) * 2
+    assert facts.driver.seconds < 4
 
 
 def test_an_unkillable_driver_call_neither_holds_the_channel_nor_the_probe(

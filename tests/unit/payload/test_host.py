@@ -6,15 +6,27 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import file_systems, host, host_cgroup, host_files, host_limits, host_memory, host_stack
+from probe import (
+    file_systems,
+    guard,
+    host,
+    host_cgroup,
+    host_files,
+    host_limits,
+    host_memory,
+    host_stack,
+)
 from probe.mountinfo import holding, parse
 
 from preflight.facts.machine_model import Dimm, Governor, Limits
+from tests.lab.crowd import crowd
 
 from .node import Remote
 from .test_probe import probe
@@ -101,6 +113,31 @@ def test_a_folder_that_takes_nothing_says_why_and_keeps_no_trace(tmp_path: Path)
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert said == "['No space left on device', 'Read-only file system', '']\n"
     assert {path.name for path in tmp_path.iterdir()} == {"full", "locked"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run before others")
+def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is known of it then; of one that lets its reader wait it is."""
+
+    def compute() -> None:
+        os.setsid()
+        while True:
+            pass
+
+    looks = {"/": lambda: time.sleep(60), "/tmp": compute}
+    monkeypatch.setattr(file_systems, "_look", lambda mount, _paths: looks.get(mount, dict)())
+    monkeypatch.setattr(file_systems, "_paths", lambda: list(looks))
+    monkeypatch.setattr(guard, "clock", guard.Clock())
+    guard.clock.bound(time.monotonic() + 30)
+    asked = file_systems.Asked(parse(MOUNTS), guard.clock.now())
+    time.sleep(0.2)
+    starved = threading.Thread(target=crowd, args=([asked._children[1].pid], 6))
+    starved.start()
+    told = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 30, [])}
+    starved.join()
+    assert (told["/"], told["/tmp"]) == ("hung", "hidden")
 
 
 def test_the_file_systems_that_matter_are_chosen() -> None:

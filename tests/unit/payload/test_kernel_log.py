@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -294,18 +297,81 @@ def test_the_node_tells_crashes_apart_as_finely_as_the_judge_needs() -> None:
     assert limit("same_tpc_apart_s") >= kernel_log.APART_S
 
 
-def test_what_dmesg_and_the_journal_print_is_read_alike() -> None:
-    """Both put the time before a line, the journal host and `kernel:` too; the rest goes on."""
-    printed = (
-        b"[    1.000000] Linux version 6.1\n"
-        b"[  12.500000] node7 kernel: NVRM: The NVIDIA GPU 0000:5d:00.0\n"
-        b"               NVRM: (PCI ID: 10de:2330) installed in this system has\n"
-        b"               NVRM: fallen off the bus\n"
-    )
-    log = kernel_log.told("journal", kmsg._stamped(printed), 0.0)
-    assert (log["seen"], log["begins_s"]) == (2, 1.0)
-    assert log["lines"][0]["at_s"] == 12.5
-    assert log["lines"][0]["text"].startswith("NVRM: The NVIDIA GPU 0000:5d:00.0 NVRM: (PCI ID")
+_PROGRAMS = """
+mount --bind "$1/journalctl" /usr/bin/journalctl && mount --bind "$1/dmesg" /usr/bin/dmesg || exit
+exec "$2" -c '
+import json, sys, time; sys.path.insert(0, sys.argv[1])
+from probe import kmsg
+problems = []
+print(json.dumps(kmsg.Asked("/nowhere", None).finish(time.monotonic() + 20, problems)))
+' "$3"
+"""
+CRASH = "process '/home/a\n{}' started with executable stack"
+
+
+def printed(folder: Path, journal: str, dmesg: str) -> KernelLog:
+    """Return what the probe tells where there is no device and the two programs print this."""
+    if os.geteuid() != 0 or not all(Path(f"/usr/bin/{each}").exists() for each in _READERS):
+        pytest.skip("needs root and both programs to put others in their places")
+    for name, text in zip(_READERS, (journal, dmesg), strict=True):
+        (folder / f"{name}.txt").write_text(text)
+        (folder / name).write_text(
+            f"#!/bin/sh\n[ -s {folder}/{name}.txt ] && cat {folder}/{name}.txt\n"
+        )
+        (folder / name).chmod(0o755)
+    payload = Path(__file__).parents[3] / "preflight" / "payload"
+    argv = ["unshare", "--mount", "sh", "-c", _PROGRAMS, "sh", folder, sys.executable, payload]
+    said = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=True).stdout
+    return convert(json.loads(said), KernelLog)
+
+
+_READERS = ("journalctl", "dmesg")
+
+
+def entry(at_s: float, message: object) -> str:
+    """One entry as `journalctl -o json` prints it."""
+    stamps = {"__MONOTONIC_TIMESTAMP": "1", "_SOURCE_MONOTONIC_TIMESTAMP": f"{at_s * 1e6:.0f}"}
+    return json.dumps({**stamps, "MESSAGE": message}) + "\n"
+
+
+def test_a_line_end_in_a_users_word_begins_no_line_of_the_journal(tmp_path: Path) -> None:
+    """A text is whole there: as words, as bytes where it has others, null where it is too long."""
+    forged = CRASH.format("[    9.000000] " + XID.format("1b", 79, "x"))
+    fault, odd = XID.format("2b", 48, "DBE"), XID.format("3b", 62, "x\x01")
+    told = printed(
+        tmp_path,
+        entry(1.0, "Linux version 6.1") + entry(2.0, forged) + entry(3.5, fault)
+        + entry(4.0, list(odd.encode())) + entry(5.0, None) + "no JSON\n[]\n",
+        "[    1.000000] Linux version 6.1\n",
+    )  # fmt: skip
+    assert (told.source, told.seen, told.begins_s, told.dropped) == ("journal", 4, 1.0, 0)
+    assert [(line.text[:33], line.at_s) for line in told.lines] == [
+        (fault[:33], 3.5), (odd[:33], 4.0),
+    ]  # fmt: skip
+
+
+def test_a_line_end_in_a_users_word_begins_no_line_of_dmesg(tmp_path: Path) -> None:
+    """Without /dev/kmsg dmesg gives every part the stamp of the whole: the rest is unknown."""
+    rest = f"[    2.000000] {XID.format('1b', 79, 'x')}' started with executable stack\n"
+    fault = XID.format("2b", 48, "DBE")
+    told = printed(
+        tmp_path, "",
+        "[    1.000000] Linux version 6.1\n[    2.000000] process '/home/a\n" + rest
+        + f"[    3.500000] {fault}\n[    4.000000] node7 kernel: {fault}\n",
+    )  # fmt: skip
+    assert (told.source, told.seen, told.begins_s) == ("dmesg", 4, 1.0)
+    assert [(line.text, line.at_s, line.times) for line in told.lines] == [(fault, 3.5, 1)]
+    assert told.dropped_of == {"any": 1}
+
+
+def test_what_dmesg_goes_on_with_is_one_text(tmp_path: Path) -> None:
+    """The driver breaks long sentences; dmesg indents the rest, or gives it the same stamp."""
+    parts = ("NVRM: The NVIDIA GPU 0000:5d:00.0", "NVRM: (PCI ID: 10de:2330)", "NVRM: fell")
+    for number, between in enumerate((f"\n{' ' * 15}", "\n[   12.500000] ")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        told = printed(folder, "", f"[   12.500000] {between.join(parts)}\n")
+        assert [(line.text, line.at_s) for line in told.lines] == [(" ".join(parts), 12.5)]
 
 
 records = st.lists(

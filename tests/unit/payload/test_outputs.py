@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.facts.gpu_log import troubles
+from preflight.facts.kernel_text import parse
 from preflight.stages.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote
 
@@ -72,6 +74,15 @@ def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
     assert "NCCL_IB_HCA=mlx5\n" in seen["env.txt"].text
     assert "hf_abcdefghij" not in seen["env.txt"].text
     assert "AWS_SECRET" not in seen["env.txt"].text
+
+
+def test_a_file_whose_name_has_two_lines_stays_one_text(tmp_path: Path) -> None:
+    """As dmesg prints it: its second line alone would read as the driver's own."""
+    rest = f"{' ' * 15}NVRM: Xid (PCI:0000:1b:00): 79, x' started with executable stack"
+    script = f'echo "[    1.000000] process \'/home/a\n{rest}"'
+    text = _asked(_tools(tmp_path / "bin", journalctl="exit 1", dmesg=script))["dmesg.txt"].text
+    assert rest in text
+    assert troubles(parse(text).lines) == []
 
 
 def test_what_hangs_is_left_and_named_and_what_is_endless_is_cut(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import convert
 from msgspec.structs import replace
-from probe import kernel_log
+from probe import kernel_log, kmsg
 
 from checks.test_gpu_xid import judge as judge_xid
 from checks.test_host_hardware_errors import judge as hardware
+from checks.test_net_kernel_log import judge as nic
 from preflight.facts import KernelLog
-from preflight.facts.kernel_text import OF_A_PROCESS as PASTED
+from preflight.facts.kernel_text import OF_A_USER as PASTED
 from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
 from tests.cases import MANY
@@ -25,6 +26,7 @@ comms = st.sampled_from(FORGED) | st.text(
 paths = st.sampled_from(PATHS) | st.text(
     st.characters(exclude_characters="\0/", codec="utf-8"), min_size=1, max_size=80
 )
+netdevs = st.from_regex(r"[!-.0-9;-~]{1,15}", fullmatch=True)
 versions = st.sampled_from(VERSIONS) | st.text(
     st.characters(exclude_characters="\0", codec="utf-8"), max_size=63
 )
@@ -34,6 +36,16 @@ def live(*texts: str) -> KernelLog:
     """What leaves a node whose kernel wrote these."""
     records = ((86400.0 * 6, text.encode()) for text in ("Linux version 6.1", *texts))
     return convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
+
+
+def by_dmesg(*texts: str) -> KernelLog:
+    """What leaves a node without /dev/kmsg: each part of a text has the stamp of the whole."""
+    said = "".join(
+        f"[{n:5}.000001] {part}\n"
+        for n, text in enumerate(("Linux version 6.1", *texts))
+        for part in text.split("\n")
+    )
+    return convert(kernel_log.told("dmesg", kmsg._stamped(said.encode()), 0.0), KernelLog)
 
 
 def judged(log: KernelLog) -> list[Verdict]:
@@ -54,7 +66,8 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
     """A process, a file, a claimed version: whatever it is, the node is not failed."""
     texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
-    for log in (live(*texts), parse(pasted)):
+    bare = "\n".join(" ".join(text.splitlines()) for text in texts)
+    for log in (live(*texts), by_dmesg(*texts), parse(pasted), parse(bare)):
         for verdict in judged(log):
             assert verdict.outcome in {Outcome.OK, Outcome.WARN, Outcome.UNKNOWN}, verdict
 
@@ -63,6 +76,8 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
 @example("Nonfatal")
 @example("a, X Nonfatal")
 @example("already poisoned")
+@example("IN= OUT= SRC=x ")
+@example("IN= OUT= ARP HT")
 @MANY
 def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     """A fault that names the process that met it is as grave as with any other name."""
@@ -70,6 +85,18 @@ def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     assert hardware(replace(node(), kernel_log=shown)).outcome is Outcome.FAIL
     said = xid(145, said=f"pid=4711, name={comm[:15]}, RLW_REMAP Fatal XC0 i0 Link 02")
     assert judge_xid(HGX, replace(node(), kernel_log=live(said))).outcome is Outcome.FAIL
+
+
+@given(netdevs, st.sampled_from(["Link down", "Link up", "TX timeout detected"]))
+@example("recovered", "Link down")
+@example("health", "recovery succeeded")
+@MANY
+def test_no_name_of_a_network_device_hides_a_fault(name: str, said: str) -> None:
+    """A container that has a NIC of its own may name it; the NIC's firmware is no less dead."""
+    shown = live(UNWELL, f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    assert nic(replace(node(), kernel_log=shown)).outcome is Outcome.FAIL
+    alone = live(f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    assert nic(replace(node(), kernel_log=alone)).outcome in {Outcome.OK, Outcome.WARN}
 
 
 @pytest.mark.parametrize("word", ["Nonfatal", "Non-fatal", "NonFatal"])
@@ -86,6 +113,8 @@ UNWELL = "mlx5_core 0000:1a:00.0: poll_health:840:(pid 0): device's health compr
 MMU = "pid=4711, name={}, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_mod(0x0) failed, "
 
+XFS = "XFS (nvme0n1p2): {} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl unsupported"
+
 
 @pytest.mark.parametrize(
     ("said", "fault"),
@@ -98,6 +127,8 @@ REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_m
         ([f"mlx5_core: option mode: invalid value (failed {each})" for each in WORDS], UNWELL),
         ([REFUSED.format(n, "CREATE_MKEY") + "status bad" for n in range(120)], UNWELL),
         ([REFUSED.format(4711, each) + "status bad" for each in WORDS], UNWELL),
+        ([f"mlx5_core 0000:1a:00.0 {each}: Link down" for each in WORDS], UNWELL),
+        ([f"mlx5_core 0000:1a:00.0 failed{each}: mixed" for each in WORDS], UNWELL),
         (
             [f"NVRM: API mismatch: the client 'a'\nNVRM: has the version {w}" for w in WORDS],
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
@@ -105,6 +136,18 @@ REFUSED = "mlx5_core 0000:1a:00.0: mlx5_cmd_out_err:808:(pid {}): {}(0x200) op_m
         (
             [f"NVRM: option mode: invalid value (fallen off the bus {w})" for w in WORDS],
             "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+        ),
+        (
+            [XFS.format("shut(0x2) error"), *(XFS.format(f"error ({each})") for each in WORDS)],
+            "XFS (nvme0n1p2): Filesystem has been shut down due to log error (0x2).",
+        ),
+        (
+            [f"XFS: a ({each} error(4711) possible memory allocation deadlock" for each in WORDS],
+            "XFS (sda1): Log I/O Error (0x2) detected at a (b:1).  Shutting down filesystem.",
+        ),
+        (
+            [f"EXT4-fs error (device sda1): x:1: comm ({each}) Remoun: bad" for each in WORDS],
+            "EXT4-fs (sda1): Remounting filesystem read-only",
         ),
         (
             [f"XFS: option mode: invalid value (error {each})" for each in WORDS],
@@ -144,4 +187,4 @@ def test_of_too_many_lines_the_newest_stay_and_their_check_is_not_ok(
 
 def test_a_node_and_a_pasted_log_know_the_same_lines() -> None:
     """The code on a node imports nothing of ours: what both must know is compared."""
-    assert PASTED == kernel_log.OF_A_PROCESS
+    assert PASTED == kernel_log.OF_A_USER

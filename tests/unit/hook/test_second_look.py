@@ -11,14 +11,13 @@ from preflight.errors import UsageError
 from preflight.facts.model import Driver
 from preflight.hook import boot_clock
 from preflight.hook.boot_clock import Moment
-from preflight.hook.hung_driver import NAME, keep_look, seen_before
+from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, keep_look, seen_before
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HUNG = Driver("hung", seconds=10)
-LATE = Driver("hung", seconds=3)
-PAUSED = Driver("hung", seconds=10, paused_s=12)
+NAME = FILES[HUNG]
+SAW = {HUNG: True}
 
 
 @pytest.fixture
@@ -29,23 +28,39 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("looks", "seen"),
+    ("driver", "hung"),
     [
-        ((), False),
-        ((HUNG,), True),
-        ((HUNG, Driver("answered")), False),
-        ((HUNG, Driver("error", error="Driver Not Loaded")), False),
-        ((HUNG, LATE), True),
-        ((HUNG, PAUSED), True),
-        ((LATE,), False),
-        ((PAUSED,), False),
+        (Driver("hung", seconds=10), True),
+        (Driver("hung", seconds=3), None),
+        (Driver("hung", seconds=9.5, paused_s=12), None),
+        (Driver("answered"), False),
+        (Driver("error", error="Driver Not Loaded"), False),
     ],
 )
-def test_what_the_looks_before_saw(folder: Path, looks: tuple[Driver, ...], *, seen: bool) -> None:
-    """An answer ends the row; a look that was paused or too short neither begins nor ends it."""
-    for driver in looks:
-        keep_look(folder, driver)
-    assert seen_before(folder) is seen
+def test_what_a_look_proves(driver: Driver, *, hung: bool | None) -> None:
+    """An answer of any kind; or no answer in all the time that a driver may take."""
+    assert is_hung(driver) is hung
+
+
+@pytest.mark.parametrize(
+    ("looks", "seen"),
+    [
+        ((), set()),
+        ((SAW,), {HUNG}),
+        ((SAW, {HUNG: False}), set()),
+        ((SAW, {}), {HUNG}),
+        ((SAW, {SLOW: True}), {HUNG, SLOW}),
+        (({SLOW: True}, {HUNG: False}), {SLOW}),
+        (({HUNG: False}, SAW), {HUNG}),
+    ],
+)
+def test_what_the_looks_before_saw(
+    folder: Path, looks: tuple[dict[str, bool], ...], seen: set[str]
+) -> None:
+    """A look without the fault ends the row; one that cannot tell neither begins nor ends it."""
+    for saw in looks:
+        keep_look(folder, saw)
+    assert seen_before(folder) == seen
 
 
 @pytest.mark.parametrize(
@@ -57,12 +72,12 @@ def test_how_long_ago(
 ) -> None:
     """Within an hour of the same boot, whatever became of the date."""
     moment = Moment("a", 5000.0)
-    monkeypatch.setattr("preflight.hook.hung_driver.now", lambda: moment)
+    monkeypatch.setattr("preflight.hook.second_look.now", lambda: moment)
     monkeypatch.setattr("time.time", lambda: 0.0)
-    keep_look(folder, HUNG)
+    keep_look(folder, SAW)
     here = Moment(boot_id, 5000.0 + later_s)
     monkeypatch.setattr(boot_clock, "now", lambda: here)
-    assert seen_before(folder) is seen
+    assert (HUNG in seen_before(folder)) is seen
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10_000, b'{"up_s": "x"}'])
@@ -70,22 +85,22 @@ def test_a_damaged_file_is_no_look(folder: Path, content: bytes) -> None:
     """The next one writes it anew."""
     (folder / NAME).write_bytes(content)
     assert not seen_before(folder)
-    keep_look(folder, HUNG)
+    keep_look(folder, SAW)
     assert seen_before(folder)
 
 
 def test_another_hook_was_quicker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that see an answer at once one removes the file: no trouble of the other's."""
     monkeypatch.setattr("os.path.lexists", lambda path: path == folder / NAME)
-    keep_look(folder, Driver("answered"))
+    keep_look(folder, {HUNG: False})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
 def test_a_strangers_look_is_none(folder: Path) -> None:
     """Whoever could write it could have a node drained; and nothing is kept in a folder of his."""
-    keep_look(folder, HUNG)
+    keep_look(folder, SAW)
     os.chown(folder / NAME, 65534, 65534)
     assert not seen_before(folder)
     os.chown(folder, 65534, 65534)
     with pytest.raises(UsageError):
-        keep_look(folder, HUNG)
+        keep_look(folder, SAW)

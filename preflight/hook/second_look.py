@@ -1,0 +1,79 @@
+"""A driver is hung, or wedged, at the second look in a row: the first may be a bad moment.
+
+The look before is kept in state_dir, where only root may write.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from preflight.errors import UsageError
+from preflight.fleet.files import refuse_others
+from preflight.hook.boot_clock import Moment, now
+from preflight.hook.config import read_trusted
+from preflight.report.files import remove, write_atomically
+from preflight.stages.probe import DRIVER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from preflight.facts.model import Driver
+
+HUNG: Final = "host.driver_hung"
+SLOW: Final = "gpu.driver_slow"
+FILES: Final = {HUNG: "hung.json", SLOW: "slow.json"}
+"""The checks whose fault a second look must see, and what keeps the first one that did."""
+
+IN_A_ROW_S: Final = 3600.0
+"""Looks that are further apart are not in a row."""
+
+_FULL_S: Final = DRIVER_S - 1
+_LARGEST: Final = 4096
+
+
+def is_late(driver: Driver) -> bool:
+    """Whether it gave no answer in less time than makes it hung."""
+    return driver.state == "hung" and driver.seconds < _FULL_S
+
+
+def is_hung(driver: Driver) -> bool | None:
+    """Whether a look saw a hung driver; None where it was too short, or paused, to prove it."""
+    if driver.state != "hung":
+        return False
+    return None if is_late(driver) or driver.paused_s else True
+
+
+def seen_before(folder: Path) -> frozenset[str]:
+    """Return the checks whose fault an earlier look of this boot saw, and no look since missed."""
+    return frozenset(check_id for check_id, name in FILES.items() if _is_recent(folder / name))
+
+
+def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
+    """Write down what the next look must know; OSError or UsageError where that is not safe.
+
+    `saw`: whether this look saw a check's fault. Of a check that is not in it nothing changes: the
+    look could not tell.
+    """
+    for check_id, bad in saw.items():
+        path = folder / FILES[check_id]
+        if bad:
+            refuse_others(folder)
+            write_atomically(path, msgspec.json.encode(now()))
+        elif os.path.lexists(path):
+            refuse_others(folder)
+            with suppress(FileNotFoundError):  # another hook that saw the same was quicker
+                remove(path)
+
+
+def _is_recent(path: Path) -> bool:
+    try:
+        then = msgspec.json.decode(read_trusted(path, _LARGEST), type=Moment)
+    except (UsageError, ValueError, RecursionError):
+        return False
+    age_s = then.age_s()
+    return age_s is not None and 0 <= age_s <= IN_A_ROW_S
