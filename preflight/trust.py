@@ -109,12 +109,13 @@ def code_in(folder: Path) -> Iterator[Path]:
 
 
 def code_beside(file: Path) -> Iterator[Path]:
-    """What a Python, or a script that is run, takes from its own folder and from the one above."""
+    """What a script that is run takes from its folder, and a Python also from the one above."""
     for way in (file.absolute(), file.resolve()):
         yield from code_in(way.parent)
-        yield way.parent.parent
-        for pattern in _CODE_ABOVE:
-            yield from way.parent.parent.glob(pattern)
+        if os.access(way, os.X_OK):
+            yield way.parent.parent
+            for pattern in _CODE_ABOVE:
+                yield from way.parent.parent.glob(pattern)
 
 
 class Step(NamedTuple):
