@@ -10,7 +10,7 @@ from preflight.verdict import ok, unknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.kernel_model import KernelLog
+    from preflight.facts.machine import KernelLog
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from preflight import __version__
-from preflight.trust import NAMES_CODE
+from preflight.core.trust import NAMES_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

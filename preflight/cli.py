@@ -21,13 +21,30 @@ from preflight import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.registered import Registered
+    from preflight.core.registry import Registered
 
 INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
+HELP = {
+    "checks": "list the checks, or explain one",
+    "blame": "name who is to blame in stored samples of a sweep",
+    "lint": "say what a training script will hang on; runs nothing",
+    "read": "judge outputs captured on a machine out of reach",
+    "capture": "collect what a machine shows and measures, in one file",
+    "diagnose": "say which rank a job that hangs now waits for",
+    "explain": "say from a dead job's log what ended it",
+    "history": "tell what earlier runs measured",
+    "learn": "write an inventory of what the nodes have",
+    "prolog": "judge this node before a job starts: for schedulers, as root",
+    "healthcheck": "judge this node from time to time: for Slurm or cron",
+    "report": "write any report of a past run again",
+    "run": "judge a fleet, isolated: for root, cron and schedulers",
+    "sweep": "judge a whole fleet by night, in waves of idle nodes",
+    "watch": "start a launch, and keep evidence where it hangs or dies",
+}
 COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
-ISOLATED = {"run": "preflight.isolated", "sweep": "preflight.commands.sweep"}
+ISOLATED = {"run": "preflight.commands.run", "sweep": "preflight.commands.sweep"}
 """Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -43,11 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
     if words[:1] and words[0] in ISOLATED:
-        from preflight.isolated import start
+        from preflight.commands.run import start
 
         start(words[1:], ISOLATED[words[0]])
     if argv is None and words[:1] == ["checks"] and os.geteuid() == 0 and not sys.flags.isolated:
-        from preflight.isolated import start
+        from preflight.commands.run import start
 
         start(words, "preflight.cli")
     if words[:1] in (["prolog"], ["healthcheck"]):
@@ -64,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return INTERRUPTED
     except UsageError as error:
-        from preflight.report.text import printable
+        from preflight.core.text import printable
 
         said = printable(str(error))  # it may name a file whose name is an escape sequence
         print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
@@ -80,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _verb(words: Sequence[str]) -> int:
     if words[:1] == ["watch"]:
         return _watch(words[1:])
-    arguments = _parser().parse_args(words)
+    arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
     if arguments.verb == "checks":
         code = _checks(arguments.id)
     elif arguments.verb in COMMANDS:
@@ -94,7 +111,7 @@ def _verb(words: Sequence[str]) -> int:
 
 def _command(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
-        from preflight.isolated import for_root
+        from preflight.commands.run import for_root
 
         path = {"PATH": os.environ.get("PATH", os.defpath)}
         os.environ["PATH"] = for_root(path)[0].get("PATH", os.defpath)
@@ -147,7 +164,7 @@ def _judge_here(words: Sequence[str]) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
-        from preflight.fleet.words import did_you_mean
+        from preflight.core.text import did_you_mean
 
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
@@ -155,7 +172,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="preflight",
         description="Prove a GPU fleet fit before the job starts. To judge one, run: "
@@ -163,62 +180,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    checks = verbs.add_parser("checks", help="list the checks, or explain one")
-    checks.add_argument("id", nargs="?", help="a check id such as gpu.count")
-    blame = verbs.add_parser("blame", help="name who is to blame in stored samples of a sweep")
-    blame.add_argument(
-        "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
-        help="a run's folder, its measured.json, or samples of either form, also gzipped",
-    )  # fmt: skip
-    blame.add_argument("--json", action="store_true", help="print one JSON document instead")
-    blame.add_argument(
-        "--topology", metavar="FILE", type=Path,
-        help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
-    )  # fmt: skip
-    blame.add_argument("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
-    lint = verbs.add_parser("lint", help="say what a training script will hang on; runs nothing")
-    lint.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
-    lint.add_argument("--json", action="store_true", help="print one JSON document instead")
-    read = verbs.add_parser("read", help="judge outputs captured on a machine out of reach")
-    read.add_argument(
-        "files", metavar="FILE", type=Path, nargs="+",
-        help="what a tool printed, as docs/read.md lists them, or an archive of preflight "
-        "capture; - is standard input",
-    )  # fmt: skip
-    read.add_argument("--json", action="store_true", help="print one JSON document instead")
-    from preflight.commands.capture_options import add_capture_options
-    from preflight.commands.diagnose_options import add_diagnose_options
-    from preflight.commands.explain_options import add_explain_options
-    from preflight.commands.history_options import add_history_options
-    from preflight.commands.learn_options import add_learn_options
-
-    add_capture_options(
-        verbs.add_parser("capture", help="collect what a machine shows and measures, in one file")
-    )
-    add_diagnose_options(
-        verbs.add_parser("diagnose", help="say which rank a job that hangs now waits for")
-    )
-    add_explain_options(verbs.add_parser("explain", help="say from a dead job's log what ended it"))
-    add_history_options(verbs.add_parser("history", help="tell what earlier runs measured"))
-    add_learn_options(verbs.add_parser("learn", help="write an inventory of what the nodes have"))
-    verbs.add_parser("prolog", help="judge this node before a job starts: for schedulers, as root")
-    verbs.add_parser("healthcheck", help="judge this node from time to time: for Slurm or cron")
-    from preflight.commands.report_options import add_report_options
-
-    add_report_options(verbs.add_parser("report", help="write any report of a past run again"))
-    verbs.add_parser("run", help="judge a fleet, isolated: for root, cron and schedulers")
-    verbs.add_parser("sweep", help="judge a whole fleet by night, in waves of idle nodes")
-    verbs.add_parser("watch", help="start a launch, and keep evidence where it hangs or dies")
+    for verb, about in HELP.items():
+        options = verbs.add_parser(verb, help=about)
+        if verb == "checks":
+            options.add_argument("id", nargs="?", help="a check id such as gpu.count")
+        elif verb == chosen and verb in COMMANDS:
+            # Only this one: loading every verb would take a second, and much that `run` must not.
+            importlib.import_module(f"preflight.commands.{verb}").add_options(options)
     return parser
 
 
 def _checks(check_id: str | None) -> int:
-    from preflight.registry import Registry, load_folder, shipped_folder
+    from preflight.core.registry import Registry, load_folder, shipped_folder
 
     shipped = load_folder(shipped_folder())
     if any(registered.check.id == check_id for registered in shipped):
         return _explain(str(check_id))
-    from preflight.site import site_checks
+    from preflight.session.site import site_checks
 
     registry = Registry([*shipped, *site_checks()])
     if check_id is not None:
@@ -226,7 +204,7 @@ def _checks(check_id: str | None) -> int:
     wide = max(len(registered.check.id) for registered in registry)
     for registered in registry:
         check = registered.check
-        first = (sys.modules[registered.function.__module__].__doc__ or check.id).splitlines()[0]
+        first = registered.about.splitlines()[0]
         start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
         print(  # noqa: T201
             textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
@@ -236,7 +214,7 @@ def _checks(check_id: str | None) -> int:
 
 def _explain_own(registered: Registered) -> int:
     """Print the page of a site's check: what its author wrote at the top of its file."""
-    page = (sys.modules[registered.function.__module__].__doc__ or "").strip()
+    page = registered.about.strip()
     first = f"# {registered.check.id}\n\n{page}\n\n(from {registered.path})"
     print("\n".join(line.rstrip() for line in first.splitlines()))  # noqa: T201
     return 0

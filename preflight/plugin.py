@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.flags import add_options
+from preflight.session.flags import add_options
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,21 +26,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Look at whose conftest and ini files these are before root runs them; take a rank's part."""
     if early_config.known_args_namespace.preflight:
-        from preflight.guard import refuse_strangers
+        from preflight.session.guard import refuse_strangers
 
         refuse_strangers(early_config)
         if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
-            from preflight.ranks import role_of
+            from preflight.session.ranks import role_of
 
             early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
     return (yield)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Offer a site's plugins their places: preflight.hookspecs."""
-    from preflight import hookspecs
+    """Offer a site's plugins their places: preflight.session.flags."""
+    from preflight.session import flags
 
-    pluginmanager.add_hookspecs(hookspecs)
+    pluginmanager.add_hookspecs(flags)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         line = f"preflight_{stage}: an item of the stage {stage}, for -m"
         config.addinivalue_line("markers", line)
     if config.getoption("preflight"):
-        from preflight.session import start
+        from preflight.session.session import start
 
         session, tally = start(config)
         config.pluginmanager.register(session, "preflight-session")
@@ -61,6 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Collect the checks, unless the operator named paths himself."""
     if config.getoption("preflight") and config.args_source is not config.ArgsSource.ARGS:
-        from preflight.registry import shipped_folder
+        from preflight.core.registry import shipped_folder
 
         config.args = [str(shipped_folder()), *map(str, config.getini("preflight_checks"))]

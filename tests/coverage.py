@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from preflight.registry import load_folder, shipped_folder
+from preflight.core.registry import load_folder, shipped_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

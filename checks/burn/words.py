@@ -10,8 +10,8 @@ from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.burn import Burn, Unit
-    from preflight.facts.burned import Measure
+    from preflight.facts.burn import Measure
+    from preflight.facts.results import Burn, Unit
 
 _UNITS: dict[Measure, str] = {
     "gemm_tflops": "TFLOPS",

@@ -1,18 +1,92 @@
-"""A fast way switched off once to find a fault, and never switched on again, costs nine tenths."""
+"""Logging that explains a hang, and fast transports that are not switched off."""
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.environ.numbers import switched_on
-from preflight.facts.environ.remark import Remark, told
+from preflight.check import Check
+from preflight.checks.env.remark import UNKNOWN_JOB, Remark, told, verdict
+from preflight.checks.env.values import number, switched_on
+from preflight.checks.env.variables import variables
+from preflight.facts import Facts, Node
 from preflight.facts.words import count
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, not_run, ok
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preflight.facts.model import Facts
-    from preflight.fleet.model import Promise
+_EVERY_CALL: Final = frozenset(("ALL", "COLL", "CALL", "P2P", "NET", "PROXY"))
+"""Subsystems that write a line for every operation or message, not only at the start."""
+
+_RECORDER: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_ADVICE: Final = (
+    "export TORCH_FR_BUFFER_SIZE=2000 (torch before 2.8: TORCH_NCCL_TRACE_BUFFER_SIZE), "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1 and NCCL_DEBUG=WARN"
+)
+
+
+def too_loud(environ: Mapping[str, str]) -> list[Remark]:
+    """Settings for debugging that cost a production run its speed, or its disk."""
+    level = environ.get("NCCL_DEBUG", "").strip().upper()
+    parts = {part.strip().upper() for part in environ.get("NCCL_DEBUG_SUBSYS", "").split(",")}
+    found = []
+    if level == "TRACE":
+        said = "NCCL_DEBUG=TRACE logs every call of every rank"
+        found.append(Remark(said, "use NCCL_DEBUG=WARN in production", "warn"))
+    elif level == "INFO" and parts & _EVERY_CALL:
+        listed = told("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
+        said = f"NCCL_DEBUG=INFO with {listed} logs every operation of every rank"
+        found.append(Remark(said, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
+    for name in filter(environ.__contains__, variables()):
+        value, one = environ[name].strip(), variables()[name]
+        key = "1" if one.type == "boolean" and value.lower() in ("true", "yes", "y", "t") else value
+        cost = one.loud.get(key.upper()) if value else None
+        if cost:
+            said = f"{told(name, value)}: {cost}"
+            found.append(Remark(said, f"unset {quote(name)} outside of debugging", "warn"))
+    return found
+
+
+def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
+    """What a hang or crash will leave to read: nothing, where this says so."""
+    recorder = next((name for name in _RECORDER if name in environ), None)
+    if recorder and number(environ[recorder], "stoi") == 0:
+        said = f"{recorder}=0: no flight recorder, a hang will not tell who waits for whom"
+        return [Remark(said, f"set {recorder}=2000", "warn")]
+    logs = environ.get("NCCL_DEBUG", "").strip().upper() not in ("", "NONE", "VERSION")
+    if recorder or logs or environ.get("TORCHELASTIC_ERROR_FILE"):
+        return []
+    said = (
+        "debugging is off altogether: no flight recorder asked for (only new torch keeps one "
+        "unasked), no error file, no NCCL_DEBUG; a hang will leave nothing to read"
+    )
+    return [Remark(said, _ADVICE, "warn")]
+
+
+DEBUGGING = Check(
+    "env.debugging", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+)
+
+
+def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts) -> Verdict:
+    """Too loud anywhere; too quiet where there are GPUs that a job will use."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    loud = too_loud(environ)
+    if not loud and facts.gpus is None and facts.nonce == "captured":
+        return not_run("nothing here tells whether that node has GPUs, of which NCCL would tell")
+    if not loud and not facts.gpus:
+        return not_run("no GPUs here: no NCCL to explain")
+    fine = ok("a hang will leave something to read, and no setting logs every call")
+    return verdict([*loud, *(too_quiet(environ) if facts.gpus else ())], fine, origin)
+
+
+def test_env_debugging(node: Node, conclude: Conclude) -> None:
+    """The job logs enough that a hang can be explained, and not so much that it crawls."""
+    conclude(judge_debugging(node.environ, node.job.environ_origin, node.facts))
+
 
 _OFF: Final = ("LOC", "0")
 _PORT_UP: Final = "ACTIVE"
@@ -113,3 +187,29 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
         return None
     said = f"{setting} switches GPUDirect off: data go through host memory"
     return Remark(said, "unset it, if it was there to find a fault", "warn")
+
+
+TRANSPORTS = Check(
+    "env.transports", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+)
+
+
+def judge_transports(
+    environ: Mapping[str, str] | None, origin: str, promised: Promise, facts: Facts
+) -> Verdict:
+    """What is promised decides first, then what is there."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    found = switched_off(environ, promised, facts)
+    if not found and (setting := unjudged(environ, facts)):
+        return not_run(f"{setting}: nothing here tells whether that node has what it switches off")
+    fine = ok("no fast way that is promised or here is switched off")
+    return verdict(found, fine, origin)
+
+
+def test_env_transports(node: Node, conclude: Conclude) -> None:
+    """The job may use the fast ways that the node has: none is switched off since the last hunt."""
+    conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))
+
+
+CHECKS = (DEBUGGING, TRANSPORTS)

@@ -1,17 +1,35 @@
-"""Settings that defeat one another: each is right by itself, and one of them does nothing."""
+"""Settings that defeat one another, and ranks that disagree.
+
+Names as Slurm exports them (SLURM_GPU_BIND, SLURM_NTASKS_PER_GPU), or an option of the launch line
+(`--nproc-per-node`). On a live node the GPUs are counted by
+`env.cuda_visible_devices`, and the port is tried by `net.ports`.
+
+What must be the same, what should be, what must differ, and what each node may choose is in the
+TOML files (`alike`). Options of a launch line stand beside the variables as `--nnodes`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.environ.numbers import number, switched_on
-from preflight.facts.environ.remark import Remark, told
-from preflight.facts.environ.variables import variables
+from preflight.check import Check
+from preflight.checks.env.remark import UNKNOWN_JOB, Remark, told, verdict
+from preflight.checks.env.values import number, switched_on
+from preflight.checks.env.variables import variables
+from preflight.facts import Node
+from preflight.facts.words import count
+from preflight.fleet.model import Job
+from preflight.verdict import Conclude, Verdict, not_run, ok
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.checks.env.variables import Alike
+
+
+if TYPE_CHECKING:
     Environ = Mapping[str, str]
     Rule = Callable[[Environ], "Remark | None"]
 
@@ -194,3 +212,211 @@ _RULES: Final[tuple[Rule, ...]] = (
     _bootstrap_name,
     _unordered_graphs,
 )
+
+
+_RANKS: Final = ("--nproc-per-node", "NPROC_PER_NODE")
+_GIVEN: Final = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "PBS_NGPUS")
+_EPHEMERAL: Final = (32768, 60999)
+"""Linux's default net.ipv4.ip_local_port_range."""
+
+_PORTS: Final = ("--master-port", "--rdzv-endpoint", "--dist-init-addr", "--main-process-port")
+_SINGLE: Final = re.compile(r"(?:.*,)?(?:gres:gpu:|gres/gpu:)?(?:verbose,)?(?:per_task|single):1")
+
+
+def launching(environ: Mapping[str, str]) -> list[Remark]:
+    """Remarks on how ranks are bound, counted, and told where to meet."""
+    found = (_masked(environ), _too_many(environ), _port(environ))
+    return [one for one in found if one is not None]
+
+
+def _masked(environ: Mapping[str, str]) -> Remark | None:
+    """Slurm shows each task its own GPU only: NCCL cannot open a neighbour's memory.
+
+    NVIDIA/nccl issues 1066 and 1948; a task that alone has all GPUs of its node is not meant.
+    """
+    bind = environ.get("SLURM_GPU_BIND", environ.get("SLURM_TRES_BIND", ""))
+    if "none" in bind or environ.get("SLURM_NTASKS_PER_NODE", "") == "1":
+        return None
+    if _SINGLE.fullmatch(bind):
+        said = f"--gpu-bind={bind} shows each task only its own GPU"
+    elif environ.get("SLURM_NTASKS_PER_GPU"):
+        said = f"--ntasks-per-gpu={environ['SLURM_NTASKS_PER_GPU']} binds each task to its own GPU"
+    elif environ.get("--gpus-per-task") == "1":
+        said = "--gpus-per-task=1 binds each task to its own GPU"
+    else:
+        return None
+    then = f'{said}: ranks of one node lose each other, or die of "invalid device ordinal"'
+    return Remark(then, "add --gpu-bind=none, and let LOCAL_RANK choose the GPU", "warn")
+
+
+def _too_many(environ: Mapping[str, str]) -> Remark | None:
+    ranks = next((environ[name] for name in _RANKS if environ.get(name, "").isdecimal()), None)
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    given = next((environ[name] for name in _GIVEN if name in environ), "").rpartition(":")[2]
+    seen = len(listed.split(",")) if listed else int(given[:6]) if given.isdecimal() else None
+    if ranks is None or seen is None or int(ranks[:6]) <= seen:
+        return None
+    where = f"CUDA_VISIBLE_DEVICES lists {listed[:40]}" if listed else f"{count(seen, 'GPU')} given"
+    said = f'{ranks[:6]} ranks per node, {where}: rank {seen} gets "invalid device ordinal"'
+    return Remark(said, f"start {seen} per node, or give {ranks[:6]} GPUs")
+
+
+def _port(environ: Mapping[str, str]) -> Remark | None:
+    """A port of the launch line from which the kernel serves outgoing connections."""
+    for name in _PORTS:
+        port = environ.get(name, "").rpartition(":")[2]
+        if port.isdecimal() and _EPHEMERAL[0] <= int(port[:6]) <= _EPHEMERAL[1]:
+            low, high = _EPHEMERAL
+            said = f"{told(name, environ[name])[:80]} is inside the ephemeral range {low}-{high}"
+            then = "any outgoing connection may take it before the job does"
+            return Remark(f"{said}: {then}", f"choose a port below {low}, such as 29500", "warn")
+    return None
+
+
+CONTRADICTIONS = Check(
+    "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+)
+
+
+def judge_contradictions(environ: Mapping[str, str] | None, origin: str) -> Verdict:
+    """Hold the settings against one another, and against the launch line beside them."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    return verdict([*clashes(environ), *launching(environ)], ok("no two settings clash"), origin)
+
+
+def test_env_contradictions(node: Node, conclude: Conclude) -> None:
+    """No setting is defeated by another one: both look right, and one of them does nothing."""
+    conclude(judge_contradictions(node.environ, node.job.environ_origin))
+
+
+_NUMBERS_OF_NODES: Final = ("node-rank", "machine-rank", "rank", "node-id")
+_OWN: Final = ("host", "local-addr", "log-dir", "hostname", "output-dir", "cuda-visible-devices")
+_SAME: Final = frozenset((
+    "context-parallel-size", "data-parallel-size", "dist-backend", "dist-init-addr", "dist-url",
+    "dp", "dp-size", "ep", "expert-parallel-size", "main-process-ip", "main-process-port",
+    "master-addr", "master-port", "nnodes", "nodes", "nproc-per-node", "num-machines",
+    "num-processes", "pipeline-model-parallel-size", "pipeline-parallel-size", "pp", "pp-size",
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "tensor-model-parallel-size",
+    "tensor-parallel-size", "tp", "tp-size", "world-size",
+))  # fmt: skip
+"""Options that describe the job as a whole: of torchrun, accelerate, SGLang, vLLM, Megatron, and of
+torch's own examples."""
+
+_SHOWN: Final = 3
+_MANY: Final = 2
+
+
+def differing(name: str, environs: Mapping[str, Mapping[str, str]]) -> list[Remark]:
+    """How a node's settings differ from those of the others, where they must or should not.
+
+    `environs`: the job's environment by node; "" are the nodes that have none of their own.
+    """
+    named = {node: environ for node, environ in environs.items() if node}
+    if name not in named or len(named) < _MANY:
+        return []
+    found = []
+    for setting in sorted({key for environ in named.values() for key in environ}):
+        alike = _alike(setting)
+        if alike == "free":
+            continue
+        values = {node: environ.get(setting) for node, environ in named.items()}
+        remark = _same(setting, name, values) if alike == "unique" else _odd(setting, name, values)
+        if remark is not None:
+            found.append(remark)
+    return found
+
+
+def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
+    """How the ranks of one node differ among themselves: values in the order of the local ranks."""
+    found = []
+    for setting, values in sorted(values_by_name.items()):
+        alike = _alike(setting)
+        if alike in ("free", "unique") or len(set(values)) < _MANY:
+            continue
+        usual = Counter(values).most_common(1)[0][0]
+        at = next(at for at, value in enumerate(values) if value != usual)
+        said = f"local rank {at} has {_value(setting, values[at])}, others {_value(setting, usual)}"
+        found.append(Remark(said, _advice(setting), "fail" if alike == "must" else "warn"))
+    return found
+
+
+def _odd(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
+    mine = values[name]
+    others = Counter(value for node, value in values.items() if node != name)
+    usual, votes = others.most_common(1)[0]
+    if mine == usual or others[mine] >= votes:
+        # As many have this value as have that one: both sides say so, unless it is the usual one.
+        rival = next((value for value in others if value != mine), mine)
+        if rival == mine or 2 * (others[mine] + 1) > len(values):
+            return None
+        usual, votes = rival, others[rival]
+    weight = "fail" if _alike(setting) == "must" else "warn"
+    whom = f"{votes} of {count(len(values), 'node')}"
+    if len(values) == _MANY:
+        whom = next(node for node in values if node != name)
+    said = f"{_value(setting, mine)} here, {_value(setting, usual)} on {whom}"
+    return Remark(said, _advice(setting), "fail" if weight == "fail" else "warn")
+
+
+def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
+    """A number that only one node may have, on two."""
+    mine = values[name]
+    twins = [node for node, value in values.items() if value == mine and node != name]
+    if mine is None or not twins:
+        return None
+    listed = ", ".join(twins[:_SHOWN]) + (", ..." if len(twins) > _SHOWN else "")
+    said = f"{_value(setting, mine)} here and on {listed}: two nodes cannot have one number"
+    return Remark(said, f"number the nodes: {setting} 0 to {len(values) - 1}")
+
+
+def _alike(setting: str) -> Alike:
+    if setting.startswith("-"):
+        option = setting.lstrip("-").replace("_", "-")
+        if option in _NUMBERS_OF_NODES:
+            return "unique"
+        if option in _OWN:
+            return "free"
+        return "must" if option in _SAME else "free"
+    known = variables().get(setting)
+    if known is not None:
+        return known.alike
+    return "should" if setting.startswith("NCCL_") else "free"
+
+
+def _value(setting: str, value: str | None) -> str:
+    if value is None:
+        return f"{setting} not set"
+    known = variables().get(setting)
+    if known is not None and known.type == "secret":
+        return f"another {setting}"
+    return f"{setting} {value[:40]}" if setting.startswith("-") else told(setting, value)
+
+
+def _advice(setting: str) -> str:
+    if _alike(setting) == "must":
+        return f"give every rank the same {setting}: they would wait for one another for ever"
+    return f"give every node the same {setting}, or make sure that it is meant"
+
+
+RANKS = Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
+
+
+def judge_ranks(name: str, job: Job) -> Verdict:
+    """Compare this node with the others, and its ranks among themselves."""
+    if job.environ is None:
+        return not_run(UNKNOWN_JOB)
+    told = [node for node in job.environ if node]
+    within = job.uneven.get(name, {})
+    if len(told) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
+        return not_run(f"one environment for all nodes ({job.environ_origin}): nothing to compare")
+    fine = ok(f"{count(len(told), 'node')}, alike in what ranks must share")
+    return verdict([*differing(name, job.environ), *uneven(within)], fine, job.environ_origin)
+
+
+def test_env_ranks(node: Node, conclude: Conclude) -> None:
+    """The ranks of the job agree on the settings that they must share."""
+    conclude(judge_ranks(node.name, node.job))
+
+
+CHECKS = (CONTRADICTIONS, RANKS)

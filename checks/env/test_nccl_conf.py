@@ -1,4 +1,4 @@
-"""NCCL reads ~/.nccl.conf and /etc/nccl.conf behind the job's back: what they set, judged alike.
+"""No file of NCCL settings on the node breaks the job behind its back.
 
 The environment wins over both, the user's file over the system's; a line is split at its first `=`
 and nothing is trimmed (NVIDIA/nccl, src/misc/param.cc setEnvFile). NCCL_CONF_FILE names a file in
@@ -8,22 +8,24 @@ place of the user's.
 from __future__ import annotations
 
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.environ.editions import editions
-from preflight.facts.environ.names import outdated, unread
-from preflight.facts.environ.remark import Remark, told
-from preflight.facts.environ.transports import switched_off
-from preflight.facts.environ.values import read
-from preflight.facts.environ.variables import variables
+from preflight.check import Check
+from preflight.checks.env.remark import Remark, editions, told, verdict
+from preflight.checks.env.test_choices import switched_off
+from preflight.checks.env.values import read
+from preflight.checks.env.variables import outdated, unread, variables
+from preflight.facts import Facts, Group, Node
+from preflight.facts.words import count
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preflight.facts.model import Facts
-    from preflight.facts.nccl_conf_model import ConfFile
-    from preflight.facts.node import Group
-    from preflight.fleet.model import Promise
+    from preflight.facts.network import ConfFile
+
 
 GRANT: Final = "permission to read the file"
 
@@ -120,3 +122,32 @@ def _line(name: str, value: str, given: Mapping[str, str]) -> Remark | None:
 
 def _is_name(name: str) -> bool:
     return name.isidentifier()
+
+
+CHECK = Check("env.nccl_conf", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
+
+
+def judge(
+    environ: Mapping[str, str] | None, promised: Promise, facts: Facts, group: Group
+) -> Verdict:
+    """Read the files as NCCL does: environment, then the user's file, then the system's."""
+    files = facts.nccl_conf
+    if files is None:
+        said = "whether ~/.nccl.conf and /etc/nccl.conf set anything could not be read"
+        return unknown(said, advice="look why the home or /etc does not answer, then run again")
+    job = environ or {}
+    found = [one for file in files for one in remarks(file, job, facts)]
+    found += left_over(files, job, promised, facts) + drift(shared(facts), group)
+    closed = next((file for file in files if file.error), None)
+    if closed is not None and not found:
+        said = f"{closed.path} is there and cannot be read: {closed.error}"
+        return unknown(
+            said, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
+        )
+    told = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
+    return verdict(found, ok(", ".join(told) + ", all right" if told else "no nccl.conf here"))
+
+
+def test_env_nccl_conf(node: Node, conclude: Conclude) -> None:
+    """Joins a node, its files and the judgement; the frame does the rest."""
+    conclude(judge(node.environ, node.promised, node.facts, node.group))

@@ -1,22 +1,45 @@
-"""Every variable of the job's environment is read by somebody: a misspelt one does nothing."""
+"""Variables that are misspelt, renamed, or hold what their reader does not take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 - read like its documentation
+from typing import TYPE_CHECKING
 
 from preflight.check import Check
+from preflight.checks.env.remark import UNKNOWN_JOB, editions, verdict
+from preflight.checks.env.values import effect, read_all
+from preflight.checks.env.variables import outdated, unread, variables
 from preflight.facts import Facts, Node
-from preflight.facts.environ.editions import editions
-from preflight.facts.environ.names import unread
-from preflight.facts.environ.remark import UNKNOWN_JOB, verdict
-from preflight.facts.environ.variables import variables
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok
 
-CHECK = Check("env.exists", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VALUES = Check("env.values", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
 
 
-def judge(environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None) -> Verdict:
+def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
+    """Read each value as NCCL, torch, CUDA or gloo will."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    told = [one for name, one in variables().items() if name in environ and one.type != "untold"]
+    does = [effect(one.effect, environ) for one in told if one.effect]
+    meant = "; ".join(dict.fromkeys(filter(None, does)))
+    fine = count(len(told), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
+    return verdict(read_all(environ), ok(f"{fine}; {meant}" if meant else fine), origin)
+
+
+def test_env_values(node: Node, conclude: Conclude) -> None:
+    """Every value is one that its reader takes, and the sentence says what it will do."""
+    conclude(judge_values(node.environ, node.job.environ_origin))
+
+
+EXISTS = Check("env.exists", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
+
+
+def judge_exists(
+    environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
+) -> Verdict:
     """Hold the names against those that NCCL, torch, CUDA and gloo read, in the versions here."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
@@ -27,5 +50,27 @@ def judge(environ: Mapping[str, str] | None, origin: str, facts: Facts | None = 
 
 
 def test_env_exists(node: Node, conclude: Conclude) -> None:
-    """Joins the job's environment on a node and the judgement; the frame does the rest."""
-    conclude(judge(node.environ, node.job.environ_origin, node.facts))
+    """Every variable of the job's environment is read by somebody: a misspelt one does nothing."""
+    conclude(judge_exists(node.environ, node.job.environ_origin, node.facts))
+
+
+DEPRECATED = Check(
+    "env.deprecated", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+)
+
+
+def judge_deprecated(
+    environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
+) -> Verdict:
+    """Name what takes the place of each old variable, and since when."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    return verdict(outdated(environ, editions(facts, environ)), ok("no old names"), origin)
+
+
+def test_env_deprecated(node: Node, conclude: Conclude) -> None:
+    """No variable is one that was renamed or removed: the next version will not read it."""
+    conclude(judge_deprecated(node.environ, node.job.environ_origin, node.facts))
+
+
+CHECKS = (VALUES, EXISTS, DEPRECATED)

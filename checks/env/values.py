@@ -1,26 +1,390 @@
-"""Whether a value is what its reader takes: neither NCCL nor CUDA says that it is not.
+"""Whether a value is what its reader takes, and what it will do.
 
 Words are read in `words`, lists of devices in `devices`, numbers in `numbers`.
+
+`^` and `=` count only in front of the whole list (NCCL user guide, NCCL_SOCKET_IFNAME, NCCL_IB_HCA;
+src/misc/utils.cc parseStringList): what stands in front of a later name is part of that name.
+
+NCCL reads by strtoll with base 0 and looks at overflow only (src/misc/param.cc); torch reads by
+std::stoi and std::stod, and stops where there is no number at all (c10d/Utils.hpp).
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
 
-from preflight.facts.environ.alloc import alloc
-from preflight.facts.environ.devices import endpoint, hcas, interface_names, interfaces
-from preflight.facts.environ.effects import effect
-from preflight.facts.environ.numbers import as_stoi, as_strtoll
-from preflight.facts.environ.remark import Remark, told
-from preflight.facts.environ.variables import variables
-from preflight.facts.environ.words import choice, float_number, functions, level, path, word_list
+from preflight.checks.env.remark import Remark, told
+from preflight.checks.env.variables import variables
+from preflight.core.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preflight.facts.environ.numbers import Number
-    from preflight.facts.environ.variables import Variable
+    from preflight.checks.env.variables import Variable
+
+
+LEAST_SPLIT_MIB: Final = 20
+"""max_split_size_mb must be above kLargeBuffer: c10/core/AllocatorConfig.h of torch 2.13."""
+
+_BOOLEANS: Final = (
+    "expandable_segments",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse",
+    "throw_on_cudamalloc_oom",
+    "pinned_free_catch_all",
+)
+_OTHERS: Final = (
+    "backend",
+    "garbage_collection_threshold",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "roundup_power2_divisions",
+    "roundup_bypass_threshold_mb",
+    "large_segment_size_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "per_process_memory_fraction",
+)
+"""Keys of AllocatorConfig.h and CUDAAllocatorConfig.h, torch 2.13 and before."""
+
+KEYS: Final = frozenset((*_BOOLEANS, *_OTHERS))
+_PART: Final = re.compile(r"([^:=\[\],]*)([:=]?)(\[[^\]]*\]|[^,]*)(?:,|$)")
+
+
+def alloc(variable: Variable, value: str) -> Remark | None:
+    """`key:value,key:value`; blanks do not count, a list stands in brackets."""
+    text = value.replace(" ", "")
+    said = told(variable.name, value)
+    for part in _PART.finditer(text):
+        key, sign, given = part.groups()
+        if not part.group():
+            continue
+        wrong = _wrong(key, sign, given)
+        if wrong:
+            return Remark(f"{said}: {wrong}, and torch stops with it", _advice(key, sign))
+    return None
+
+
+def _wrong(key: str, sign: str, given: str) -> str:
+    if key not in KEYS:
+        return f"{key[:40]!a} is no setting of the allocator"
+    if sign != ":":
+        return f"{key} is not followed by a colon"
+    if key in _BOOLEANS:
+        return "" if given in ("True", "False") else f"{key} is neither True nor False"
+    if key == "backend":
+        good = given in ("native", "cudaMallocAsync", "hipMallocAsync")
+        return "" if good else "backend is neither native nor cudaMallocAsync"
+    return _wrong_number(key, given)
+
+
+def _wrong_number(key: str, given: str) -> str:
+    if key == "roundup_power2_divisions" and given.startswith("["):
+        return ""
+    if not re.fullmatch(r"-?[0-9]{1,15}(?:\.[0-9]{0,15})?", given):
+        return f"{key} has no number"
+    number = float(given)
+    if key in ("garbage_collection_threshold", "per_process_memory_fraction"):
+        whole = key.startswith("per") and number == 1
+        return "" if 0 < number < 1 or whole else f"{key} is {given}, not between 0 and 1"
+    if key == "max_split_size_mb" and number <= LEAST_SPLIT_MIB:
+        return f"max_split_size_mb is {given}, not above {LEAST_SPLIT_MIB}"
+    if key == "roundup_power2_divisions" and int(number) & (int(number) - 1):
+        return f"roundup_power2_divisions is {given}, no power of 2"
+    return "" if number >= 0 else f"{key} is {given}, below 0"
+
+
+def _advice(key: str, sign: str) -> str:
+    if key in KEYS:
+        return f"write {key}:VALUE" if sign != ":" else f"correct {key}"
+    return f"remove {key[:40]!a}{did_you_mean(key, KEYS)}"
+
+
+LONGEST_INTERFACE: Final = 15
+"""IFNAMSIZ of Linux is 16, with the byte that ends the name."""
+
+MOST_HCAS: Final = 32
+"""NCCL user guide, NCCL_IB_HCA: a fixed upper limit."""
+
+_HCA: Final = re.compile(r"[^:\s]+(?::[0-9]*(?::-?[0-9]*(?::-?[0-9]*)?)?)?")
+
+
+def interfaces(variable: Variable, value: str) -> Remark | None:
+    """NCCL's list of interfaces."""
+    if not value:
+        return None
+    said = told(variable.name, value)
+    if len(value) == 1:
+        return Remark(f"{said}: a value of one character is ignored", "give at least two letters")
+    names, wrong = _names(said, value)
+    long = next((name for name in names if len(name) > LONGEST_INTERFACE), None)
+    if wrong is None and long is not None:
+        meant = "separate names with commas" if " " in long or ";" in long else "give its real name"
+        return Remark(f"{said}: no interface has a name of {len(long)} characters", meant)
+    return wrong
+
+
+def interface_names(variable: Variable, value: str) -> Remark | None:
+    """Gloo's: exact names."""
+    said = told(variable.name, value)
+    if value.startswith(("^", "=")):
+        return Remark(
+            f"{said}: gloo takes exact names, and knows no ^ and no =", "name one interface"
+        )
+    return _names(said, value)[1]
+
+
+def hcas(variable: Variable, value: str) -> Remark | None:
+    """NCCL's list of HCAs: name[:port[:rail[:plane]]]."""
+    if not value:
+        return None
+    said = told(variable.name, value)
+    names, wrong = _names(said, value)
+    if wrong is not None:
+        return wrong
+    odd = next((name for name in names if not _HCA.fullmatch(name)), None)
+    if odd is not None:
+        return Remark(f"{said}: {odd[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
+    if len(names) > MOST_HCAS:
+        many = f"{variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
+        return Remark(many, "list fewer, or a prefix", "warn")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        return Remark(f"{said}: {twice[:40]} is listed twice", "list each device once", "warn")
+    return None
+
+
+def endpoint(variable: Variable, value: str) -> Remark | None:
+    """host:port, an IPv6 address in brackets."""
+    host, _, port = value.rpartition(":")
+    good = bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535  # noqa: PLR2004 TCP
+    if not value or good:
+        return None
+    said = f"{told(variable.name, value)} is not HOST:PORT"
+    return Remark(said, f"write {variable.name} as localhost:28028, IPv6 as [::1]:28028")
+
+
+def _names(said: str, value: str) -> tuple[list[str], Remark | None]:
+    """The names of a list, and what is wrong with its commas, blanks and signs."""
+    names = re.sub(r"^\^?=?", "", value).split(",")
+    blank = next((name for name in names if name != name.strip()), None)
+    if blank is not None:
+        wrong = f"{said}: the blank in {blank[:40]!a} is part of the name, which no device has"
+        return names, Remark(wrong, "write the list without blanks")
+    signed = next((name for name in names if name.startswith(("^", "="))), None)
+    if signed is not None:
+        wrong = f"{said}: the sign in {signed[:40]!a} is part of the name: "
+        return names, Remark(wrong + "^ and = count only in front of the whole list", "write ^=a,b")
+    spaced = next((name for name in names if re.search(r"[\s;|]", name)), None)
+    if spaced is not None:
+        return names, Remark(f"{said}: only a comma separates names", "write a,b")
+    return [name for name in names if name], None
+
+
+_STRTOLL: Final = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
+_STOI: Final = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
+_INT64: Final = 1 << 63
+_INT32: Final = 1 << 31
+_MOST_DIGITS: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """What a reader makes of a text. `how`: why that is not what was meant."""
+
+    value: int | None
+    """None: the default counts (empty, or overflow), or the reader raises."""
+    how: Literal["fine", "empty", "rest", "octal", "words", "huge"] = "fine"
+
+
+def as_strtoll(text: str) -> Number:
+    """Read it as C's strtoll with base 0, as NCCL does."""
+    if not text:
+        return Number(None, "empty")
+    found = _STRTOLL.match(text)
+    if found is None:
+        return Number(0, "words")
+    digits = found[2].lower()
+    if len(digits) > _MOST_DIGITS:
+        return Number(None, "huge")
+    octal = len(digits) > 1 and digits[0] == "0" and digits[1] != "x"
+    value = int(digits, 8 if octal else 16 if digits.startswith("0x") else 10)
+    value = -value if found[1] == "-" else value
+    if not -_INT64 <= value < _INT64:
+        return Number(None, "huge")
+    if text[found.end() :].strip():
+        return Number(value, "rest")
+    return Number(value, "octal" if octal and int(digits) != abs(value) else "fine")
+
+
+def as_stoi(text: str) -> Number:
+    """Read it as C++'s stoi, as torch does; None where that raises."""
+    found = _STOI.match(text)
+    if found is None:
+        return Number(None, "words")
+    value = int(found[2][:20]) * (-1 if found[1] == "-" else 1)
+    if not -_INT32 <= value < _INT32:
+        return Number(None, "huge")
+    return Number(value, "rest" if text[found.end() :].strip() else "fine")
+
+
+def number(text: str | None, read_as: str = "strtoll") -> int | None:
+    """The number that counts; None where the text is not set, or sets none."""
+    if text is None:
+        return None
+    return (as_stoi if read_as == "stoi" else as_strtoll)(text).value
+
+
+def switched_on(text: str | None) -> bool:
+    """Whether NCCL takes a switch for on: any number but 0."""
+    return bool(number(text))
+
+
+ACK_UNIT_S: Final = 4.096e-6
+"""Local Ack Timeout: this times 2^value. InfiniBand specification, volume 1, 12.7.34."""
+
+_TIMEOUT, _RETRIES = 20, 7
+_TRIES, _PAUSE_MS, _HEARTBEAT_S = 34, 100, 480
+"""Defaults of NCCL 2.23 and later, and of torch 2.13; as in the TOML files."""
+
+_FIVE_BITS: Final = 31
+_MOST_TRIES: Final = 1 << 31
+
+
+def effect(kind: str, environ: Mapping[str, str]) -> str:
+    """Say what the settings behind one kind of effect come to; "" where there is nothing to say."""
+    if kind == "ib_timeout":
+        return _dead_link(environ)
+    if kind == "socket_retry":
+        return _absent_peer(environ)
+    return _watchdog(environ) if kind == "heartbeat" else ""
+
+
+def duration(seconds: float) -> str:
+    """67 ms, 4.3 s, 30 s, 2.3 min, 16 min, 1.5 h."""
+    for least, unit, size in ((7200, "h", 3600), (120, "min", 60), (1, "s", 1)):
+        if seconds >= least:
+            return f"{_two_digits(seconds / size)} {unit}"
+    return f"{_two_digits(seconds * 1000)} ms"
+
+
+def _two_digits(amount: float) -> str:
+    return f"{float(f'{amount:.2g}'):g}"
+
+
+def _dead_link(environ: Mapping[str, str]) -> str:
+    timeout = _or(number(environ.get("NCCL_IB_TIMEOUT")), _TIMEOUT)
+    retries = _or(number(environ.get("NCCL_IB_RETRY_CNT")), _RETRIES)
+    if not 1 <= timeout <= _FIVE_BITS:
+        return "a dead link will never be noticed"
+    after_s = ACK_UNIT_S * 2**timeout * max(1, min(retries, _RETRIES))
+    return f"a dead link will be noticed after {duration(after_s)}"
+
+
+def _absent_peer(environ: Mapping[str, str]) -> str:
+    tries = _or(number(environ.get("NCCL_SOCKET_RETRY_CNT")), _TRIES)
+    pause_ms = _or(number(environ.get("NCCL_SOCKET_RETRY_SLEEP_MSEC")), _PAUSE_MS)
+    if not 0 < tries < _MOST_TRIES or pause_ms <= 0:
+        return ""
+    # The pauses grow by one each time: NCCL user guide, NCCL_SOCKET_RETRY_SLEEP_MSEC.
+    after_s = (tries + 1) * tries / 2 * pause_ms / 1000
+    return f"a peer that refuses connections will be given up after {duration(after_s)}"
+
+
+def _watchdog(environ: Mapping[str, str]) -> str:
+    seconds = _or(number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"), "stoi"), _HEARTBEAT_S)
+    return f"a stuck watchdog will end its rank after {duration(seconds)}" if seconds > 0 else ""
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def choice(variable: Variable, value: str) -> Remark | None:
+    """One word of a list."""
+    return None if not value or _is_one(variable, value) else _unknown_word(variable, value, value)
+
+
+def word_list(variable: Variable, value: str) -> Remark | None:
+    """Words with commas between; `^` in front inverts where the variable knows that."""
+    listed = value.removeprefix("^") if variable.invert else value
+    words = listed.split(",")
+    wrong = next((word for word in words if word and not _is_one(variable, word)), None)
+    return None if wrong is None else _unknown_word(variable, value, wrong)
+
+
+def functions(variable: Variable, value: str) -> Remark | None:
+    """`ring,tree;allreduce:^tree`: lists, each for one function (since NCCL 2.24)."""
+    for part in value.split(";"):
+        _, _, listed = part.rpartition(":")
+        for word in listed.removeprefix("^").split(","):
+            if word and not _is_one(variable, word):
+                return _unknown_word(variable, value, word)
+    return None
+
+
+def level(variable: Variable, value: str) -> Remark | None:
+    """A distance by name, in capitals, or one of the old numbers."""
+    if not value or value in variable.values:
+        return None
+    number = as_strtoll(value)
+    if number.how == "fine" and 0 <= (number.value or 0) <= (variable.max or 0):
+        return None
+    said = f"{told(variable.name, value)} is ignored without a word"
+    capitals = f"write {value.strip().upper()}" if value.strip().upper() in variable.values else ""
+    return Remark(said, capitals or f"give one of {', '.join(variable.values)}")
+
+
+def float_number(variable: Variable, value: str) -> Remark | None:
+    """A positive number with a point."""
+    try:
+        good = not value or float(value) > 0
+    except ValueError:
+        good = False
+    said = f"{told(variable.name, value)} is no positive number, and is ignored"
+    return None if good else Remark(said, f"give {variable.name} a number such as 1.5")
+
+
+def path(variable: Variable, value: str) -> Remark | None:
+    """A path: nothing but a shell knows the tilde, and quotes and blanks are part of the name."""
+    if value.startswith("~"):
+        said = f"{told(variable.name, value)}: only a shell replaces ~, here it is part of the name"
+        return Remark(said, "write the whole path")
+    if value != value.strip():
+        said = f"{told(variable.name, value)}: the blank at its end is part of the name"
+        return Remark(said, "remove the blank")
+    return None
+
+
+def _is_one(variable: Variable, word: str) -> bool:
+    taken = [one.upper() for one in variable.values] if variable.fold else variable.values
+    return (word.upper() if variable.fold else word) in taken
+
+
+def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
+    said = f"{told(variable.name, value)}: "
+    if word.strip() != word and _is_one(variable, word.strip()):
+        said += f"the blank in {word!a} is part of the word, so it is not known"
+        advice = "remove the blank"
+    elif not variable.fold and word.upper() in variable.values:
+        said += f"{word[:40]!a} is not known, capitals count"
+        advice = f"write {word.upper()}"
+    else:
+        said += f"{word[:40]!a} is not one of {', '.join(variable.values)}"
+        near = did_you_mean(word.upper(), variable.values)
+        meant = near.partition("'")[2].partition("'")[0] if "did you mean" in near else ""
+        advice = f"write {meant}" if meant else f"unset {variable.name}, or give one of these"
+    said += f"; {variable.beyond}" if variable.beyond else ""
+    return Remark(said, advice, "warn" if variable.mild else "fail")
+
 
 _HIDDEN: Final = re.compile(
     r"\*{3,}|[<\[(]?(?:redacted|masked|removed|hidden)[>\])]?", re.IGNORECASE

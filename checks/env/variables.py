@@ -1,21 +1,223 @@
-"""A variable that nobody reads is a wish: its author believes that it is fulfilled."""
+"""Which variables exist, who reads them, what they take, and what a misspelt one meant.
+
+Keys of an entry, all but `type`, `does` and `source` optional:
+
+type      integer, switch (0 or 1), boolean (torch's words), number_of, choice, list, functions,
+          level, bytes, float, ifname, names, hca, endpoint, path, alloc, text, secret
+values, fold, invert   the words it takes; in any case; `^` in front inverts
+min, max, unit, default, soft_min, soft_max   outside of the last two a value is unusual
+beyond, mild, warn, advice   what a wrong value does; only a warning; right but unwise values
+loud      values for debugging that cost a run its speed
+deprecated, removed, use, quiet   since when, what to use; no warning by itself
+since     the first version that reads it; held against the version in the job's Python
+alike     must, should, free, unique: among the ranks of one job
+effect    what preflight.checks.env.values works out
+
+A job may have thousands of variables, and each is held against all known names within the budget:
+first by which letters occur at all, then letter by letter until they are too far apart.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib.resources import files
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from preflight.facts.environ.editions import Editions
-from preflight.facts.environ.nearest import meant
-from preflight.facts.environ.remark import Remark
-from preflight.facts.environ.variables import family, nobody, variables
-from preflight.facts.software import version
+from preflight.checks.env.remark import Editions, Remark
+from preflight.checks.software.test_versions import version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import date
 
-    from preflight.facts.environ.variables import Variable
+
+Alike = Literal["must", "should", "free", "unique"]
+
+_OWNERS: Final = ("nccl", "torch", "cuda", "gloo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One variable, as whoever reads it takes it; see the module for the fields."""
+
+    name: str
+    owner: str
+    read_as: str
+    """How a number is read: "strtoll" takes what it can and says nothing, "stoi" raises."""
+    date: date
+    source: str
+    type: str = "untold"
+    does: str = ""
+    values: tuple[str, ...] = ()
+    fold: bool = False
+    invert: bool = False
+    mild: bool = False
+    min: float | None = None
+    max: float | None = None
+    soft_min: float | None = None
+    soft_max: float | None = None
+    unit: str = ""
+    default: int | str | None = None
+    beyond: str = ""
+    hangs: bool = False
+    """A number out of range makes the job wait for ever, without a word."""
+    warn: Mapping[str, str] = field(default_factory=dict)
+    loud: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
+    deprecated: str = ""
+    deprecated_value: str = ""
+    removed: str = ""
+    use: str = ""
+    quiet: bool = False
+    since: str = ""
+    alike: Alike = "should"
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All names with one prefix. `closed`: no other program may invent names with it."""
+
+    owner: str
+    prefix: str
+    closed: bool
+    edition: str
+    foreign: Mapping[str, str]
+    """Prefixes of names that somebody else reads, and who."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody:
+    """A name that advice spreads and nothing reads."""
+
+    hope: str
+    instead: str
+
+
+@cache
+def variables() -> dict[str, Variable]:
+    """Every variable that is known, by name."""
+    return {one.name: one for owner in _OWNERS for one in _of(owner)}
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """The prefixes that are judged; PYTORCH_ and TORCH_NCCL_ are torch's too."""
+    found = []
+    for owner in _OWNERS:
+        table = _table(owner)
+        known = (table["owner"], table["prefix"], table["closed"], table["edition"])
+        found.append(Family(*known, table["foreign"]))
+    torch = next(one for one in found if one.owner == "torch")
+    nccl = Family("torch", "TORCH_NCCL_", True, torch.edition, torch.foreign)  # noqa: FBT003
+    pytorch = Family("torch", "PYTORCH_", False, torch.edition, torch.foreign)  # noqa: FBT003
+    return (nccl, pytorch, *found)
+
+
+@cache
+def nobody() -> dict[str, Nobody]:
+    """Names that nothing reads."""
+    return {name: Nobody(**entry) for name, entry in _table("nobody")["names"].items()}
+
+
+def family(name: str) -> Family | None:
+    """Whose name it looks like; None for everybody else's."""
+    return next((one for one in families() if name.startswith(one.prefix)), None)
+
+
+def _table(owner: str) -> dict[str, Any]:
+    text = files("preflight.checks.env").joinpath(f"{owner}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _of(owner: str) -> list[Variable]:
+    table = _table(owner)
+    who: dict[str, Any] = {name: table[name] for name in ("owner", "read_as", "date")}
+    prefix = table["prefix"] if owner == "nccl" else ""
+    alike: Alike = "should" if owner == "nccl" else "free"
+    plain = [
+        Variable(name=prefix + name, source=table["edition"], alike=alike, **who)
+        for name in table["undocumented"].split()
+    ]
+    told = [
+        Variable(name=name, **who, **{**entry, "values": tuple(entry.get("values", ()))})
+        for name, entry in table["variables"].items()
+    ]
+    return [*plain, *told]
+
+
+FARTHEST: Final = 2
+"""Letters by which a typing error may differ; swapping two neighbours counts as one."""
+
+_SHORTEST: Final = 8
+
+
+def meant(name: str) -> str:
+    """The variable that a wrong name is probably meant to be; "" where none is near."""
+    upper = name.upper()
+    if upper in variables():
+        return upper
+    return _by_words().get(_words(upper), "") or _nearest(upper)
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(sorted(name.split("_")))
+
+
+@cache
+def _by_words() -> Mapping[tuple[str, ...], str]:
+    """The known names by their words in any order; of several the first."""
+    return {_words(one): one for one in reversed(variables())}
+
+
+@cache
+def _known() -> tuple[tuple[str, int], ...]:
+    """The known names, each with the letters that occur in it."""
+    return tuple((one, _letters(one)) for one in variables() if len(one) >= _SHORTEST)
+
+
+def _nearest(name: str) -> str:
+    best, least, mine = "", FARTHEST + 1, _letters(name)
+    for one, letters in _known():
+        # An edit takes at most one letter away and brings at most one.
+        if abs(len(one) - len(name)) > FARTHEST or (mine ^ letters).bit_count() > 2 * FARTHEST:
+            continue
+        far = _distance(name, one)
+        if far < least:
+            best, least = one, far
+    return best
+
+
+def _letters(name: str) -> int:
+    """A bit for each letter that occurs."""
+    found = 0
+    for letter in name:
+        found |= 1 << (ord(letter) & 63)
+    return found
+
+
+def _distance(a: str, b: str) -> int:
+    """Letters to insert, delete, replace or swap (restricted Damerau-Levenshtein distance).
+
+    Given up, as more than FARTHEST, once two rows in turn are farther than that.
+    """
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        now = [i]
+        for j, other in enumerate(b, 1):
+            cost = min(row[j] + 1, now[j - 1] + 1, row[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                cost = min(cost, before[j - 2] + 1)
+            now.append(cost)
+        before, row = row, now
+        if min(row) > FARTHEST and min(before) > FARTHEST:
+            return FARTHEST + 1
+    return row[-1]
+
 
 MOST_COMPARED: Final = 4096
 """Unknown names that are held against the known ones: what takes longer is said to be left out."""

@@ -1,17 +1,89 @@
-"""All GPUs of a node all-reduce among themselves as fast as its peers', with the right sums."""
+"""All-reduces between nodes, inside of a node, and over NVLink between nodes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from preflight.check import Check
-from preflight.fabric.inside_judge import held_to_nvlink
-from preflight.fabric.words import gbs, size, time_us
+from preflight.core.text import gbs, size, time_us
+from preflight.fabric.measure import Pair
+from preflight.fabric.node_allreduce import held_to_nvlink
+from preflight.fabric.nvlink_domain import over_nvlink
+from preflight.fabric.retest import MORE_TIME
 from preflight.facts import Gpu, Node
-from preflight.facts.inside import Inside
+from preflight.facts.results import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
-CHECK = Check(
+ALLREDUCE = Check(
+    "fabric.allreduce",
+    stage="fabric",
+    tier="quick",
+    requires=("reach.answer", "host.driver_hung", "net.ports"),
+    disturbs=True,
+)
+
+_EVIDENCE = (
+    *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
+    *("decided_by", "latency_us", "latency_limit_us"),
+)
+
+
+def judge_allreduce(pair: Pair) -> Verdict:
+    """Condemn whoever the whole sweep blames for this pair, not simply its two ends."""
+    if pair.trouble:
+        # No other check has seen it, and a missing measurement is not a pass.
+        return unknown(
+            pair.error,
+            advice=pair.advice
+            or f"read what {pair.blamed} said, run again, or exclude {pair.blamed}",
+            blame=pair.blamed,
+            cause=f"ports of {pair.blamed}" if pair.blamed.startswith("pair ") else "sweep",
+        )
+    if pair.state == "not_run" or pair.lost:
+        return not_run(
+            pair.error or "not measured", stopped=pair.waited or pair.lost, busy=pair.busy
+        )
+    evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
+    evidence["size_bytes"] = pair.at_bytes
+    if pair.events:
+        return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
+    if pair.bad or pair.doubt:
+        return _slow_or_broken(pair, evidence)
+    if pair.busbw_gbs is None or pair.latency_us is None or pair.limit_gbs is None or pair.unheld:
+        return unknown(
+            pair.short or pair.unheld,
+            advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
+            if pair.short
+            else "promise nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
+            **evidence,
+        )
+    return ok(
+        f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
+        f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}"
+        + pair.remarks,
+        **evidence,
+    )
+
+
+def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
+    if pair.doubt:
+        return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
+    # The port stage saw the same way shut: one cause, one finding.
+    cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
+    return fail(pair.why, cause=cause, **_blame(pair), **evidence)
+
+
+def _blame(pair: Pair) -> dict[str, Any]:
+    nodes = {"culprits": pair.culprits, "suspects": pair.suspects}
+    return {"advice": pair.advice, "blame": pair.blamed, **nodes}
+
+
+def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
+    """Every pair of nodes all-reduces as fast as its peers, with the right sums."""
+    conclude(judge_allreduce(pair))
+
+
+INTRA_NODE = Check(
     "fabric.intra_node",
     stage="fabric",
     tier="quick",
@@ -20,7 +92,9 @@ CHECK = Check(
 )
 
 
-def judge(name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None) -> Verdict:
+def judge_intra_node(
+    name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None
+) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or (inside.state == "one_rail" and not inside.lacks):
         return not_run("it has one rail, nothing to all-reduce inside of it")
@@ -29,10 +103,10 @@ def judge(name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None)
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _measured(held_to_nvlink(inside, gpus or ()))
+    return _intra_node_measured(held_to_nvlink(inside, gpus or ()))
 
 
-def _measured(inside: Inside) -> Verdict:
+def _intra_node_measured(inside: Inside) -> Verdict:
     evidence: dict[str, Any] = {
         "state": inside.state,
         "backend": inside.backend,
@@ -72,5 +146,59 @@ def _measured(inside: Inside) -> Verdict:
 
 
 def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.name, node.inside, node.facts.gpus))
+    """All GPUs of a node all-reduce among themselves as fast as its peers', with the right sums."""
+    conclude(judge_intra_node(node.name, node.inside, node.facts.gpus))
+
+
+NVLINK_DOMAIN = Check(
+    "fabric.nvlink_domain",
+    stage="fabric",
+    tier="quick",
+    requires=("reach.answer", "host.driver_hung", "net.ports"),
+    disturbs=True,
+)
+
+
+def judge_nvlink_domain(
+    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None
+) -> Verdict:
+    """Condemn a node whose NVLink to its neighbours is slow or not used, where it is its fault."""
+    if one is None:
+        return not_run("NVML tells no NVLink domain that goes beyond this node")
+    if one.state == "alone":
+        return not_run("no other node of its NVLink domain takes part with NCCL")
+    if one.state == "not_run":
+        return not_run(one.reason, stopped=one.stopped)
+    if one.state == "trouble":
+        advice = f"read what {name} said, run again, or exclude {name}"
+        return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
+    return _nvlink_domain_measured(name, over_nvlink(one, gpus or ()))
+
+
+def _nvlink_domain_measured(name: str, one: OverNvlink) -> Verdict:
+    evidence: dict[str, Any] = {
+        "nvlink_domain": one.domain,
+        "nodes": one.nodes,
+        "rail": one.rail,
+        "partners": list(one.partners),
+        "way": one.way,
+        "size_bytes": one.at_bytes,
+        "best_gbs": one.best_gbs,
+        "peers_gbs": one.peers_gbs,
+    }
+    if one.why and one.proven:
+        return fail(one.why, advice=one.advice, **evidence)
+    if one.why:
+        why = f"{one.why}; whether {name} is at fault is not known"
+        return unknown(why, advice=one.advice, **evidence)
+    reached = f"{gbs(one.best_gbs or 0.0)} at best at {size(one.at_bytes)}"
+    where = f"on the slowest of its {one.rails} GPUs with {' and '.join(one.partners)}"
+    return ok(f"{reached} {where}, over {one.way}; {one.nodes} nodes are in its domain", **evidence)
+
+
+def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
+    """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus))
+
+
+CHECKS = (ALLREDUCE, INTRA_NODE, NVLINK_DOMAIN)

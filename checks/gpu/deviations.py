@@ -3,33 +3,65 @@
 Who the peers are: a promise decides first, then the majority of the node's group, and only where
 neither speaks the other GPUs of the same node. A machine whose whole group is built unevenly is
 as it should be.
+
+Where GPUs are joined directly each link has a GPU at its other end. When one GPU of a usual number
+is not there, and the dead links of the others are as many as one GPU has, they are its links.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from preflight.facts.board_links import may_be_off, must_be_up, settled
-from preflight.facts.node import Majority
-from preflight.facts.pci_distance import DISTANCES
-from preflight.facts.unlisted_gpu import LOOK, unlisted_gpu
-from preflight.facts.wiring import (
+from preflight.facts.boards import (
     gpu_codes,
     link_counts,
     link_ends,
+    may_be_off,
+    must_be_up,
     nearest_nics,
     nic_distances,
     numa_nodes,
+    settled,
     up_links,
 )
+from preflight.facts.node import DISTANCES, Majority
+from preflight.verdict import Verdict, fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.facts.model import Facts, Gpu
     from preflight.facts.node import Group
+    from preflight.facts.topology import Topology
+
+
+LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
+_USUAL: Final = (4, 8, 16)
+
+
+def unlisted_gpu(gpus: Sequence[Gpu]) -> str:
+    """Say that one GPU is missing and which dead links lead to it; "" where nothing proves it."""
+    dead = {gpu.index: [link.link for link in gpu.links or () if not link.up] for gpu in gpus}
+    torn = {index: links for index, links in dead.items() if links}
+    sizes = {len(gpu.links or ()) for gpu in gpus}
+    switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+    if len(gpus) + 1 not in _USUAL or len(sizes) != 1 or switched:
+        return ""
+    of_one = sizes.pop()
+    lost = sum(len(links) for links in torn.values())
+    if lost != of_one or len(torn) < 2 or any(gpu.mig_enabled for gpu in gpus):  # noqa: PLR2004 - one GPU's own fault is no proof
+        return ""
+    listed = "; ".join(
+        f"GPU{index} link {', '.join(str(link) for link in links)}" for index, links in torn.items()
+    )
+    return (
+        f"a GPU is missing: {len(gpus)} are listed, {len(gpus) + 1} expected, and the {lost} dead "
+        f"NVLinks of the others ({listed}) are as many as one GPU has"
+    )
+
 
 T = TypeVar("T")
 
@@ -227,3 +259,51 @@ def _at(gpu: Gpu) -> str:
 def _down(gpu: Gpu) -> str:
     down = [str(link.link) for link in gpu.links or () if not link.up]
     return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""
+
+
+def conclude_oddities(found: Iterable[Oddity]) -> Verdict | None:
+    """A failure if one of them is grave, else a warning; None where nothing is odd."""
+    odd = sorted(found, key=lambda one: not one.grave)
+    if not odd:
+        return None
+    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+    conclude = fail if odd[0].grave else warn
+    findings = [one.sentence for one in odd]
+    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings)
+
+
+_MOST_SHARE: Final = 0.75
+"""Fewer alike are a machine that is built unevenly, such as a mesh of eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class OddCell:
+    """A pair that is joined by `code`, while `usual` joins `alike` of all `of` pairs."""
+
+    a: str
+    b: str
+    code: str
+    usual: str
+    alike: int
+    of: int
+
+    @property
+    def sentence(self) -> str:
+        """GPU0-GPU1 is joined by NV17, 27 of 28 pairs by NV18."""
+        most = f"{self.alike} of {self.of} pairs by {self.usual}"
+        return f"{self.a}-{self.b} is joined by {self.code}, {most}"
+
+
+def odd_cells(printed: Topology) -> tuple[OddCell, ...]:
+    """Pairs of a machine whose other pairs are nearly all joined by the same number of NVLinks."""
+    codes = {(a, b): printed.link(a, b) for a, b in combinations(printed.gpus, 2)}
+    if not codes:
+        return ()
+    usual, alike = Counter(codes.values()).most_common(1)[0]
+    if not usual.startswith("NV") or alike < _MOST_SHARE * len(codes):
+        return ()
+    return tuple(
+        OddCell(a, b, code, usual, alike, len(codes))
+        for (a, b), code in codes.items()
+        if code != usual
+    )

@@ -1,17 +1,37 @@
-"""Every node answers with the GPUs its group promises."""
+"""Every GPU is there and answers, and the driver does so at once."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from preflight.check import Check
-from preflight.facts import Gpu, Node
-from preflight.facts.gpu_errors import lost_of
-from preflight.facts.gpu_twins import twins
-from preflight.facts.odd_gpus import Usual, usual_gpus
+from preflight.checks.gpu.deviations import Usual, usual_gpus
+from preflight.checks.gpu.driver_log import missing_slots
+from preflight.checks.gpu.readings import conclude_gpus, healths
+from preflight.checks.gpu.test_errors import answer_troubles, lost_of
+from preflight.facts import Driver, Facts, Gpu, Node
+from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.facts.xid_verdict import missing_slots
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
-CHECK = Check(
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def twins(gpus: Sequence[Gpu]) -> str:
+    """Say which GPUs are told twice; "" where each is told once."""
+    for words, told in (
+        ("UUID", [gpu.uuid for gpu in gpus]),
+        ("PCI address", [gpu.bus_id for gpu in gpus]),
+        ("index", [str(gpu.index) for gpu in gpus]),
+    ):
+        twice = next((each for each in told if each and told.count(each) > 1), "")
+        if twice:
+            return f"{told.count(twice)} GPUs have the {words} {twice}"
+    return ""
+
+
+COUNT = Check(
     "gpu.count",
     stage="facts",
     tier="prolog",
@@ -20,7 +40,7 @@ CHECK = Check(
 )
 
 
-def judge(
+def judge_count(
     promised: int | None,
     gpus: tuple[Gpu, ...] | None,
     usual: Usual | None = None,
@@ -66,7 +86,94 @@ def judge(
 
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
+    """Every node answers with the GPUs its group promises."""
     facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
     counted, said = facts.driver.counted, lost_of(facts)
-    conclude(judge(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
+    conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
+
+
+READINGS = Check(
+    "gpu.readings",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_readings(promised: int | None, facts: Facts) -> Verdict:
+    """Name the readings that NVML answered with an error."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="readings",
+        needs=(
+            "temperature_c",
+            "memory_total_mib",
+            "performance_state",
+            "ecc_volatile_uncorrected",
+            "remap_pending",
+        ),
+        troubles=answer_troubles(facts),
+        fine="no reading of its GPUs fails",
+        cause="readings",
+    )
+
+
+def test_gpu_readings(node: Node, conclude: Conclude) -> None:
+    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
+    conclude(judge_readings(node.promised.gpus, node.facts))
+
+
+DRIVER_SLOW = Check(
+    "gpu.driver_slow",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+    heals=True,
+)
+PERSISTENCE = "systemctl enable --now nvidia-persistenced"
+
+
+def judge_driver_slow(promised: int | None, facts: Facts) -> Verdict:
+    """Tell an answer that took too long; opening a driver without persistence mode may."""
+    driver = facts.driver
+    answered = driver.state == "answered"
+    if not answered and not promised:
+        return not_run("no GPUs promised, no NVIDIA driver that answers here")
+    if not answered or driver.slowest_s is None or driver.init_s is None:
+        return unknown("the driver did not answer, so nobody timed it", advice="recheck")
+    cold = any(health.persistence is False for _, health in healths(facts))
+    slow = limit("driver_slow_s")
+    what, took = _slowest(driver, cold=cold)
+    seen = f"{what} took {took:.1f} s"
+    if took > slow:
+        return _late(f"{seen}, under {slow:g} s expected", took)
+    if driver.init_s > slow:
+        opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
+        return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
+    return ok(f"{seen} at the most", seconds=took)
+
+
+def _late(seen: str, took: float) -> Verdict:
+    if took > limit("driver_wedged_s"):
+        advice = "look for NVRM and Xid in dmesg; drain and reboot"
+        return fail(seen, advice=advice, seconds=took)
+    advice = "look for NVRM and Xid in dmesg, and for load on this node; recheck"
+    return warn(seen, advice=advice, seconds=took)
+
+
+def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
+    """The slowest answer that says something of the driver's health."""
+    answer = (driver.slowest_call or "an answer", driver.slowest_s or 0.0)
+    opening = ("opening the driver (nvmlInit)", 0.0 if cold else driver.init_s or 0.0)
+    return max(answer, opening, key=lambda one: one[1])
+
+
+def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
+    """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_driver_slow(node.promised.gpus, node.facts))
+
+
+CHECKS = (COUNT, READINGS, DRIVER_SLOW)

@@ -1,4 +1,4 @@
-"""Signs of a failing GPU: memory errors, rows that wait to be remapped, the driver's advice.
+"""Signs of a failing GPU: memory errors, rows to be remapped, resets that are asked for.
 
 Which numbers mean what: NVIDIA's guide to GPU memory errors and the limits in `limits.toml`.
 """
@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.gpu_verdict import Trouble, healths, named
-from preflight.facts.limits import limit
+from preflight.check import Check
+from preflight.checks.gpu.readings import Trouble, conclude_gpus, healths, named
+from preflight.facts import Facts, Node
+from preflight.facts.basics import limit
 from preflight.facts.words import count
+from preflight.verdict import Conclude, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.gpu_model import GpuHealth
-    from preflight.facts.model import Facts
+    from preflight.facts.gpu import GpuHealth
+
 
 _RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, recheck"
 _REPLACE: Final = "drain; run the field diagnostic and replace the GPU"
@@ -147,3 +150,113 @@ def lost_of(facts: Facts) -> tuple[str, ...]:
     answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
     said = [line for line in facts.problems if line.startswith("GPU ")]
     return tuple(line for line in said if not line.startswith(tuple(answering)))
+
+
+ECC = Check(
+    "gpu.ecc",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_ecc(promised: int | None, facts: Facts) -> Verdict:
+    """Tell recent uncorrectable errors, worn SRAM, and storms of corrected errors."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="count of uncorrectable ECC errors",
+        needs=("ecc_volatile_uncorrected",),
+        troubles=ecc_troubles(facts),
+        fine="no uncorrectable ECC errors since the driver was loaded",
+        cause="memory",
+    )
+
+
+def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
+    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_ecc(node.promised.gpus, node.facts))
+
+
+REMAP = Check(
+    "gpu.remap",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_remap(promised: int | None, facts: Facts) -> Verdict:
+    """Tell what a reset would mend, and what no reset will."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="state of row remapping or page retirement",
+        needs=("remap_pending", "retired_pending"),
+        troubles=remap_troubles(facts),
+        fine="no memory row or page waits to be taken out of use",
+        cause="memory",
+    )
+
+
+def test_gpu_remap(node: Node, conclude: Conclude) -> None:
+    """No bad memory row or page waits for a reset, and remapping has not failed."""
+    conclude(judge_remap(node.promised.gpus, node.facts))
+
+
+RECOVERY = Check(
+    "gpu.recovery",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_recovery(promised: int | None, facts: Facts) -> Verdict:
+    """Pass on what the driver itself says must be done first."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="recovery action",
+        needs=("recovery_action",),
+        troubles=recovery_troubles(facts),
+        fine="the driver asks for no recovery action",
+        cause="memory",
+    )
+
+
+def test_gpu_recovery(node: Node, conclude: Conclude) -> None:
+    """The driver asks for no reset or reboot: where it does, the next job on that GPU fails."""
+    conclude(judge_recovery(node.promised.gpus, node.facts))
+
+
+INFOROM = Check(
+    "gpu.inforom",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_inforom(promised: int | None, facts: Facts) -> Verdict:
+    """Tell whether the driver finds the InfoROM of a GPU corrupted."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="InfoROM check",
+        needs=("inforom_valid",),
+        troubles=inforom_troubles(facts),
+        fine="the InfoROM of every GPU is valid",
+    )
+
+
+def test_gpu_inforom(node: Node, conclude: Conclude) -> None:
+    """The InfoROM of every GPU is sound: it keeps the board's error history and its limits."""
+    conclude(judge_inforom(node.promised.gpus, node.facts))
+
+
+CHECKS = (ECC, REMAP, RECOVERY, INFOROM)

@@ -1,4 +1,4 @@
-"""What the driver wrote of the NVSwitches: a fatal SXid takes NVLink away from all GPUs."""
+"""What the NVIDIA driver wrote of GPUs and NVSwitches into the kernel log."""
 
 from __future__ import annotations
 
@@ -9,17 +9,34 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from preflight.facts.gpu_log import roots, troubles
-from preflight.facts.kernel_log import ago, unread, whole, window
+from preflight.check import Check
+from preflight.checks.gpu.driver_log import judge_xids, roots, troubles
+from preflight.checks.kernel_log import ago, unread, whole, window
+from preflight.facts import Facts, Node
 from preflight.facts.words import count
-from preflight.verdict import fail, not_run, unknown, warn
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.kernel_model import KernelLog, LogLine
-    from preflight.facts.model import Facts
-    from preflight.verdict import Verdict
+    from preflight.facts.machine import KernelLog, LogLine
+
+
+XID = Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+
+def judge_xid(promised: Promise, facts: Facts) -> Verdict:
+    """The gravest Xid that is no echo of another; a program's own fault drains nothing."""
+    return judge_xids(
+        promised.gpus, facts, promised.fatal_xids or (), promised.tolerated_xids or ()
+    )
+
+
+def test_gpu_xid(node: Node, conclude: Conclude) -> None:
+    """No Xid in the kernel log says that a GPU must be reset, power-cycled or replaced."""
+    conclude(judge_xid(node.promised, node.facts))
+
 
 _SXID = re.compile(
     r"^(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
@@ -180,7 +197,7 @@ def _told(found: Sequence[Fault], facts: Facts) -> str:
 
 @cache
 def _parts() -> tuple[tuple[int, int, str, str], ...]:
-    text = files("preflight.facts").joinpath("sxids.toml").read_text(encoding="utf-8")
+    text = files("preflight.checks.gpu").joinpath("sxids.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     advice = table["advice"]
     return tuple(
@@ -206,3 +223,19 @@ def _evidence(one: Fault) -> dict[str, object]:
         "times": one.times,
         "last_s": one.last_s,
     }
+
+
+SXID = Check("gpu.sxid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+
+def judge_sxid(facts: Facts) -> Verdict:
+    """A fatal SXid since the driver was loaded; non-fatal ones are handled by the driver."""
+    return judge_sxids(facts)
+
+
+def test_gpu_sxid(node: Node, conclude: Conclude) -> None:
+    """No NVSwitch of the node wrote a fatal SXid: it takes NVLink away from all of its GPUs."""
+    conclude(judge_sxid(node.facts))
+
+
+CHECKS = (XID, SXID)

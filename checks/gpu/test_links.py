@@ -1,22 +1,71 @@
-"""How a GPU reaches the others: its PCIe link, its NVLinks, and the NVSwitch fabric behind them."""
+"""How a GPU reaches the others: its PCIe link, its NVLinks, the NVSwitch fabric.
+
+They run since the driver was loaded, at most since boot. A captured text says nothing of either, so
+that a total in it is healthy only where it would be within the shortest time that is judged.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from preflight.facts.gpu_errors import uptime_s
-from preflight.facts.gpu_peers import Wanted, wanted_of_kind
-from preflight.facts.gpu_verdict import Trouble, healths, named
-from preflight.facts.limits import limit
-from preflight.facts.nvlink_counts import noise
+from preflight.check import Check
+from preflight.checks.gpu.readings import (
+    Trouble,
+    Wanted,
+    conclude_gpus,
+    healths,
+    named,
+    wanted_of_kind,
+)
+from preflight.checks.gpu.test_errors import uptime_s
+from preflight.facts import Facts, Group, Node
+from preflight.facts.basics import limit
+from preflight.verdict import Conclude, Outcome, Verdict, not_run, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.gpu_model import GpuHealth
-    from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group
+    from preflight.facts.gpu import GpuHealth, LinkErrors
+    from preflight.facts.model import Gpu
+
+
+_FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
+"""Where counters of 16 and 32 bits stand still, however much comes after."""
+
+
+def noise(link: LinkErrors, uptime: float) -> str:
+    """What a link counted beyond the usual since the driver was loaded; "" if nothing."""
+    if link.recoveries:
+        return f"trained anew {link.recoveries} times since its driver was loaded, 0 expected"
+    hours = max(1.0, uptime / 3600)
+    for number, what, name in _counts(link):
+        most = limit(name)
+        if uptime and number / hours > most:
+            return f"{number} {what}, {number / hours:.0f} an hour; at most {most:.0f} is usual"
+        if not uptime and number in _FULL:
+            return f"{number} {what}, which is all that its counter can hold; 0 expected"
+    return ""
+
+
+def undated(facts: Facts) -> tuple[str, ...]:
+    """Totals that could be too high, or not: nothing says for how long they have counted."""
+    if uptime_s(facts):
+        return ()
+    return tuple(
+        f"{named(gpu)} NVLink {link.link}: {number} {what}"
+        for gpu, health in healths(facts)
+        for link in health.link_errors or ()
+        for number, what, name in _counts(link)
+        if number > limit(name)
+    )
+
+
+def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
+    """(number, what, its limit) of what the link counted."""
+    yield link.replays or 0, "replays", "nvlink_replays_per_hour"
+    yield link.crc or 0, "packets with a wrong checksum", "nvlink_crc_per_hour"
+
 
 _RESEAT: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
 _NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if that stays"
@@ -116,3 +165,121 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
             listed = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
             yield Trouble(gpu, f"{named(gpu)}: the NVSwitch fabric says: {listed}", advice)
+
+
+_WIDEST: Final = 16
+
+PCIE = Check(
+    "gpu.pcie",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_pcie(promised: int | None, facts: Facts, group: Group) -> Verdict:
+    """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
+    said = conclude_gpus(
+        promised,
+        facts,
+        what="PCIe link width",
+        needs=("pcie_width",),
+        troubles=pcie_troubles(facts, group),
+        fine=f"PCIe {_widths(facts)}, as expected",
+    )
+    if said.outcome is Outcome.OK and not _known(facts, group):
+        return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not told")
+    return said
+
+
+def _widths(facts: Facts) -> str:
+    links = {health.pcie_width for _, health in healths(facts) if health.pcie_width}
+    return " and ".join(f"x{width}" for width in sorted(links, reverse=True))
+
+
+def _known(facts: Facts, group: Group) -> bool:
+    """Whether every GPU is told, or its peers tell, how wide it should be; nothing is wider."""
+    if wanted_of_kind("pcie_width", facts, group) is not None:
+        return True
+    told = [health for _, health in healths(facts) if health.pcie_width]
+    return all(health.pcie_width_max or health.pcie_width == _WIDEST for health in told)
+
+
+def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
+    """Every GPU has all its PCIe lanes, at full speed while at work, without repeating itself."""
+    conclude(judge_pcie(node.promised.gpus, node.facts, node.group))
+
+
+NVLINK = Check(
+    "gpu.nvlink",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_nvlink(promised: int | None, facts: Facts, group: Group) -> Verdict:
+    """Tell slow links, links that retrain, and links that send again too often."""
+    verdict = conclude_gpus(
+        promised,
+        facts,
+        what="NVLink counters",
+        needs=("link_errors",),
+        troubles=nvlink_troubles(facts, group),
+        fine="every NVLink that is up runs at full speed, without recoveries",
+    )
+    if verdict.outcome is not Outcome.OK:
+        return verdict
+    if old := undated(facts):
+        more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+        return unknown(
+            f"{old[0]}{more}: a total, and nothing says since when",
+            advice="take a second reading after a known time, or ask the live node",
+            totals=list(old),
+        )
+    if _none_up(facts):
+        return not_run("no NVLink is up: gpu.topology tells whether one should be")
+    return verdict
+
+
+def _none_up(facts: Facts) -> bool:
+    links = [link for gpu in facts.gpus or () for link in gpu.links or ()]
+    told = [link for gpu in facts.gpus or () if gpu.health for link in gpu.health.link_errors or ()]
+    return not told and not any(link.up for link in links)
+
+
+def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
+    """NVLinks that are up run at full speed and without errors; links down are gpu.topology's."""
+    conclude(judge_nvlink(node.promised.gpus, node.facts, node.group))
+
+
+FABRIC = Check(
+    "gpu.fabric",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+    heals=True,
+)
+
+
+def judge_fabric(promised: int | None, facts: Facts) -> Verdict:
+    """Tell GPUs whose registration the fabric manager has not completed, or finds unhealthy."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="state of the NVSwitch fabric",
+        needs=("fabric_state",),
+        troubles=fabric_troubles(facts),
+        fine="every GPU has joined the NVSwitch fabric",
+    )
+
+
+def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
+    """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
+    conclude(judge_fabric(node.promised.gpus, node.facts))
+
+
+CHECKS = (PCIE, NVLINK, FABRIC)

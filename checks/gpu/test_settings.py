@@ -1,21 +1,29 @@
-"""GPUs that are not what the group is: model, firmware, modes, memory. One odd one stalls a job."""
+"""GPUs that are not what the group is: model, firmware, modes, memory."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.gpu_peers import reading, wanted, wanted_of_kind
-from preflight.facts.gpu_verdict import Trouble, healths, named
-from preflight.facts.limits import limit
+from preflight.check import Check
+from preflight.checks.gpu.readings import (
+    Trouble,
+    conclude_gpus,
+    healths,
+    named,
+    reading,
+    wanted,
+    wanted_of_kind,
+)
+from preflight.facts import Facts, Group, Node
+from preflight.facts.basics import limit
 from preflight.facts.words import memory
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.model import Facts
-    from preflight.facts.node import Group
-    from preflight.fleet.model import Promise
 
 _FLASH: Final = "bring it to the version of the others, or leave the node out"
 _FIRMWARE: Final = {"vbios": "VBIOS", "inforom": "InfoROM", "gsp_version": "GSP firmware"}
@@ -186,3 +194,137 @@ def used_troubles(facts: Facts) -> Iterator[Trouble]:
 
 def _on(value: object) -> str:
     return "on" if value else "off"
+
+
+MODEL = Check(
+    "gpu.model",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+)
+
+
+def judge_model(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Compare the names that NVML tells with the promise, the group, then the siblings."""
+    return conclude_gpus(
+        promised.gpus,
+        facts,
+        what="model",
+        needs=("name",),
+        troubles=model_troubles(promised.gpu_model, facts, group),
+        fine=_model_fine(facts),
+    )
+
+
+def _model_fine(facts: Facts) -> str:
+    return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
+
+
+def test_gpu_model(node: Node, conclude: Conclude) -> None:
+    """Every GPU is of the model that was promised, or that the group has."""
+    conclude(judge_model(node.promised, node.facts, node.group))
+
+
+SOFTWARE = Check(
+    "gpu.software",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+)
+
+
+def judge_software(promised: int | None, facts: Facts, group: Group) -> Verdict:
+    """Compare versions with most nodes of the group, else with the node's other GPUs."""
+    said = conclude_gpus(
+        promised,
+        facts,
+        what="firmware versions",
+        needs=("vbios", "inforom", "gsp_version"),
+        troubles=software_troubles(facts, group),
+        fine=_software_fine(facts),
+    )
+    if said.outcome is Outcome.OK and not facts.driver.version:
+        return unknown("its driver's version is not told", advice="run nvidia-smi, then recheck")
+    return said
+
+
+def _software_fine(facts: Facts) -> str:
+    versions = {health.vbios for _, health in healths(facts) if health.vbios}
+    return f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not told'}"
+
+
+def test_gpu_software(node: Node, conclude: Conclude) -> None:
+    """Driver, VBIOS, InfoROM and GSP firmware are those of the group: drift makes odd faults."""
+    conclude(judge_software(node.promised.gpus, node.facts, node.group))
+
+
+MODE = Check(
+    "gpu.mode",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+)
+
+
+def judge_mode(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Compare the modes with the promise, the group, then the siblings."""
+    return conclude_gpus(
+        promised.gpus,
+        facts,
+        what="modes",
+        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
+        troubles=mode_troubles(promised, facts, group),
+        fine=_mode_fine(facts),
+    )
+
+
+def _mode_fine(facts: Facts) -> str:
+    """All modes in one line: where nobody decides, a person may."""
+    said = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
+    words = []
+    for name, field in said.items():
+        values = {reading(gpu, field) for gpu in facts.gpus or ()} - {None}
+        words += [f"{name} {' and '.join('on' if on else 'off' for on in sorted(values))}"] * bool(
+            values
+        )
+    modes = {reading(gpu, "compute_mode") for gpu in facts.gpus or ()} - {None}
+    return ", ".join([*words, *(f"compute mode {mode}" for mode in sorted(modes))])
+
+
+def test_gpu_mode(node: Node, conclude: Conclude) -> None:
+    """MIG, ECC, persistence and compute mode are as promised, or as on the group."""
+    conclude(judge_mode(node.promised, node.facts, node.group))
+
+
+MEMORY = Check(
+    "gpu.memory",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+    drains=True,
+)
+
+
+def judge_memory(promised: int | None, facts: Facts, group: Group) -> Verdict:
+    """Compare total, reserved and BAR1 memory; captured texts also tell memory nobody owns."""
+    return conclude_gpus(
+        promised,
+        facts,
+        what="amount of memory",
+        needs=("memory_total_mib",),
+        troubles=[*memory_troubles(facts, group), *used_troubles(facts)],
+        fine=_memory_fine(facts),
+    )
+
+
+def _memory_fine(facts: Facts) -> str:
+    sizes = sorted({gpu.memory_total_mib or 0 for gpu in facts.gpus or ()})
+    return f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU"
+
+
+def test_gpu_memory(node: Node, conclude: Conclude) -> None:
+    """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
+    conclude(judge_memory(node.promised.gpus, node.facts, node.group))
+
+
+CHECKS = (MODEL, SOFTWARE, MODE, MEMORY)

@@ -1,4 +1,8 @@
-"""What the kernel wrote of broken parts of the host: PCIe, CPU and memory (AER, MCE, EDAC)."""
+"""What the kernel wrote of a broken host: PCIe, CPU, memory, disks, tasks that hang.
+
+The kernel asks every driver below the port; one that cannot take part ("no error_detected
+callback") makes the whole recovery fail, and its device may answer nothing any more.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,79 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from preflight.facts.gpu_log import slot_of
-from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, whole, window
-from preflight.facts.limits import limit
-from preflight.facts.pcie_recovery import BDF as _BDF
-from preflight.facts.pcie_recovery import Recoveries
+from preflight.checks.gpu.driver_log import lost_slots, slot_of
+from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.facts.xid_verdict import lost_slots
 from preflight.verdict import fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from preflight.facts.kernel_model import LogLine
+    from preflight.facts.machine import LogLine
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
+
+
+BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
+Outcome = Literal["fatal", "unrecovered"]
+
+_CANNOT = re.compile(
+    rf"(?P<driver>\S+) (?P<device>{BDF}): (?:AER: )?"
+    r"(?:can't recover|device has no AER-aware driver)"
+)
+_ENDED = re.compile(rf"(?:\S+ )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)")
+_BY = re.compile(rf"(?P<driver>\S+) {BDF}: PCIe Bus Error")
+_VITAL = {"nvidia", "mlx5_core"}
+"""A job dies with these; a node without its audio or USB still works."""
+_APART_S = 10.0
+"""Errors of one recovery come within milliseconds, a reset of the link within seconds."""
+
+
+class Recoveries:
+    """Follows the recoveries of a log: which errors came first, and how it ended for them."""
+
+    def __init__(self) -> None:
+        self.ended: dict[str, Outcome] = {}
+        """By PCI address of the error; what is not here was recovered, or nothing was said."""
+        self._errors: set[str] = set()
+        self._drivers: set[str] = set()
+        self._over = False
+        self._at_s: float | None = None
+
+    def error(self, where: str, line: LogLine) -> None:
+        """Take an uncorrected error; after a recovery ended it begins the next one."""
+        before, self._at_s = self._at_s, line.at_s
+        later = before is not None and line.at_s is not None and line.at_s - before > _APART_S
+        if self._over or later:
+            self._errors, self._drivers, self._over = set(), set(), False
+        self._errors.add(where)
+        named = _BY.match(line.text)
+        if named is not None and named["driver"] != "pcieport":
+            self._drivers.add(named["driver"])
+
+    def take(self, text: str) -> None:
+        """Take any other line: a driver that cannot recover, or how the whole of it ended."""
+        if cannot := _CANNOT.match(text):
+            self._over = True
+            self._drivers.add(cannot["driver"])
+            vital = cannot["driver"] in _VITAL
+            # Without its error, whose line is gone, nobody knows how grave that was.
+            self._end("fatal" if vital else "unrecovered")
+            if vital and not self._errors:
+                self.ended[cannot["device"]] = "unrecovered"
+        elif ended := _ENDED.match(text):
+            self._over = True
+            if ended["how"] == "failed":
+                others = self._drivers and not self._drivers & _VITAL
+                self._end("unrecovered" if others else "fatal")
+
+    def _end(self, outcome: Outcome) -> None:
+        for where in self._errors:
+            if self.ended.get(where) != "fatal":
+                self.ended[where] = outcome
+
 
 Part = Literal["pcie", "cpu", "memory", "firmware"]
 Grade = Literal["fatal", "uncorrected", "unrecovered", "corrected", "earlier"]
@@ -38,17 +100,17 @@ _HINT = re.compile(
 # What a user may name stands in some lines: each pattern begins where the line does.
 _MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
 _AER = re.compile(
-    rf"(?:\S+ )?(?P<agent>{_BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
+    rf"(?:\S+ )?(?P<agent>{BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
     r"(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?",
     re.IGNORECASE,
 )
 _AER_SUMMARY = re.compile(
-    rf"(?:\S+ )?(?P<port>{_BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
+    rf"(?:\S+ )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
     rf"(?: \((?P<fatal>(?:Non-)?Fatal)\))? error (?:message )?received:? "
-    rf"(?:from )?(?P<agent>{_BDF})?",
+    rf"(?:from )?(?P<agent>{BDF})?",
     re.IGNORECASE,
 )
-_DPC = re.compile(rf"(?:\S+ )?(?P<agent>{_BDF}): DPC: containment event")
+_DPC = re.compile(rf"(?:\S+ )?(?P<agent>{BDF}): DPC: containment event")
 _BANK = re.compile(
     rf"{_MCE}CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
     r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{16})"
@@ -234,3 +296,140 @@ def _evidence(one: Fault) -> dict[str, object]:
         "times": one.times,
         "last_s": one.last_s,
     }
+
+
+Kind = Literal[
+    "read-only", "file system", "disk", "lockup", "oops", "oom", "cgroup oom", "hung", "nfs"
+]
+
+_XFS = r"^XFS \((?P<what>[^)]+)\): "
+_KINDS: tuple[tuple[Kind, str], ...] = (
+    ("read-only", r"^(?:EXT[234]|F2FS)-fs \((?P<what>[^):]+)\S*\): [Rr]emounting .*read-only"),
+    ("read-only", r"^BTRFS \w+ \(device (?P<what>[^):]+)[^)]*\): forced readonly"),
+    ("read-only", rf"{_XFS}(?:xfs_do_force_shutdown|.*Shutting down filesystem)"),
+    ("read-only", rf"{_XFS}(?:Filesystem has been|User initiated) shut ?down"),
+    ("file system", r"^(?:EXT[234]|F2FS|BTRFS)\S* .*?error.*?\(device (?P<what>[^):]+)"),
+    ("file system", rf"{_XFS}.*(?:[Cc]orrupt|I/O error|metadata .*error)"),
+    ("file system", r"^BTRFS.*\(device (?P<what>[^):]+).*(?:error|corrupt)"),
+    ("disk", r"^(?:blk_update_request: )?(?:I/O|critical \w+) error, dev (?P<what>[^, ]+)"),
+    ("disk", r"^Buffer I/O error on dev(?:ice)? (?P<what>[^, ]+)"),
+    ("disk", r"^nvme (?P<what>nvme\d+): (?:controller is down|Removing after|Device not ready)"),
+    ("lockup", r"^(?:watchdog: )?BUG: soft lockup - (?P<what>CPU#?\d*)"),
+    ("lockup", r"^(?:NMI )?[Ww]atchdog.{0,40}hard LOCKUP on (?P<what>cpu ?\d+)"),
+    ("lockup", r"^rcu: INFO: \w+ (?:self-)?detected (?P<what>stall)"),
+    ("oops", r"^(?P<what>BUG: unable to handle|Oops|general protection fault)"),
+    ("cgroup oom", r"^Memory cgroup out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
+    ("oom", r"^Out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
+    ("hung", r"^INFO: task (?P<what>.+?):\d+ blocked for more than"),
+    ("nfs", r"^nfs: server (?P<what>\S+) not responding"),
+)  # fmt: skip
+_HOST_LOG_HINT = re.compile(
+    r"-fs|XFS|BTRFS|F2FS|error, dev|I/O error|^nvme |ockup|LOCKUP|stall|^BUG|^Oops|^general"
+    r"|ut of memory|^INFO: task|^nfs: "
+)
+"""Few lines are looked at closely."""
+
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+_LOOP = re.compile(r"^(?:loop|sr|fd|zram|ram)\d")
+"""Devices whose errors tell of an image or an empty drive, not of a disk."""
+_OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
+
+_WORDS: dict[Kind, tuple[str, str]] = {
+    "read-only": (
+        "made a file system read-only",
+        "drain; check that disk (smartctl -x), repair the file system, remount it",
+    ),
+    "file system": ("found a damaged file system", "check that disk (smartctl -x), run fsck"),
+    "disk": ("could not read or write a disk", "check that disk (smartctl -x); replace it"),
+    "lockup": ("lost a CPU for many seconds", "look at dmesg for what held it; update the kernel"),
+    "oops": ("hit a bug of its own", "reboot; look at dmesg for the module, update it"),
+    "oom": (
+        "ran out of memory and killed a process",
+        "look at what else runs there; give the job less, or the node more memory",
+    ),
+    "cgroup oom": (
+        "killed a process for its job's memory limit",
+        "raise the job's memory limit, or use fewer workers that load data",
+    ),
+    "hung": (
+        "waited minutes for a task in D state",
+        "look at its disk, shared file system and driver (dmesg names the task's stack)",
+    ),
+    "nfs": ("waited for a file server", "check that server and the way to it"),
+}
+_GRAVE: tuple[Kind, ...] = ("read-only",)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One kind of thing, of one device, task or process."""
+
+    kind: Kind
+    what: str
+    times: int
+    last_s: float | None
+
+
+def events(lines: Sequence[LogLine]) -> list[Event]:
+    """All that was said, by kind and what it is about; the gravest kind first."""
+    found: dict[tuple[Kind, str], Event] = {}
+    for line in lines:
+        if not _HOST_LOG_HINT.search(line.text):
+            continue
+        for kind, pattern in _PATTERNS:
+            hit = pattern.search(line.text)
+            if hit is None:
+                continue
+            what = hit["what"] or ""
+            if not (kind in _OF_A_DISK and _LOOP.match(what)):
+                before = found.get((kind, what))
+                times = line.times + (before.times if before else 0)
+                found[kind, what] = Event(kind, what, times, line.last_s)
+            break
+    return sorted(found.values(), key=lambda each: list(_WORDS).index(each.kind))
+
+
+def judge_host_log(facts: Facts) -> Verdict:
+    """A file system that turned read-only fails the node; the rest of the last day is a warning."""
+    log = facts.kernel_log
+    if log is None:
+        return unread(facts)
+    said = events(log.lines)
+    evidence: dict[str, Any] = {
+        "events": [_host_log_evidence(each) for each in said],
+        "log": log.source,
+    }
+    graves = [each for each in said if each.kind in _GRAVE]
+    if graves:
+        return fail(
+            f"{_host_log_told(graves[0], facts)}; expected none {window(log, facts)}",
+            advice=_WORDS[graves[0].kind][1],
+            **evidence,
+        )
+    recent = [each for each in said if _recent(each, facts)]
+    if recent:
+        more = f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
+        return warn(
+            f"{_host_log_told(recent[0], facts)}{more}",
+            advice=_WORDS[recent[0].kind][1],
+            **evidence,
+        )
+    rest = f"; {count(len(said), 'older note')}" if said else ""
+    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
+    return whole(sentence, log, ("fs", "disk"), **evidence)
+
+
+def _recent(one: Event, facts: Facts) -> bool:
+    since_s = elapsed_s(one.last_s, facts)
+    return since_s is None or since_s < limit("host_event_s")
+
+
+def _host_log_told(one: Event, facts: Facts) -> str:
+    what = f" ({one.what})" if one.what else ""
+    often = f", {one.times} times" if one.times > 1 else ""
+    return f"the kernel {_WORDS[one.kind][0]}{what}{often}{ago(one.last_s, facts)}"
+
+
+def _host_log_evidence(one: Event) -> dict[str, object]:
+    return {"kind": one.kind, "what": one.what, "times": one.times, "last_s": one.last_s}

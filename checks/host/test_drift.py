@@ -1,27 +1,189 @@
-"""Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""
+"""Nodes that differ from their group: another kernel, library or BIOS, another clock.
+
+Marzullo's rule: the moment that lies in the most intervals is the time, and who does not hold it
+is off by at least his distance from it. The uncertainty of a round trip can so condemn nobody.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.facts import Clock, Facts, Reach
-from preflight.facts.limits import limit
-from preflight.facts.skew import HERE, Astray, Time, agreed, off, worded
+from preflight.checks.fleet_view import FleetView
+from preflight.facts import Clock, Facts, Majority, Node, Reach
+from preflight.facts.basics import limit
+from preflight.facts.node import others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-from preflight.view import FleetView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-CHECK = Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",))
+    from preflight.facts.machine import Stack
+
+
+def kernel(facts: Facts) -> str | None:
+    """Its release, as uname says."""
+    return facts.kernel or None
+
+
+def system(facts: Facts) -> str | None:
+    """Debian GNU/Linux 12 (bookworm)."""
+    return _told(facts, lambda stack: stack.os)
+
+
+def libc(facts: Facts) -> str | None:
+    """What binary wheels are built for: glibc 2.36."""
+    return _told(facts, lambda stack: stack.libc)
+
+
+def cpu(facts: Facts) -> str | None:
+    """Architecture and model."""
+    return _told(facts, lambda stack: f"{stack.cpu} ({stack.architecture})")
+
+
+def cpus(facts: Facts) -> str | None:
+    """How many are online: a socket may be off, or hyper-threading."""
+    return _told(facts, lambda stack: str(stack.cpus_online) if stack.cpus_online else "")
+
+
+def board(facts: Facts) -> str | None:
+    """The product, as its maker calls it."""
+    return _told(facts, lambda stack: stack.product)
+
+
+def bios(facts: Facts) -> str | None:
+    """Its version; PCIe and power settings come with it."""
+    return _told(facts, lambda stack: stack.bios)
+
+
+READINGS: dict[str, Callable[[Facts], str | None]] = {
+    "kernel": kernel,
+    "system": system,
+    "C library": libc,
+    "CPU": cpu,
+    "CPUs online": cpus,
+    "machine": board,
+    "BIOS": bios,
+}
+"""By the word that names it in a sentence."""
+
+
+def _told(facts: Facts, read: Callable[[Stack], str]) -> str | None:
+    stack = facts.machine.stack if facts.machine else None
+    return (read(stack) or None) if stack is not None else None
+
+
+DRIFT = Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",))
+
+ALIGN = "bring it to what the others run (reimage, update or boot the other kernel), then recheck"
+AGREE = "decide what the group shall run and bring all nodes to it, or split the group"
+
+
+def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict:
+    """Each reading against the vote of the group; what nobody agrees on is said as such."""
+    if facts.machine is None or facts.machine.stack is None:
+        return unknown("what it runs could not be read", advice="mount /proc and /sys there")
+    if not any(vote is not None and vote.of > 1 for vote in usual.values()):
+        return not_run(f"no peers to compare with: kernel {facts.kernel}")
+    odd: list[str] = []
+    split: list[str] = []
+    for word, read in READINGS.items():
+        vote, mine = usual.get(word), read(facts)
+        if vote is None or mine is None or vote.votes == vote.of:
+            continue
+        if not vote.decides:
+            split.append(
+                f"{word} {mine}; no more than {vote.votes} of {vote.of} nodes agree on one"
+            )
+        elif vote.value != mine:
+            odd.append(f"{word} {mine}; {others(vote, vote.value)}")
+    told = odd + split
+    if told:
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+        return warn(told[0] + more, advice=ALIGN if odd else AGREE, findings=told)
+    seen = {word: mine for word, read in READINGS.items() if (mine := read(facts))}
+    return ok(f"as its group: {', '.join(f'{word} {mine}' for word, mine in seen.items())}")
+
+
+def test_host_drift(node: Node, conclude: Conclude) -> None:
+    """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight checks` prints it
+    usual = {word: node.group.majority(read) for word, read in READINGS.items()}
+    conclude(judge_drift(node.facts, usual))
+
+
+HERE: Final = ""
+"""The clock of this machine among the nodes': a voice, and no part of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Where most clocks agree, ahead of this machine's by `from_s` to `to_s`."""
+
+    from_s: float
+    to_s: float
+    votes: int
+    of: int
+
+    @property
+    def decides(self) -> bool:
+        """More than half of the clocks, so that the others are off and not these."""
+        return self.votes * 2 > self.of
+
+    def off_s(self, clock: Clock) -> float:
+        """How far a clock is off at least: positive ahead, negative behind, 0 within it."""
+        if clock.ahead_s - clock.uncertain_s > self.to_s:
+            return clock.ahead_s - clock.uncertain_s - self.to_s
+        return min(0.0, clock.ahead_s + clock.uncertain_s - self.from_s)
+
+
+def agreed(clocks: Sequence[Clock]) -> Time:
+    """The moment that most clocks hold possible; each may be half of what matters off by itself."""
+    slack_s = limit("clock_apart_s") / 2
+    edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
+    edges += [(clock.ahead_s + clock.uncertain_s + slack_s, 1) for clock in clocks]
+    edges.sort()
+    best, inside = Time(0.0, 0.0, 0, len(clocks)), 0
+    for at, (edge_s, kind) in enumerate(edges):
+        inside -= kind
+        if inside > best.votes:
+            best = Time(edge_s, edges[at + 1][0], inside, len(clocks))
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """How far a clock is off: as it was seen, and at least, whatever the round trip hid."""
+
+    seen_s: float
+    at_least_s: float
+
+
+def off(clocks: Mapping[str, Clock], time: Time) -> dict[str, Astray]:
+    """The clocks that are off by so much that it matters, by name, the farthest first."""
+    middle_s = (time.from_s + time.to_s) / 2
+    found = {
+        name: Astray(clock.ahead_s - middle_s, abs(time.off_s(clock)))
+        for name, clock in clocks.items()
+    }
+    slack_s = limit("clock_apart_s") / 2
+    far = [(name, one) for name, one in found.items() if one.at_least_s > slack_s]
+    return dict(sorted(far, key=lambda named: -named[1].at_least_s))
+
+
+def worded(off_s: float) -> str:
+    """3600.1 s ahead, 4.2 s behind."""
+    return f"{abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}"
+
+
+CLOCK = Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",))
 
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
 DEAD = "torchrun's c10d rendezvous takes a node for dead"
 
 
-def judge(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Verdict:
+def judge_clock(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Verdict:
     """Every node's clock and this machine's: who is out of the interval of most is off."""
     told = {name: reach.clock for name, reach in reaches.items() if reach.clock is not None}
     if lacking := [name for name in reaches if name not in told]:
@@ -72,6 +234,9 @@ def _off(
 
 
 def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
-    """Joins the fleet and the judgement; the frame does the rest."""
+    """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
-    conclude(judge(reaches, {name: node.facts for name, node in fleet.nodes.items()}))
+    conclude(judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}))
+
+
+CHECKS = (DRIFT, CLOCK)

@@ -1,4 +1,4 @@
-"""What a job writes to must take it, and a file server that hangs takes the job with it.
+"""A job writes to /tmp and to its own folder: a full or read-only disk ends it, often late.
 
 Pure rules over the probe's look at each file system; the gravest finding first.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.limits import limit
-from preflight.facts.peers import others
-from preflight.facts.words import memory
+from preflight.check import Check
+from preflight.facts import Facts, Majority, Node
+from preflight.facts.basics import limit
+from preflight.facts.node import decided, others
+from preflight.facts.words import count, memory
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.machine_model import FileSystem
-    from preflight.facts.model import Facts
-    from preflight.facts.node import Majority
+    from preflight.facts.machine import FileSystem
 
+
+if TYPE_CHECKING:
     Lasting = Majority[tuple[tuple[str, bool], ...]]
 
 _GIB: Final = 1024
@@ -125,3 +128,87 @@ def _left(one: FileSystem) -> str:
         return ""
     inodes = "; no inode is free" if one.inodes and one.inodes_free == 0 else ""
     return f": {memory(one.free_mib)} of {memory(one.size_mib)} are free{inodes}"
+
+
+DISK = Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",))
+
+READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
+MADE_SO = (
+    "mounted so from the start: see that the job writes elsewhere (a volume, --preflight-report)"
+)
+FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what nobody needs"
+
+
+def judge_disk(facts: Facts) -> Verdict:
+    """What takes no file at all, then what soon will not; shared ones that hang are not ours."""
+    found = written_to(facts)
+    if found is None:
+        return unknown(
+            "its file systems could not be read", advice="mount /proc; see cat /proc/self/mountinfo"
+        )
+    seen = [one for one in found if one.free_mib is not None]
+    evidence = {one.mount: f"{one.free_mib} of {one.size_mib} MiB free" for one in seen}
+    for one in found:
+        if why := unwritable(one):
+            broken = one.remounted or "Read-only" in why or one.free_mib is None
+            if made_so(one):
+                return warn(why, advice=MADE_SO, file_systems=evidence)
+            return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
+    short = [words for one in found for words in scarce(one)]
+    if short:
+        more = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
+        return warn(short[0] + more, advice=FULL, findings=short, file_systems=evidence)
+    hidden = [one for one in found if one.free_mib is None and not one.shared]
+    if hidden or not seen:
+        what = ", ".join(one.mount for one in hidden) or "what a job writes to"
+        return unknown(f"{what} may not be looked at", advice="see df there as the job's user")
+    free = ", ".join(f"{memory(one.free_mib or 0)} on {one.mount}" for one in seen)
+    return ok(f"free: {free}", file_systems=evidence)
+
+
+def test_host_disk(node: Node, conclude: Conclude) -> None:
+    """A job writes to /tmp and to its own folder: a full or read-only disk ends it, often late."""
+    conclude(judge_disk(node.facts))
+
+
+MOUNTS = Check("host.mounts", stage="facts", tier="prolog", requires=("reach.answer",))
+
+HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
+MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
+
+Usual = Majority[tuple[tuple[str, bool], ...]]
+
+
+def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
+    """Who does not answer, then what the other nodes have and this one has not."""
+    found = shared(facts)
+    if found is None:
+        return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
+    silent, said = unanswered(found)
+    if silent:
+        return fail(said, advice=HUNG, mount=silent)
+    absent, said = missing(found, decided(usual))
+    if absent:
+        return fail(said, advice=MOUNT, mount=absent)
+    slow = [one for one in found if one.seconds > limit("mount_slow_s")]
+    if slow:
+        said = f"{named(slow[0])} took {slow[0].seconds:.1f} s to tell its size"
+        return warn(
+            f"{said}, at most {limit('mount_slow_s'):g} s are usual",
+            advice="look at its server's load and at the network to it",
+        )
+    told = [one for one in found if one.state == "answered"]
+    if not found:
+        return not_run("no shared file systems here")
+    return ok(
+        f"{count(len(told), 'shared file system')} answered",
+        mounts=sorted(one.mount for one in found),
+    )
+
+
+def test_host_mounts(node: Node, conclude: Conclude) -> None:
+    """A shared file system that hangs or is missing on one node hangs or kills the whole job."""
+    conclude(judge_mounts(node.facts, node.group.majority(lasting)))
+
+
+CHECKS = (DISK, MOUNTS)

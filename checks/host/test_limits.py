@@ -1,22 +1,170 @@
-"""A control group smaller than the machine starves the ranks: one CPU for eight GPUs crawls."""
+"""Limits that end or starve a job: locked memory, open files, control group, /dev/shm."""
 
 from __future__ import annotations
 
-from preflight.check import Check
-from preflight.facts import Facts, Node
-from preflight.facts.job_limits import IN_THE_JOB
-from preflight.facts.limits import limit
-from preflight.facts.words import count, memory
-from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
+from dataclasses import dataclass
+from typing import Final, Literal
 
-CHECK = Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",))
+from preflight.check import Check
+from preflight.checks.host.test_file_systems import SHM, SHM_FULL, lying_on
+from preflight.facts import Facts, Majority, Node
+from preflight.facts.basics import limit
+from preflight.facts.machine import UNLIMITED, Limits
+from preflight.facts.words import count, memory
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
+
+Kind = Literal["memlock", "nofile"]
+
+IN_THE_JOB: Final = ("srun", "torchrun")
+"""Ways in that are processes of the job itself: what holds for us holds for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A limit and whose it is; `sure` where the job will have the same."""
+
+    value: float
+    """`inf` for unlimited."""
+    most: float
+    """Up to which a process may raise it by itself."""
+    whose: str
+    sure: bool
+
+
+def held(kind: Kind, facts: Facts, transport: str) -> Held | None:
+    """The limit nearest to the job's: its own, its scheduler's, our login's; None if unread."""
+    if facts.machine is None:
+        return None
+    daemons = facts.machine.launchers or ()
+    if transport not in IN_THE_JOB and daemons:
+        first = daemons[0]
+        whose = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
+        return _held(first.limits, kind, whose, sure=True)
+    if facts.machine.limits is None:
+        return None
+    sure = transport in IN_THE_JOB
+    if kind == "memlock" and facts.machine.locks_any:
+        whose = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
+        whose = "of the job's own process (CAP_IPC_LOCK)" if sure else whose
+        return Held(float("inf"), float("inf"), whose, sure)
+    whose = "of the job's own process" if sure else "of our login; the job's may differ"
+    return _held(facts.machine.limits, kind, whose, sure=sure)
+
+
+def memlock_of(facts: Facts) -> float | None:
+    """For the vote of a group: the limit of whoever starts jobs there, else of our login."""
+    one = held("memlock", facts, "")
+    return None if one is None else one.value
+
+
+def nofile_of(facts: Facts) -> float | None:
+    """For the vote of a group, as above."""
+    one = held("nofile", facts, "")
+    return None if one is None else one.value
+
+
+def _held(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> Held:
+    soft, hard = getattr(limits, kind), getattr(limits, f"{kind}_hard")
+    return Held(_number(soft), _number(hard), whose, sure)
+
+
+def _number(ceiling: int) -> float:
+    return float("inf") if ceiling == UNLIMITED else float(ceiling)
+
+
+MEMLOCK = Check("host.memlock", stage="facts", tier="prolog", requires=("reach.answer",))
+
+GIB = 1 << 30
+MEMLOCK_ADVICE = (
+    "set LimitMEMLOCK=infinity for the service that starts jobs (slurmd; containers: "
+    "--ulimit memlock=-1) and memlock unlimited in /etc/security/limits.d; in Slurm also "
+    "PropagateResourceLimitsExcept=MEMLOCK; then see ulimit -l inside a job"
+)
+
+
+def judge_memlock(
+    promised: Promise, facts: Facts, transport: str, usual: Majority[float] | None = None
+) -> Verdict:
+    """Below the least a job fails where it surely has that limit, or its peers have more."""
+    if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
+        return not_run("no RDMA devices promised, none here: nothing locks memory")
+    seen = held("memlock", facts, transport)
+    if seen is None:
+        return unknown("the limit of locked memory could not be read", advice="mount /proc")
+    said = f"{size(seen.value)} may be locked: the limit {seen.whose}"
+    least, enough = limit("memlock_least_gib") * GIB, limit("memlock_enough_gib") * GIB
+    if seen.value >= enough:
+        return ok(said)
+    if usual is not None and usual.decides and usual.value > seen.value:
+        said += f"; {usual.votes} of {usual.of} nodes of its group have {size(usual.value)}"
+        odd = True
+    else:
+        said += f"; RDMA needs unlimited, or at least {size(enough)}"
+        odd = False
+    conclude = fail if seen.value < least and (seen.sure or odd) else warn
+    return conclude(said, advice=MEMLOCK_ADVICE, bytes=seen.value)
+
+
+def size(limit_bytes: float) -> str:
+    """64 KiB, 8 MiB, 32.0 GiB, any amount."""
+    if limit_bytes == float("inf"):
+        return "any amount"
+    mib = limit_bytes / (1 << 20)
+    return memory(mib) if mib >= 1 else f"{limit_bytes / 1024:.0f} KiB"
+
+
+def test_host_memlock(node: Node, conclude: Conclude) -> None:
+    """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
+    usual = node.group.majority(memlock_of)
+    conclude(judge_memlock(node.promised, node.facts, node.reach.transport, usual))
+
+
+NOFILE = Check("host.nofile", stage="facts", tier="prolog", requires=("reach.answer",))
+
+NOFILE_ADVICE = (
+    "set LimitNOFILE=1048576 for the service that starts jobs and nofile in "
+    "/etc/security/limits.d; then see ulimit -n inside a job"
+)
+
+
+def judge_nofile(facts: Facts, transport: str, usual: Majority[float] | None = None) -> Verdict:
+    """Below what every program may count on is a fault where it is surely the job's."""
+    seen = held("nofile", facts, transport)
+    if seen is None:
+        return unknown("the limit of open files could not be read", advice="mount /proc")
+    said = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
+    enough = limit("nofile_enough")
+    if seen.value >= enough or (not seen.sure and seen.most >= enough):
+        return ok(said if seen.value >= enough else f"{said}; it may raise it to {seen.most:.0f}")
+    odd = usual is not None and usual.decides and usual.value > seen.value
+    if usual is not None and odd:
+        said += f"; {usual.votes} of {usual.of} nodes of its group have {count_files(usual.value)}"
+    else:
+        said += f"; a training job wants at least {count_files(enough)}"
+    small = seen.value < limit("nofile_least")
+    conclude = fail if small and (seen.sure or odd) else warn
+    return conclude(said, advice=NOFILE_ADVICE, files=seen.value)
+
+
+def count_files(files: float) -> str:
+    """1024 files, any number of files."""
+    return "any number of files" if files == float("inf") else f"{files:.0f} files"
+
+
+def test_host_nofile(node: Node, conclude: Conclude) -> None:
+    """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
+    conclude(judge_nofile(node.facts, node.reach.transport, node.group.majority(nofile_of)))
+
+
+CGROUP = Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",))
 
 CPUS = "ask for more CPUs (--cpus-per-task, --exclusive; resources.limits.cpu in Kubernetes)"
 MEMORY = "ask for more memory (--mem=0 takes all of a node; resources.limits.memory)"
 PIDS = "raise it: TasksMax= of the service, podPidsLimit of the kubelet, --pids-limit"
 
 
-def judge(facts: Facts, promised_gpus: int | None, transport: str) -> Verdict:
+def judge_cgroup(facts: Facts, promised_gpus: int | None, transport: str) -> Verdict:
     """What is granted of CPUs, memory and processes; in the job itself too few CPUs fail."""
     machine = facts.machine
     if machine is None or machine.cgroup is None or machine.load is None or machine.stack is None:
@@ -50,5 +198,49 @@ def judge(facts: Facts, promised_gpus: int | None, transport: str) -> Verdict:
 
 
 def test_host_cgroup(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.facts, node.promised.gpus, node.reach.transport))
+    """A control group smaller than the machine starves the ranks: one CPU for eight GPUs crawls."""
+    conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport))
+
+
+SHARED_MEMORY = Check("host.shm", stage="facts", tier="prolog", requires=("reach.answer",))
+
+ENLARGE = (
+    "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
+    "medium: Memory at /dev/shm"
+)
+CLEAR = "look at ls -l /dev/shm, end who holds it, and remove what dead jobs left there"
+
+
+def judge_shm(facts: Facts) -> Verdict:
+    """Its size as a container was given it, then what of it others have left."""
+    found = lying_on(facts, SHM)
+    if found is None or found.size_mib is None or found.free_mib is None:
+        why = f": {found.error or found.state}" if found is not None else ""
+        return unknown(f"{SHM} could not be looked at{why}", advice="see df /dev/shm there")
+    seen = f"{memory(found.free_mib)} of {memory(found.size_mib)} of {SHM} are free"
+    mib = {"size": found.size_mib, "free": found.free_mib}
+    if found.kind != "tmpfs":
+        # A folder of the root disk: it works, and every message between ranks is written to disk.
+        return warn(
+            f"{SHM} is no memory but a folder on {found.kind} at {found.mount}",
+            advice="mount -t tmpfs tmpfs /dev/shm, and put it into /etc/fstab",
+            mib=mib,
+        )
+    least, enough = limit("shm_least_mib"), limit("shm_enough_mib")
+    if found.size_mib <= least:
+        return fail(f"{seen}; {memory(enough)} are needed", advice=ENLARGE, mib=mib)
+    if found.refused or found.free_mib <= least:
+        why = f"; {found.refused[0]}" if found.refused else f"; {memory(enough)} are needed"
+        return fail(seen + why, advice=CLEAR, cause=SHM_FULL, mib=mib)
+    if found.free_mib < enough:
+        advice = ENLARGE if found.size_mib < enough else CLEAR
+        return warn(f"{seen}; {memory(enough)} are advised", advice=advice, mib=mib)
+    return ok(seen, mib=mib)
+
+
+def test_host_shm(node: Node, conclude: Conclude) -> None:
+    """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_shm(node.facts))
+
+
+CHECKS = (MEMLOCK, NOFILE, CGROUP, SHARED_MEMORY)

@@ -1,17 +1,21 @@
-"""Memory that is missing, in use or failing, in numbers that a judge can hold to its peers'."""
+"""Memory of the host that is missing, in use or failing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.file_systems import SHM_FULL
-from preflight.facts.hardware_log import faults
-from preflight.facts.limits import limit
-from preflight.facts.words import age, memory
+from preflight.check import Check
+from preflight.checks.host.hardware_log import faults
+from preflight.checks.host.test_file_systems import SHM_FULL
+from preflight.facts import Facts, Node
+from preflight.facts.basics import limit
+from preflight.facts.machine import Edac
+from preflight.facts.words import age, count, memory
+from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from preflight.facts.machine_model import Dimm, Edac, Memory
-    from preflight.facts.model import Facts
+    from preflight.facts.machine import Dimm, Memory
+
 
 _DAY: Final = 86400
 
@@ -92,3 +96,84 @@ def logged(facts: Facts) -> bool:
     """Whether `host.hardware_errors` fails for memory: a process that was killed is no proof."""
     lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
     return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))
+
+
+MEMORY = Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",))
+
+FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what nobody needs, or reboot"
+
+
+def judge_memory(facts: Facts, usual_mib: float | None = None) -> Verdict:
+    """What is left of it, by peers where there are some; then whether it swaps or stalls."""
+    seen = facts.machine.memory if facts.machine else None
+    if seen is None:
+        return unknown("its memory could not be read", advice="mount /proc there")
+    left = f"{memory(seen.available_mib)} of {memory(seen.total_mib)} available"
+    percent = 100 * seen.available_mib / max(1, seen.total_mib)
+    holder, cause = held_by(seen)
+    least = limit("memory_left_percent")
+    if percent < least:
+        said = f"{left}{holder}; at least {least:g} % expected"
+        return fail(said, advice=FREE, cause=cause)
+    if scarce := short(seen, usual_mib):
+        return warn(f"{left}{holder}; {scarce}", advice=FREE, cause=cause)
+    if trouble := strained(seen):
+        return warn(f"{trouble}; {left}", advice=FREE)
+    return ok(left, swap_used_mib=seen.swap_used_mib)
+
+
+def test_host_memory(node: Node, conclude: Conclude) -> None:
+    """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_memory(node.facts, node.group.middle(available_mib)))
+
+
+DIMMS = Check("host.dimms", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
+MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
+
+
+def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Verdict:
+    """Lost data first, then memory that is not there; `peers`: how many alike, and their MiB."""
+    seen = facts.machine.memory if facts.machine else None
+    edac = facts.machine.edac if facts.machine else None
+    if seen is None or edac is None:
+        return unknown(
+            "its memory or ECC counters could not be read", advice="mount /proc and /sys"
+        )
+    found = failing(facts, edac)
+    if found is not None and found.outcome is Outcome.FAIL:
+        return found
+    alike, usual = peers
+    if usual is not None and is_short(seen.total_mib, usual):
+        said = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
+        conclude = fail if alike > 1 else warn
+        return conclude(f"{said} ({count(alike, 'node')} with it)", advice=MISSING)
+    if found is not None:
+        return found
+    if not edac.watched and usual is None:
+        return not_run(f"no ECC counters here, no peers to compare {memory(seen.total_mib)} with")
+    counted = f"{count(edac.watched, 'DIMM')} without a lasting error" if edac.watched else ""
+    return ok(f"{memory(seen.total_mib)}; {counted or 'no driver counts its ECC errors'}")
+
+
+def failing(facts: Facts, edac: Edac) -> Verdict | None:
+    """What the counters say; where the log fails the node for it, it is that check's."""
+    if edac.errors and logged(facts):
+        return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
+    if lost := uncorrected(edac):
+        said = f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
+        more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
+        return fail(said + more, advice=REPLACE, dimms=[one.name for one in lost])
+    worn = wearing(edac, max(0.0, facts.time_s - facts.boot_s))
+    return warn(worn, advice=REPLACE) if worn else None
+
+
+def test_host_dimms(node: Node, conclude: Conclude) -> None:
+    """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
+    usual = node.group.middle(total_mib)
+    alike = 0 if usual is None else node.group.at_least(total_mib, whole(usual))
+    conclude(judge_dimms(node.facts, (alike, usual)))
+
+
+CHECKS = (MEMORY, DIMMS)

@@ -1,19 +1,21 @@
-"""Nothing of an earlier job keeps memory, a port or a GPU from the next one."""
+"""Processes that take from the next job: leftovers, and who computes beside us."""
 
 from __future__ import annotations
 
 from preflight.check import Check
 from preflight.facts import Facts, Node
-from preflight.facts.stale import GRANT, Stale, find_stale
+from preflight.facts.basics import limit
+from preflight.facts.gpu_users import GRANT, Stale, find_stale
+from preflight.facts.machine import Worker
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
-CHECK = Check(
+STALE_PROCESSES = Check(
     "host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",), user=True
 )
 
 
-def judge(facts: Facts) -> Verdict:
+def judge_stale_processes(facts: Facts) -> Verdict:
     """Tell what was left behind, the grave first; what could not be seen is said, not passed."""
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
@@ -48,5 +50,41 @@ def cause(found: list[Stale]) -> str:
 
 
 def test_host_stale_processes(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.facts))
+    """Nothing of an earlier job keeps memory, a port or a GPU from the next one."""
+    conclude(judge_stale_processes(node.facts))
+
+
+LOAD = Check("host.load", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_load(facts: Facts) -> Verdict:
+    """The CPU time of processes that are none of ours, over a fifth of a second."""
+    load = facts.machine.load if facts.machine else None
+    if load is None:
+        return unknown("who computes here could not be seen", advice="mount /proc there")
+    online = facts.machine.stack.cpus_online if facts.machine and facts.machine.stack else 0
+    cpus = max(online, load.cpus_allowed, 1)
+    most = max(limit("foreign_cpus_least"), cpus * limit("foreign_cpus_percent") / 100)
+    seen = f"others' processes use {load.foreign_cpus:.1f} of {cpus} CPUs"
+    if round(load.foreign_cpus, 1) > most:
+        who = ", ".join(words(one) for one in load.busiest)
+        pids = " ".join(str(one.pid) for one in load.busiest)
+        return warn(
+            f"{seen}, at most {most:g} expected: {who}",
+            advice=f"see ps -fp {pids.replace(' ', ',')}; ask their owners, or wait for them",
+            load_1min=load.one_minute,
+        )
+    return ok(seen, load_1min=load.one_minute)
+
+
+def words(one: Worker) -> str:
+    """As in: pid 4242 (python, user alice, 12.0 CPUs)."""
+    return f"pid {one.pid} ({one.name}, user {one.user}, {one.cpus:.1f} CPUs)"
+
+
+def test_host_load(node: Node, conclude: Conclude) -> None:
+    """Who computes on a node beside us slows every rank there, and all others wait for those."""
+    conclude(judge_load(node.facts))
+
+
+CHECKS = (STALE_PROCESSES, LOAD)

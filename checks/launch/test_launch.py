@@ -1,4 +1,4 @@
-"""Whether a launch line can come up on a fleet: nodes, ranks per node, and a place to meet."""
+"""The launch line comes up on this fleet, and its script hangs no rank."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preflight.facts.visible import read_visible
+from msgspec import to_builtins
+
+from preflight.check import Check
+from preflight.checks.env.visible import read_visible
+from preflight.checks.fleet_view import FleetView
 from preflight.facts.words import count
+from preflight.fleet.nodeset import fold
+from preflight.lint.script import Severity
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from preflight.facts.node import Node
-    from preflight.fleet.launch_shape import Shape
+    from preflight.fleet.model import Shape
+    from preflight.lint.lint import Linted
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +137,73 @@ def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Misfit | None:
 def _range(nnodes: tuple[int, int]) -> str:
     fewest, most = nnodes
     return str(most) if fewest == most else f"{fewest}:{most}"
+
+
+FITS = Check(
+    "launch.fits",
+    stage="facts",
+    tier="quick",
+    requires=("reach.answer", "host.driver_hung"),
+    user=True,
+)
+
+
+def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None]) -> Verdict:
+    """Hold the line against the nodes of this run. `devices`: GPUs that the job sees on each."""
+    if shape is None:
+        return not_run("no launch line of torchrun, accelerate or deepspeed is known")
+    bad = misfit(shape, nodes, devices)
+    if bad is not None and bad.grave:
+        return fail(bad.sentence, advice=bad.advice)
+    untold = [name for name, number in devices.items() if number is None]
+    if shape.nproc is not None and untold:
+        said = f"{count(shape.nproc, 'rank')} per node, and {fold(untold)} did not tell its GPUs"
+        return unknown(said, advice="see gpu.count of it; then run again", culprits=untold)
+    if bad is not None:
+        return warn(bad.sentence, advice=bad.advice)
+    said = f"{shape.launcher} for {count(nodes, 'node')}"
+    if shape.nproc is not None:
+        said += f", {count(shape.nproc, 'rank')} on each"
+    seen = sorted({number for number in devices.values() if number})
+    return ok(said + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
+
+
+def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
+    """The launch line comes up as one job on this fleet: nodes, ranks, GPUs, and a place to meet."""  # noqa: E501  `preflight checks` prints it
+    job = next(iter(fleet.nodes.values())).job
+    devices = {name: devices_of(node) for name, node in fleet.nodes.items()}
+    conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))
+
+
+SCRIPT = Check("launch.script", stage="facts", tier="quick", requires=("reach.answer",), user=True)
+
+
+def judge_script(script: Linted | None) -> Verdict:
+    """The gravest finding speaks; the others are counted here and told by `preflight lint`."""
+    if script is None:
+        return not_run("no training script known; give --preflight-script")
+    if script.unread is not None:
+        said = f"{script.path} was not judged: {script.unread.reason}"
+        return unknown(said, advice=script.unread.remedy)
+    errors, warnings = script.of(Severity.ERROR), script.of(Severity.WARNING)
+    hints = len(script.of(Severity.HINT))
+    evidence = {"findings": to_builtins(script.findings), "ignored": script.ignored}
+    if not errors and not warnings:
+        if not script.distributed:
+            return ok(f"{script.path}: nothing in it is for several ranks", **evidence)
+        see = f", {count(hints, 'hint')} (preflight lint)" if hints else ""
+        return ok(f"{script.path}: nothing found{see}", **evidence)
+    first = (errors or warnings)[0]
+    rest = len(errors) + len(warnings) - 1
+    said = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
+    more = f"; {count(rest, 'more finding')}: preflight lint {script.path}" if rest else ""
+    conclude = fail if errors else warn
+    return conclude(said, advice=first.remedy + more, **evidence)
+
+
+def test_launch_script(fleet: FleetView, conclude: Conclude) -> None:
+    """Nothing in the training script will hang its ranks, as far as its text tells."""
+    conclude(judge_script(next(iter(fleet.nodes.values())).job.script))
+
+
+CHECKS = (FITS, SCRIPT)

@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.wiring import natural
+from preflight.facts.boards import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from preflight.facts.decode import Attempt
     from preflight.facts.node import Net
-    from preflight.facts.ports import Attempt
 
 WORDS: Final[Mapping[str, str]] = {
     "refused": "refused: a firewall rejects it, or the address leads to another host",

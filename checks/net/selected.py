@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.addresses import family as family_of
-from preflight.facts.addresses import parsed
-from preflight.facts.rdma import ports_of
-from preflight.facts.software import version
+from preflight.checks.rdma.ports import ports_of
+from preflight.checks.software.test_versions import version
+from preflight.facts.node import family as family_of
+from preflight.facts.node import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.checks.rdma.ports import Port
     from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
-    from preflight.facts.rdma import Port
+    from preflight.facts.network import Interface
 
 _AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set; the first that hits is taken."""

@@ -1,4 +1,4 @@
-"""What is wrong with the Ethernet links of a job's sockets: slow, half duplex, small frames, lossy.
+"""The Ethernet links of a job's sockets run at full speed, with the frames of their peers.
 
 What should be is told by this machine's configuration, by most nodes of the group, by the other
 links of a bond, and by what both ends of a cable offer, in this order.
@@ -8,17 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.ethernet_counts import frame_troubles
-from preflight.facts.ethernet_links import is_up, mtu_of, over_rdma, parts, speed_of, up_of
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.peers import decided
+from preflight.check import Check
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.net.ethernet import (
+    data_over_sockets,
+    frame_troubles,
+    is_up,
+    job_links,
+    mtu_of,
+    over_rdma,
+    parts,
+    speed_of,
+    undated_flaps,
+    up_of,
+)
+from preflight.facts import Facts, Group, Node
+from preflight.facts.network import Interface
+from preflight.facts.node import decided
+from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
-    from preflight.facts.node import Group, Majority
+    from preflight.facts.node import Majority
+
 
 _CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
 _TOLERANCE: Final = 0.97
@@ -124,3 +137,58 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
 
 def _by(vote: Majority[int], group: Group) -> str:
     return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+
+
+CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verdict:
+    """Hold speed, duplex, MTU, a bond's links and lost frames against configuration and peers."""
+    network, env = facts.network, environ or {}
+    if network is None or network.interfaces is None:
+        if network is None and not any(said.startswith("network") for said in facts.problems):
+            return not_run("no interfaces told")
+        return unknown("the interfaces could not be read", advice="look at ip link there")
+    links = job_links(facts, env)
+    if not links:
+        return not_run("no interface here that the job's sockets could use")
+    odd = conclude_oddities(
+        odd_links(links, facts, group, grave=data_over_sockets(facts, env)),
+    )
+    if odd is not None:
+        return odd
+    told = tuple(one for one in links if one.name not in over_rdma(facts))
+    if not told:
+        return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
+    return _untold(told, facts, group) or ok(
+        "; ".join(map(_words, told[:4])), links=[one.name for one in told]
+    )
+
+
+def _untold(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
+    mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
+    if mute:
+        said = f"{', '.join(mute)} would not tell its link"
+        return unknown(said, advice="look at mtu, speed and duplex in /sys/class/net")
+    if old := [said for one in links if (said := undated_flaps(one, facts))]:
+        return unknown(old[0], advice="take a second reading after a known time")
+    alone = unheld(links, facts, group)
+    if not alone:
+        return None
+    said = f"nothing says what speed {', '.join(alone)} should have"
+    advice = "look at ethtool there, or take a healthy node beside it"
+    return unknown(f"{said} ({'; '.join(map(_words, links[:4]))})", advice=advice)
+
+
+def _words(one: Interface) -> str:
+    words = [speed(one.speed_mbits) if one.speed_mbits else "speed not told"]
+    if one.ethernet and one.ethernet.counters and not (one.speed_mbits or one.mtu):
+        words = ["no more frames lost than usual"]
+    words += [f"{one.ethernet.duplex} duplex"] if one.ethernet and one.ethernet.duplex else []
+    words += [f"MTU {one.mtu}"] if one.mtu else []
+    return f"{one.name}: {', '.join(words)}"
+
+
+def test_net_ethernet(node: Node, conclude: Conclude) -> None:
+    """Joins a node, the job's environment there and the judgement; the frame does the rest."""
+    conclude(judge(node.facts, node.environ, node.group))

@@ -1,12 +1,14 @@
-"""Whether what a job's variables select on a node leads to the other nodes at all."""
+"""What the job's variables select is there, and every node finds the master by name."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.addresses import is_loopback, parsed
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.selected import (
+from preflight.check import Check
+from preflight.checks.env.test_nccl_conf import settings as conf_settings
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.net.selected import (
     first_choice,
     gloo_interfaces,
     nccl_interfaces,
@@ -15,14 +17,19 @@ from preflight.facts.selected import (
     subnet,
     to_others,
 )
+from preflight.checks.rdma.port_faults import down_ports
+from preflight.facts import Facts, Group, Node
+from preflight.facts.node import addresses_of, family, is_loopback, parsed
+from preflight.facts.words import count
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
-    from preflight.facts.node import Group
-    from preflight.facts.rdma import Port
+    from preflight.checks.rdma.ports import Port
+    from preflight.facts.network import Interface, Resolved
+
 
 _NAMES_SHOWN: Final = 6
 
@@ -195,3 +202,185 @@ def _names(parts: object) -> str:
     names = [str(getattr(part, "name", "")) for part in parts] if isinstance(parts, tuple) else []
     more = f", {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return (", ".join(names[:_NAMES_SHOWN]) + more) or "none"
+
+
+INTERFACE = Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_interface(
+    promised: Promise,
+    facts: Facts,
+    environ: Mapping[str, str] | None,
+    group: Group,
+    *,
+    alone: bool,
+) -> Verdict:
+    """Resolve NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA as their readers do.
+
+    NCCL also reads them from its files (nccl.conf), after the environment.
+    """
+    network, job = facts.network, environ or {}
+    env = {**conf_settings(facts.nccl_conf or ()), **job}
+    if network is None or network.interfaces is None:
+        if environ is None and not any(said.startswith("network") for said in facts.problems):
+            return not_run("no interfaces told, no job environment known")
+        return unknown("the interfaces could not be read", advice="look at ip address there")
+    if alone and not job:
+        return not_run("one node alone, and no job environment known")
+    odd = list(hca_choice(facts, env, condemned=bool(down_ports(promised, facts, group))))
+    if not alone:  # the job has other nodes to reach
+        odd += socket_choice(facts, env, group, sure=environ is not None)
+        odd += gloo_choice(facts, env, group)
+    if (found := conclude_oddities(odd)) is not None:
+        return found
+    ifname = env.get("NCCL_SOCKET_IFNAME", "")
+    sockets = nccl_interfaces(facts, ifname, env.get("NCCL_SOCKET_FAMILY", ""))
+    first = f"{sockets[0].name} {sockets[0].addresses[0]}" if sockets else "no interface"
+    given = f" (NCCL_SOCKET_IFNAME={ifname})" if ifname else ""
+    said = f"NCCL's sockets: {first}{given}"
+    active = [p.name for p in nccl_ports(facts, env.get("NCCL_IB_HCA", "")) if p.active]
+    if active:
+        said += f"; RDMA: {count(len(active), 'port')}"
+    return ok(said, sockets=[one.name for one in sockets], ports=active)
+
+
+def test_net_interface(node: Node, conclude: Conclude) -> None:
+    """What the job's variables select on a node is there, is up, and leads to the other nodes."""
+    alone = node.net.nodes == 1
+    conclude(judge_interface(node.promised, node.facts, node.environ, node.group, alone=alone))
+
+
+SLOW_S: Final = 1.0
+_HOSTS: Final = "correct /etc/hosts or DNS on this node (getent ahosts {0})"
+
+
+@cache
+def answers(name: str) -> Callable[[Facts], tuple[str, ...] | None]:
+    """The reader of where a name leads, for a vote of a group: one for all nodes."""
+
+    def read(facts: Facts) -> tuple[str, ...] | None:
+        found = found_of(facts, name)
+        return None if found is None else tuple(sorted(found.addresses))
+
+    return read
+
+
+def found_of(facts: Facts, name: str) -> Resolved | None:
+    """What a node said of a name."""
+    names = facts.network.names if facts.network else ()
+    return next((one for one in names if one.name == name), None)
+
+
+def misled(
+    one: Resolved, facts: Facts, master: Facts | None, group: Group, *, promised: bool
+) -> Oddity | None:
+    """What is wrong with where a name leads here. `promised`: the job itself uses the name."""
+    if not one.addresses:
+        return _unknown_name(one, master, group, promised=promised)
+    at_master = master is not None and same_machine(facts, master)
+    advice = _HOSTS.format(one.name)
+    if all(is_loopback(each) for each in one.addresses):
+        if at_master:
+            return None
+        sentence = f"the master's name {one.name} leads to {_list(one)} here, which is this node"
+        return Oddity(f"{sentence} itself; its ranks would wait for themselves", advice)
+    vote = group.majority(answers(one.name))
+    usual = vote.value if vote is not None and vote.decides else ()
+    own = addresses_of(master) if master is not None else set()
+    if usual and set(usual).isdisjoint(one.addresses) and not own & set(one.addresses):
+        whom = f"{', '.join(usual[:2])} on {vote.votes} of {vote.of} nodes" if vote else ""
+        return Oddity(f"the master's name {one.name} leads to {_list(one)} here, {whom}", advice)
+    if not usual and own and own.isdisjoint(one.addresses):
+        sentence = f"the master's name {one.name} leads to {_list(one)}, which none of its"
+        return Oddity(f"{sentence} interfaces has", advice, grave=False)
+    return _wrong_family(one, facts) or _slow(one)
+
+
+def same_machine(a: Facts, b: Facts) -> bool:
+    """Whether two answers come from one machine."""
+    return a.host == b.host and abs(a.boot_s - b.boot_s) < SLOW_S
+
+
+def _unknown_name(
+    one: Resolved, master: Facts | None, group: Group, *, promised: bool
+) -> Oddity | None:
+    """A name that no node knows is one of our inventory, unless the job says otherwise."""
+    there = found_of(master, one.name) if master is not None else None
+    vote = group.majority(answers(one.name))
+    usual = vote is not None and vote.decides and bool(vote.value)
+    if not (promised or usual or (there is not None and there.addresses)):
+        return None
+    return Oddity(
+        f"the master's name {one.name} leads nowhere here: {one.error}", _HOSTS.format(one.name)
+    )
+
+
+def _wrong_family(one: Resolved, facts: Facts) -> Oddity | None:
+    """A name of IPv6 addresses alone is of no use to a node that has none."""
+    versions = {family(each) for each in one.addresses}
+    mine = {family(each) for each in addresses_of(facts) if not each.startswith("fe80")}
+    if not mine or versions & mine:
+        return None
+    here, there = (f"IPv{next(iter(sorted(kinds)))}" for kinds in (mine, versions))
+    sentence = f"the master's name {one.name} leads to {_list(one)}: only {there}, this node has"
+    return Oddity(f"{sentence} only {here}", "give both ends an address of one family")
+
+
+def _slow(one: Resolved) -> Oddity | None:
+    if one.seconds < SLOW_S:
+        return None
+    sentence = (
+        f"looking up the master's name {one.name} took {one.seconds:.1f} s, under 1 s is usual"
+    )
+    return Oddity(sentence, "look at the name servers in /etc/resolv.conf", grave=False)
+
+
+def _list(one: Resolved) -> str:
+    return ", ".join(one.addresses[:2])
+
+
+MASTER_NAME = Check("net.master_name", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_master_name(
+    facts: Facts, master: Facts | None, group: Group, job_says: str = "", *, alone: bool
+) -> Verdict:
+    """Hold where the name leads against the master's own addresses and the other nodes.
+
+    `job_says`: MASTER_ADDR of the job, where that is known. `alone`: the fleet is this one node.
+    """
+    network = facts.network
+    if network is None:
+        if not any(said.startswith("network") for said in facts.problems):
+            return not_run("no name was looked up here")
+        return unknown("where names lead could not be told", advice="look at getent ahosts there")
+    if not network.names:
+        return _not_asked(alone=alone)
+    looked = (
+        misled(one, facts, master, group, promised=one.name == job_says) for one in network.names
+    )
+    if (bad := conclude_oddities(odd for odd in looked if odd)) is not None:
+        return bad
+    found = {one.name: list(one.addresses) for one in network.names if one.addresses}
+    if not found:
+        names = ", ".join(one.name for one in network.names)
+        return not_run(f"no node knows the name {names}; the job needs another for its master")
+    name, its = next(iter(found.items()))
+    return ok(f"the master {name} is {', '.join(its[:2])}", found=found)
+
+
+def _not_asked(*, alone: bool) -> Verdict:
+    if alone:
+        return not_run("one node alone: there is no master to find")
+    said = "the master's name was not looked up here: these facts were taken of a node alone"
+    return unknown(said, advice="ask the nodes again, all in one run")
+
+
+def test_net_master_name(node: Node, conclude: Conclude) -> None:
+    """Every node finds the job's master by its name."""
+    master = node.group.facts.get(node.net.master)
+    said = (node.environ or {}).get("MASTER_ADDR", "")
+    conclude(judge_master_name(node.facts, master, node.group, said, alone=node.net.nodes == 1))
+
+
+CHECKS = (INTERFACE, MASTER_NAME)

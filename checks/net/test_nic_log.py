@@ -1,4 +1,4 @@
-"""What the NIC's driver wrote: a NIC with sick firmware stalls every rank of the job."""
+"""The kernel log tells of no NIC whose firmware stopped, that did not start, or that flaps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from preflight.facts.kernel_log import ago, elapsed_s, span_s, unread, whole, window
-from preflight.facts.limits import limit
-from preflight.facts.one_link import teller
+from preflight.check import Check
+from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.checks.rdma.port_faults import teller
+from preflight.facts import Facts, Node
+from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.verdict import fail, warn
+from preflight.verdict import Conclude, Verdict, fail, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.kernel_model import KernelLog, LogLine
-    from preflight.facts.model import Facts
-    from preflight.verdict import Verdict
+    from preflight.facts.machine import KernelLog, LogLine
+
 
 Kind = Literal[
     "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma"
@@ -263,3 +264,18 @@ def _told(found: Sequence[Event], facts: Facts) -> str:
 
 def _evidence(one: Event) -> dict[str, object]:
     return {"who": one.who, "kind": one.kind, "times": one.times, "last_s": one.last_s}
+
+
+CHECK = Check(
+    "net.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+)
+
+
+def judge(facts: Facts) -> Verdict:
+    """A NIC that is sick is named; a link that came up is no fault."""
+    return judge_nic_log(facts)
+
+
+def test_net_kernel_log(node: Node, conclude: Conclude) -> None:
+    """Joins a node and the judgement; the frame does the rest."""
+    conclude(judge(node.facts))

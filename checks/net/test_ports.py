@@ -1,4 +1,4 @@
-"""Whose fault it is that a node cannot reach the master port, without which no job begins.
+"""The job's rendezvous port, and the ports that the kernel gives away.
 
 That port proves the least of all: a firewall between the master and one other node looks there as
 if the other were cut off from everybody. So the data ports, tried at the same time, are asked too.
@@ -8,25 +8,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.facts.port_blame import (
+from preflight.check import Check
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.net.port_blame import (
     OPEN_PORTS,
     SEVERAL,
     Fault,
     between,
     by_peer,
+    data_fault,
     evidence,
     in_words,
+    own_trouble,
     shut_off,
+    untold,
 )
-from preflight.facts.wiring import natural
-from preflight.facts.words import count
+from preflight.facts import Facts, Net, Node, Ports
+from preflight.facts.basics import limit
+from preflight.facts.boards import natural
+from preflight.facts.words import count, kill_command, process
+from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.facts.node import Net
-    from preflight.facts.ports import Attempt
+    from preflight.facts.decode import Attempt, MasterPort
+    from preflight.facts.network import Network
 
+
+if TYPE_CHECKING:
     Failed = Mapping[str, Sequence[Attempt]]
     """Node name → its attempts at the master port that failed."""
 
@@ -112,3 +122,169 @@ def _cut_from_master_only(source: str, net: Net, out: Sequence[tuple[str, Attemp
     into = by_peer(evidence(net, tried))
     into.pop(net.master, None)
     return 2 * reached > len(peers) and not (into and all(into.values()))
+
+
+def taken(master: MasterPort, origin: str) -> Verdict:
+    """Explain a port that could not be bound by its owner."""
+    port = f"port {master.port} ({origin})"
+    holder = master.holder
+    if holder is not None and holder.ours:
+        return ok(f"{port} is held by this run's own store, {process(holder)}")
+    if holder is not None:
+        end = "ask root to find it: ss -ltnp"
+        if holder.pid:
+            end = f"end it: {kill_command([holder.pid])}"
+        return fail(
+            f"{port} is taken by {process(holder)}",
+            advice=f"{end}; or choose another --master-port",
+            cause=f"pid {holder.pid}" if holder.pid else "",
+            blocks=False,
+            pid=holder.pid,
+        )
+    if master.lingering:
+        left = count(master.lingering, "connection")
+        return warn(
+            f"{port} still has {left} of an ended job closing; the kernel keeps them a minute",
+            advice="wait a minute, or choose another --master-port",
+        )
+    return fail(
+        f"{port} cannot be bound: {master.error}",
+        advice="choose another --master-port",
+        blocks=False,
+    )
+
+
+def unfit(master: MasterPort, origin: str) -> Verdict | None:
+    """What is wrong with a port that was free: it was not given back."""
+    port = f"port {master.port} ({origin})"
+    if master.free_again is False:
+        return fail(
+            f"{port} was free, but not again after our listener had left",
+            advice="look who took it: ss -tanp; or choose another --master-port",
+            blocks=False,
+        )
+    return None
+
+
+PORTS = Check("net.ports", stage="net", tier="quick", requires=("reach.answer",))
+
+
+def judge_ports(name: str, net: Net) -> Verdict:
+    """The master's own port first, then who reaches whom; the culprit is named, not the victim."""
+    if net.own is None:
+        return unknown(
+            f"it gave no answer to the port stage: {net.trouble}",
+            advice="run again; if it stays, look at this node's load and its Python",
+        )
+    if net.is_master and net.own.master is None:
+        return unknown("the master did not try its port", advice="run again")
+    held = None
+    if net.own.master is not None and not net.own.master.bound:
+        held = taken(net.own.master, net.master_port_origin)
+        if held.outcome is not Outcome.OK:
+            return held
+    fault = master_fault(name, net) or data_fault(name, net)
+    fault = fault or own_trouble(name, net)
+    if fault is not None:
+        return _condemn(name, fault)
+    if dead := untold(net):
+        said = f"cannot reach {dead}, whose port stage gave no report"
+        return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
+    bad = unfit(net.own.master, net.master_port_origin) if net.own.master else None
+    return held or bad or _sound(net, net.own)
+
+
+def _condemn(name: str, fault: Fault) -> Verdict:
+    if not fault.blame:
+        return unknown(fault.sentence, advice=fault.advice)
+    blame = "" if fault.blame == name else fault.blame
+    return fail(
+        fault.sentence, advice=fault.advice, cause=fault.cause, blame=blame, blocks=not blame
+    )
+
+
+def _sound(net: Net, own: Ports) -> Verdict:
+    at_master = [one for one in own.attempts if one.kind == "master"]
+    partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
+    if own.master is not None:
+        reached = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
+        said = f"port {own.master.port} ({net.master_port_origin}) is free"
+        said += f", reached by {count(reached, 'other node')}" if reached else ""
+    elif at_master:
+        said = f"reaches {net.master}:{at_master[0].port}"
+    else:
+        said = f"the port of {net.master} was not open to try"
+    said += f"; random ports of {', '.join(sorted(partners, key=natural))} too" if partners else ""
+    return ok(said, ms=[round(one.ms, 2) for one in own.attempts])
+
+
+def test_net_ports(node: Node, conclude: Conclude) -> None:
+    """The job's rendezvous port is free on the master, and the nodes reach it and each other."""
+    conclude(judge_ports(node.name, node.net))
+
+
+def risky_ports(network: Network, master_port: int | None, origin: str) -> Iterator[Oddity]:
+    """What is wrong with the range. `master_port`: on the master alone."""
+    if network.ephemeral is None:
+        return
+    low, high = network.ephemeral
+    least = int(limit("ephemeral_ports"))
+    free = max(0, high - low + 1)
+    if free < least:
+        sentence = f"{free} ports for outgoing connections ({low}-{high}), {least} are the least"
+        advice = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'; keep it so"
+        yield Oddity(f"{sentence} for a large job", advice, grave=False)
+    if master_port is None or not low <= master_port <= high:
+        return
+    if is_reserved(master_port, network.reserved):
+        return
+    yield Oddity(
+        f"port {master_port} ({origin}) is inside the ephemeral range {low}-{high}: "
+        "any outgoing connection may take it before the job does",
+        f"choose a --master-port below {low}, such as 29500, or reserve it: "
+        f"sysctl -w net.ipv4.ip_local_reserved_ports={master_port}",
+        grave=False,
+    )
+
+
+def is_reserved(port: int, reserved: str) -> bool:
+    """Whether a port is in the kernel's list, such as "29500-29510,30000"."""
+    for part in reserved.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal() and int(first) <= port <= int(last if last.isdecimal() else first):
+            return True
+    return False
+
+
+EPHEMERAL_PORTS = Check(
+    "net.ephemeral_ports", stage="facts", tier="prolog", requires=("reach.answer",)
+)
+
+
+def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) -> Verdict:
+    """Hold the range against what a job needs, and on the master against its port."""
+    network = facts.network
+    if network is None and not any(said.startswith("network") for said in facts.problems):
+        return not_run("no port range told")
+    if network is None or network.ephemeral is None:
+        return unknown(
+            "the range of ports for outgoing connections could not be read",
+            advice="look at /proc/sys/net/ipv4/ip_local_port_range",
+        )
+    odd = conclude_oddities(risky_ports(network, master_port, origin))
+    if odd is not None:
+        return odd
+    low, high = network.ephemeral
+    said = f"{high - low + 1} ports for outgoing connections ({low}-{high})"
+    if master_port is not None:
+        said += f"; {master_port} ({origin}) is safe from them"
+    return ok(said, low=low, high=high, reserved=network.reserved)
+
+
+def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
+    """The kernel has ports enough to give away, and the master's is not among them."""
+    port = node.job.master_port if node.net.is_master else None
+    conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin))
+
+
+CHECKS = (PORTS, EPHEMERAL_PORTS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.rdma import ports_of
+from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.rdma.ports import ports_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

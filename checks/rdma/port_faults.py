@@ -1,21 +1,91 @@
-"""Which RDMA ports are down that should be up: many machines have ports that nobody uses."""
+"""Which RDMA ports are down that should be up, and what their counters prove.
+
+Somebody switches off what is not used, or gives it to Ethernet; an InfiniBand port that is on and
+finds nobody is never plainly unused. The one exception is a card's second port, which often has no
+cable.
+
+Counters run since the driver was loaded, at most since boot, so a rate over the time since boot is
+too low rather than too high. A total of unknown age is held against the other ports of the node.
+
+The port that is down knows most, then the counters with their rates, and the log least.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.rdma import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
-from preflight.facts.searching_ports import searching
+from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.net.ethernet import flaps_per_day
+from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
+from preflight.facts.basics import limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from preflight.checks.rdma.ports import Port
     from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
+    from preflight.facts.network import Interface
     from preflight.facts.node import Group
-    from preflight.facts.rdma import Port
     from preflight.fleet.model import Promise
+
+
+_CABLE: Final = (
+    "look at its cable and at the switch port; if it is not used, name those that are (hcas in the "
+    "inventory)"
+)
+
+
+def searching(port: Port, ports: Sequence[Port], facts: Facts, group: Group) -> Oddity | None:
+    """What is odd about a port that is down, where neither promise nor peers decide."""
+    if not _seeks(port):
+        return None
+    alike = [one for one in ports if one.active or _seeks(one)]
+    fabric = [one for one in alike if one.layer == port.layer]
+    up = sum(one.active for one in fabric)
+    seen = f"{port.name} is {port.words()}"
+    if up >= ENOUGH_ALIKE and _second(port, ports):
+        return None
+    if up:
+        said = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
+        return Oddity(f"{seen}; {said}", _CABLE, grave=False)
+    # So many without a cable are no spare ones; of one card beside Ethernet that may well be.
+    many = len(fabric) >= ENOUGH_ALIKE
+    meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
+    all_told = not any(problem.startswith("nics") for problem in facts.problems)
+    # A live node's card or two may never have been cabled; somebody's pasted ones are asked about.
+    grave = all_told and (many or (_captured(facts) and not meant))
+    return Oddity(f"{seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
+
+
+def idle_everywhere(facts: Facts, group: Group) -> bool:
+    """Whether most nodes of a live group, and enough of them, have no port that is up."""
+    if _captured(facts):  # of a fabric that fails, people keep the texts of sick nodes
+        return False
+    vote = group.majority(active_ports)
+    return vote is not None and vote.decides and vote.votes >= ENOUGH_ALIKE and not vote.value
+
+
+def _captured(facts: Facts) -> bool:
+    return not facts.time_s
+
+
+def _seeks(port: Port) -> bool:
+    down = bool(port.state) and not port.active
+    return down and port.layer == "infiniband" and port.physical != "DISABLED"
+
+
+def _second(port: Port, ports: Sequence[Port]) -> bool:
+    """Whether another port of the same card is up."""
+    return any(one.active and _card(one) == _card(port) for one in ports)
+
+
+def _card(port: Port) -> str:
+    """Where it is plugged in: the ports of newer cards are PCI functions of one slot."""
+    path = port.nic.pci_path
+    return path[-1].rpartition(".")[0] if path else port.nic.name
+
 
 RESEAT: Final = "reseat or replace its cable and look at the switch port; drain, recheck"
 _CONFIGURE: Final = (
@@ -143,3 +213,147 @@ def _advice(port: Port) -> str:
     if _stuck(port):
         return _CONFIGURE
     return _ENABLE if port.physical == "DISABLED" else RESEAT
+
+
+_HOUR_S: Final = 3600.0
+_DAY_S: Final = 86400.0
+_RESEAT: Final = "reseat or replace the cable of {0} and clean its ends; drain, recheck"
+_CONGESTION: Final = "look at flow control (PFC, ECN) and at the load on the switch port of {0}"
+_FLAPPING: Final = "look at the cable and the switch port of {0}, and for link events in dmesg"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a counter is too high: `limit` names a number of limits.toml, per `per_s` seconds."""
+
+    limit: str
+    per_s: float
+    unit: str
+    advice: str
+    grave: bool = True
+
+
+RULES: Final = {
+    "symbol_error": Rule("symbol_errors_per_hour", _HOUR_S, "h", _RESEAT),
+    "link_error_recovery": Rule("link_recoveries_per_hour", _HOUR_S, "h", _RESEAT),
+    "port_rcv_errors": Rule("receive_errors_per_hour", _HOUR_S, "h", _RESEAT, grave=False),
+    "link_downed": Rule("link_flaps_per_day", _DAY_S, "d", _FLAPPING),
+    "carrier_downs": Rule("link_flaps_per_day", _DAY_S, "d", _FLAPPING),
+    "local_ack_timeout_err": Rule("ack_timeouts_per_s", 1, "s", _CONGESTION, grave=False),
+    "port_xmit_discards": Rule("port_discards_per_s", 1, "s", _CONGESTION, grave=False),
+    "roce_slow_restart": Rule("slow_restarts_per_s", 1, "s", _CONGESTION, grave=False),
+}
+"""Counters with a rate that is known to be too high."""
+
+BREAKS: Final = frozenset(
+    {
+        *("link_downed", "carrier_downs", "link_error_recovery", "local_link_integrity_errors"),
+        *("excessive_buffer_overrun_errors", "rnr_nak_retry_err", "symbol_error"),
+    }
+)
+"""Counters that stand still on a healthy link: one move between two looks is a fault now.
+
+Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal.
+"""
+
+
+def port_errors(facts: Facts) -> Iterator[Oddity]:
+    """Ports with a counter that moved, or that rose faster than its limit."""
+    for port in ports_of(facts):
+        yield from errors_of(port, facts)
+
+
+def errors_of(port: Port, facts: Facts) -> Iterator[Oddity]:
+    """The same of one port; what a port that is down has lost, ib.port tells."""
+    if port.state and not port.active:
+        return
+    up_s = facts.time_s - facts.boot_s
+    yield from _moving(port)
+    if up_s > 0:
+        yield from _too_fast(port, up_s)
+    else:
+        yield from _beyond_peers(port, ports_of(facts))
+
+
+def undated(facts: Facts) -> tuple[str, ...]:
+    """Counters that could be too high, or not: nothing says for how long they have counted."""
+    if facts.time_s > facts.boot_s:
+        return ()
+    return tuple(
+        f"{port.name} {one.name} {one.value}"
+        for port in ports_of(facts)
+        for one in (port.port.counters.nonzero if port.port.counters else ())
+        if one.name in RULES and one.value >= max(1.0, limit(RULES[one.name].limit))
+    )
+
+
+def _moving(port: Port) -> Iterator[Oddity]:
+    counters = port.port.counters
+    for one in counters.nonzero if counters else ():
+        if counters and one.moved and one.name in BREAKS:
+            seen = f"{port.name}: {one.name} rose by {one.moved} in {counters.apart_s:g} s"
+            advice = RULES[one.name].advice if one.name in RULES else _RESEAT
+            yield Oddity(f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name))
+
+
+def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
+    for one in port.port.counters.nonzero if port.port.counters else ():
+        rule = RULES.get(one.name)
+        if rule is None or (one.moved and one.name in BREAKS):
+            continue
+        most = limit(rule.limit)
+        # Loading the driver and training the link cost a few events, however short ago that was.
+        rate = one.value / max(up_s, _DAY_S if rule.per_s == _DAY_S else _HOUR_S) * rule.per_s
+        if rate >= most:
+            since = f"{one.value} in {up_s / _DAY_S:.1f} d since boot"
+            seen = f"{port.name}: {rate:.3g} {one.name}/{rule.unit} ({since})"
+            sentence = f"{seen}, at most {most:g}/{rule.unit}"
+            yield Oddity(sentence, rule.advice.format(port.name), grave=rule.grave)
+
+
+def _beyond_peers(port: Port, ports: Sequence[Port]) -> Iterator[Oddity]:
+    """Of totals without a date only this is sure: other ports have been through the same time."""
+    others = [p for p in ports if p.name != port.name and p.kind == port.kind and p.port.counters]
+    if len(others) < ENOUGH_ALIKE:
+        return
+    for one in port.port.counters.nonzero if port.port.counters else ():
+        rule = RULES.get(one.name)
+        usual = median_low(p.port.counters.value(one.name) for p in others if p.port.counters)
+        if rule is not None and one.value >= limit(rule.limit) and one.value > 10 * usual:
+            seen = f"{port.name}: {one.name} {one.value}, {usual} on its {len(others)} peers"
+            yield Oddity(seen, rule.advice.format(port.name), grave=rule.grave)
+
+
+PORT: Final = "ib.port"
+COUNTERS: Final = "ib.errors"
+ETHERNET: Final = "net.ethernet"
+
+
+def teller(who: str, facts: Facts) -> str:
+    """The check whose finding the link of this PCI address or interface is; "" where it is new."""
+    ports = [port for port in ports_of(facts) if _is(who, port)]
+    if any(port.state and not port.active for port in ports) or _fell(ports, facts):
+        return PORT
+    if any(True for port in ports for _ in errors_of(port, facts)):
+        return COUNTERS
+    interfaces = (facts.network.interfaces if facts.network else None) or ()
+    rates = (flaps_per_day(one, facts) for one in interfaces if one.name == who)
+    many = limit("link_flaps_per_day")
+    return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
+
+
+def counted_cause(facts: Facts) -> str:
+    """The cause of what the counters tell: `ib.port` where only links that fell have counted."""
+    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts))]
+    fell = {port.name for port, _ in fallen(facts)}
+    return PORT if odd and all(port.name in fell for port in odd) else ""
+
+
+def _fell(ports: list[Port], facts: Facts) -> bool:
+    fell = {port.name for port, _ in fallen(facts)}
+    return any(port.name in fell for port in ports)
+
+
+def _is(who: str, port: Port) -> bool:
+    bus = port.nic.pci_path[-1] if port.nic.pci_path else ""
+    return who in (bus, port.port.netdev, *port.nic.netdevs) and bool(who)

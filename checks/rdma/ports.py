@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from preflight.facts.wiring import natural
+from preflight.facts.boards import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.facts.model import Facts, Nic, NicPort
-    from preflight.facts.network_model import Interface
+    from preflight.facts.network import Interface
     from preflight.fleet.model import Promise
 
 T = TypeVar("T")

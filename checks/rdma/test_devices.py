@@ -1,16 +1,62 @@
-"""Whether the GID that NCCL will use exists: a wrong index ends a RoCE job at its first connect."""
+"""Firmware, GIDs and switches of the RDMA fabric."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.odd_gpus import Oddity
+from preflight.check import Check
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.net.selected import hca_of, nccl_ports
+from preflight.checks.rdma.ports import chip, firmwares, most
+from preflight.facts import Facts, Group, Node
+from preflight.facts.network import Switch, SwitchPart
+from preflight.facts.words import count
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.facts.rdma import Port
-    from preflight.facts.rdma_model import Gid
+    from preflight.checks.rdma.ports import Port
+    from preflight.facts.network import Gid
+
+
+FIRMWARE = Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_firmware(facts: Facts, group: Group) -> Verdict:
+    """Compare each device's firmware with the group's, or else with its own peers'."""
+    if not facts.nics:
+        return not_run("no RDMA devices here")
+    mute = [nic.name for nic in facts.nics if not nic.firmware]
+    vote = group.majority(firmwares)
+    by_group = vote if vote is not None and vote.decides else None
+    odd = []
+    for nic in facts.nics:
+        alike = [n.firmware for n in facts.nics if chip(n) == chip(nic) and n.firmware]
+        usual, origin = most(alike), "on its peers"
+        if by_group is not None:
+            usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
+            origin = f"on {by_group.votes} of {by_group.of} nodes of group {group.name}"
+            if (chip(nic), nic.firmware) in by_group.value:
+                continue
+        if nic.firmware and usual is not None and nic.firmware != usual:
+            odd.append(f"{nic.name} has firmware {nic.firmware}, {usual} {origin}")
+    if odd:
+        more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
+        advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
+        return warn(odd[0] + more, advice=advice, findings=odd)
+    if mute:
+        said = f"{', '.join(mute)} would not tell the firmware"
+        return unknown(said, advice="look at fw_ver in /sys/class/infiniband")
+    kinds = sorted({nic.firmware for nic in facts.nics})
+    return ok(f"{len(facts.nics)} RDMA devices on {', '.join(kinds)}", firmwares=kinds)
+
+
+def test_ib_firmware(node: Node, conclude: Conclude) -> None:
+    """RDMA devices of one kind run one firmware."""
+    conclude(judge_firmware(node.facts, node.group))
+
 
 _REFUSED: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
 LOOKED_AT: Final = 32
@@ -75,3 +121,75 @@ def _none_to_choose(port: Port, gids: Sequence[Gid]) -> Iterator[Oddity]:
 def _kind(gid: Gid) -> str:
     local = ", link-local" if gid.gid.startswith("fe80") else ""
     return f"{gid.kind.replace('IB/', '')}{local}"
+
+
+GID = Check("ib.gid", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
+    """Look up the job's NCCL_IB_GID_INDEX in the table of each RoCE port it selects."""
+    ports = [p for p in nccl_ports(facts, hca_of(environ)) if p.active and p.layer == "ethernet"]
+    if not ports:
+        return not_run("no active RoCE port here that the job selects")
+    text = (environ or {}).get("NCCL_IB_GID_INDEX", "").strip()
+    index = int(text) if text.isdigit() else None
+    odd = conclude_oddities(wrong_gids(ports, index))
+    if odd is not None:
+        return odd
+    mute = [port.name for port in ports if port.port.gids is None]
+    if mute:
+        said = f"the GID table of {', '.join(mute)} could not be read"
+        return unknown(said, advice="look at gids in /sys/class/infiniband/*/ports")
+    chosen = "a RoCE v2 GID to choose" if index is None else f"GID {index} of RoCE v2"
+    tables = {p.name: [f"{g.index} {g.kind} {g.gid}" for g in p.port.gids or ()] for p in ports}
+    return ok(f"{count(len(ports), 'RoCE port')} with {chosen}", gids=tables)
+
+
+def test_ib_gid(node: Node, conclude: Conclude) -> None:
+    """On RoCE, the GID that NCCL will use exists and can leave its own link."""
+    conclude(judge_gid(node.facts, node.environ))
+
+
+SWITCH = Check("ib.switch", stage="facts", tier="prolog", requires=("reach.answer",))
+
+_BAD = re.compile(r"err|fail|fault|bad|crit|alarm|not ok|nok\b|dead|stop", re.IGNORECASE)
+_GONE = re.compile(r"absent|not[ _]?(?:present|installed)|missing|removed|off\b", re.IGNORECASE)
+ADVICE = "look at the switch itself: replace the fan or supply, free its air, plug its power in"
+
+
+def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
+    """A fan that stands still and a supply without power are faults; one left out is a warning."""
+    if switches is None:
+        return not_run("no node tells of its switches; `preflight read` judges an ibswinfo of one")
+    parts = [(one, part) for one in switches for part in one.parts]
+    bad = [_told(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
+    gone = [_told(*each) for each in parts if _GONE.search(each[1].status)]
+    if bad or gone:
+        more = f" (and {len(bad) + len(gone) - 1} more)" if len(bad) + len(gone) > 1 else ""
+        conclude = fail if bad else warn
+        return conclude((bad + gone)[0] + more, advice=ADVICE, findings=bad + gone)
+    mute = [_told(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
+    if mute or not parts:
+        said = mute[0] if mute else "no fan and no power supply is told"
+        return unknown(said, advice="ask the switch again")
+    fans = sum(part.rpm is not None for _, part in parts)
+    supplies = len({(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)})
+    said = f"{count(fans, 'fan')} turning, {count(supplies, 'power supply', 'power supplies')} OK"
+    return ok(f"{', '.join(one.name for one in switches)}: {said}")
+
+
+def _told(switch: Switch, part: SwitchPart) -> str:
+    seen = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
+    return f"{switch.name}: {part.name} {seen}, OK is expected"
+
+
+def _is_supply(part: SwitchPart) -> bool:
+    return part.name.upper().startswith("PSU")
+
+
+def test_ib_switch(node: Node, conclude: Conclude) -> None:
+    """Every switch that was told of has its fans and power supplies."""
+    conclude(judge_switch(node.facts.switches))
+
+
+CHECKS = (FIRMWARE, GID, SWITCH)

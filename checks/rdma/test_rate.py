@@ -1,19 +1,25 @@
-"""Which active RDMA ports run below what they should: one slow rail slows every collective."""
+"""RDMA ports at full rate, with few errors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.rdma import is_rail, most, mtus, netdev_of, ports_of, rates
+from msgspec.structs import replace
+
+from preflight.check import Check
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.rdma.port_faults import RULES, counted_cause, port_errors, undated
+from preflight.checks.rdma.ports import is_rail, most, mtus, netdev_of, ports_of, rates
+from preflight.facts import Facts, Group, Node
+from preflight.facts.words import count
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.facts.model import Facts
-    from preflight.facts.node import Group
-    from preflight.facts.rdma import Port
-    from preflight.fleet.model import Promise
+    from preflight.checks.rdma.ports import Port
+
 
 _RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
 _TOLERANCE: Final = 0.97
@@ -100,3 +106,74 @@ def _interface_gbits(port: Port, facts: Facts) -> float | None:
 
 def _rate(port: Port) -> str:
     return port.port.rate if "Gb" in port.port.rate else f"{port.gbits:g} Gb/s"
+
+
+RATE = Check("ib.rate", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+
+def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Hold rate, lanes, MTU and error correction against promise, group and own peers."""
+    active = [port for port in ports_of(facts) if port.active]
+    if not active:
+        return not_run("no active RDMA port here")
+    odd = conclude_oddities([*slow_ports(promised, facts, group), *odd_frames(facts, group)])
+    if odd is not None:
+        return odd
+    mute = [port.name for port in active if port.gbits is None]
+    if mute:
+        said = f"the rate of {', '.join(mute)} could not be read"
+        return unknown(said, advice="look at rate in /sys/class/infiniband/*/ports")
+    rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
+    spelled = ", ".join(f"{rate:g}" for rate in rates)
+    each = {port.name: port.port.rate for port in active}
+    return ok(f"{count(len(active), 'port')} at {spelled} Gb/s", rates=each)
+
+
+def test_ib_rate(node: Node, conclude: Conclude) -> None:
+    """Every active RDMA port runs at full rate, with the frames of its peers."""
+    conclude(judge_rate(node.promised, node.facts, node.group))
+
+
+ERRORS = Check("ib.errors", stage="facts", tier="prolog", requires=("reach.answer",))
+
+
+def judge_errors(facts: Facts) -> Verdict:
+    """Hold what moved between two looks, and the rates since boot, against their limits."""
+    ports = [port for port in ports_of(facts) if port.active or not port.state]
+    if not ports:
+        return not_run("no active RDMA port here")
+    odd = conclude_oddities(port_errors(facts))
+    if odd is not None:
+        return replace(odd, cause=counted_cause(facts))
+    mute = [port.name for port in ports if port.port.counters is None]
+    if mute:
+        return unknown(
+            f"{', '.join(mute)} would not tell any error counter",
+            advice="look at counters and hw_counters in /sys/class/infiniband/*/ports; "
+            "virtual functions have none: ask their host",
+        )
+    if old := undated(facts):
+        return unknown(
+            f"{', '.join(old)}: a total, and nothing says since when",
+            advice="take a second reading after a known time, or ask the live node",
+        )
+    read = [port.port.counters.read for port in ports if port.port.counters]
+    totals = {
+        f"{port.name} {one.name}": one.value
+        for port in ports
+        for one in (port.port.counters.nonzero if port.port.counters else ())
+    }
+    few = sum(one.rpartition(" ")[2] in RULES for one in totals)
+    more = [f"{few} too few to matter"] * bool(few)
+    more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
+    rest = f", but for {' and '.join(more)}" if more else ""
+    said = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
+    return ok(said, totals=totals)
+
+
+def test_ib_errors(node: Node, conclude: Conclude) -> None:
+    """No RDMA port loses bits, flaps or resends more than a sound link does."""
+    conclude(judge_errors(node.facts))
+
+
+CHECKS = (RATE, ERRORS)

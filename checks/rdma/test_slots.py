@@ -1,4 +1,4 @@
-"""Whether a NIC has all its PCIe lanes at full speed: half a slot is half a rail, without an error.
+"""NICs in their PCIe slots, and their way to the GPUs' memory.
 
 What should be is told by most nodes of the group, else by the other NICs of that board on the node,
 else by the card itself; and whatever they say, a link must carry what its ports can.
@@ -9,16 +9,20 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.nic_log import events
-from preflight.facts.odd_gpus import Oddity
-from preflight.facts.peers import decided
-from preflight.facts.rdma import Port, most
+from preflight.check import Check
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.net.test_nic_log import events
+from preflight.checks.rdma.direct import uses_rdma, way
+from preflight.checks.rdma.ports import Port, most
+from preflight.facts import Facts, Group, Node
+from preflight.facts.node import decided
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.facts.model import Facts, Nic
-    from preflight.facts.node import Group
+    from preflight.facts.model import Nic
+
 
 _RESEAT: Final = (
     "drain; reseat {0} or its riser, compare slot and BIOS (width, bifurcation) with a sound node"
@@ -120,3 +124,68 @@ def _spelled(link: tuple[float, int] | None) -> str:
 
 def _bus(nic: Nic) -> str:
     return nic.pci_path[-1] if nic.pci_path else ""
+
+
+PCIE = Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+
+def judge_pcie(facts: Facts, group: Group) -> Verdict:
+    """Hold lanes and generation against group, own peers and card, and against the port's rate."""
+    odd = conclude_oddities(odd_slots(facts, group))
+    if odd is not None:
+        return odd
+    nics = facts.nics or ()
+    if not nics:
+        return not_run("no RDMA devices here")
+    mute = [nic.name for nic in nics if nic.pcie is None and nic.pci_path is not None]
+    if mute:
+        said = f"the PCIe link of {', '.join(mute)} could not be read"
+        return unknown(said, advice="look at current_link_width in /sys/bus/pci/devices")
+    told = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
+    if not told:
+        return not_run("RDMA devices without a PCIe link of their own: virtual, or not told")
+    kinds = sorted({words(nic) for nic in told})
+    links = {nic.name: words(nic) for nic in told}
+    return ok(f"{len(told)} RDMA devices on {', '.join(kinds)}", links=links)
+
+
+def test_ib_pcie(node: Node, conclude: Conclude) -> None:
+    """Every RDMA device has all its PCIe lanes at full speed: half a slot is half a rail."""
+    conclude(judge_pcie(node.facts, node.group))
+
+
+GPUDIRECT = Check(
+    "ib.gpudirect",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+)
+ADVICE = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
+
+
+def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
+    """Look for nvidia_peermem, or for a kernel and a driver that do dma-buf."""
+    if not uses_rdma(facts):
+        return not_run("no GPUs beside an active RDMA port here")
+    mine = way(facts)
+    if mine is None:
+        return unknown(
+            "neither the kernel's modules nor the driver's kind tell whether NICs reach GPUs",
+            advice="look at lsmod for nvidia_peermem and at /proc/driver/nvidia/version",
+        )
+    if mine:
+        return ok(f"NICs reach GPU memory by {mine}", way=mine)
+    vote = group.majority(way)
+    said = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
+    if vote is not None and vote.decides and vote.value:
+        whom = f"{vote.value} on {vote.votes} of {vote.of} nodes of group {group.name}"
+        return fail(f"{said}; {whom}", advice=ADVICE)
+    return warn(f"{said}: NCCL copies through host memory, at about half the rate", advice=ADVICE)
+
+
+def test_ib_gpudirect(node: Node, conclude: Conclude) -> None:
+    """NICs can read and write GPU memory themselves."""
+    conclude(judge_gpudirect(node.facts, node.group))
+
+
+CHECKS = (PCIE, GPUDIRECT)

@@ -1,4 +1,4 @@
-"""What the versions in the job's Python mean for this node: for its driver, its GPUs, its peers."""
+"""Driver, torch, CUDA and NCCL fit each other, the GPUs, and the group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from preflight.verdict import Verdict, not_run, unknown
+from preflight.check import Check
+from preflight.checks.fleet_view import FleetView
+from preflight.facts import Facts, Group, Node
+from preflight.facts.machine import Software
+from preflight.facts.words import count
+from preflight.fleet.nodeset import fold
+from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from preflight.facts.model import Facts
-    from preflight.facts.node import Group
-    from preflight.facts.software_model import Torch
+    from preflight.facts.machine import Torch
+
 
 UNREAD = "what the job's Python holds could not be read"
 READ_IT = "look at the file system that holds that Python: does `ls` on it hang?"
@@ -48,7 +53,9 @@ class Drift(NamedTuple):
 @cache
 def drivers() -> dict[str, Needed]:
     """The oldest driver by CUDA's major version."""
-    text = files("preflight.facts").joinpath("cuda_drivers.toml").read_text(encoding="utf-8")
+    text = (
+        files("preflight.checks.software").joinpath("cuda_drivers.toml").read_text(encoding="utf-8")
+    )
     return msgspec.convert(tomllib.loads(text), dict[str, Needed])
 
 
@@ -150,3 +157,241 @@ def drifts(group: Group) -> Iterator[Drift]:
                 continue
             yield Drift(name, what, has, wanted, whom, grave)
             told.add(name)
+
+
+# Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
+# `standard` on GPUs are loaded through it.
+ARCH = Check(
+    "software.arch",
+    stage="facts",
+    tier="standard",
+    requires=("reach.answer", "host.driver_hung"),
+)
+
+
+def judge_arch(facts: Facts) -> Verdict:
+    """Compare what its kernels are compiled for with the GPUs' compute capability."""
+    if not facts.gpus:
+        return not_run("no GPUs here")
+    torch = torch_or_why(facts)
+    if isinstance(torch, Verdict):
+        return torch
+    if why := without_cuda(torch):
+        gpus = count(len(facts.gpus), "GPU")
+        return fail(f"{why}, and {gpus} of NVIDIA are here", advice="install torch with CUDA")
+    computes = [gpu.compute for gpu in facts.gpus if gpu.compute]
+    if torch.archs is None or len(computes) < len(facts.gpus):
+        what = "for which GPUs torch is built" if torch.archs is None else "what kind its GPUs are"
+        return unknown(
+            f"its files and driver do not tell {what}",
+            advice="compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability()",
+        )
+    built = f"torch {torch.version} is built for {', '.join(torch.archs)}"
+    foreign = [compute for compute in computes if not runs_on(torch.archs, compute)]
+    if not foreign:
+        return ok(built, archs=torch.archs)
+    kind = f"sm_{foreign[0].replace('.', '')}"
+    return fail(
+        f"{built}; {len(foreign)} of {len(computes)} GPUs are {kind}: no kernel runs on them",
+        advice=f"install a torch that is built for {kind}",
+        archs=torch.archs,
+    )
+
+
+def test_software_arch(node: Node, conclude: Conclude) -> None:
+    """The job's torch has kernels for the GPUs that are there."""
+    conclude(judge_arch(node.facts))
+
+
+DRIFT = Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",))
+
+_SAME = "point them to one image or environment (inventory key python), or leave them out"
+
+
+def judge_drift(groups: tuple[Group, ...]) -> Verdict:
+    """Name the nodes that differ from most of their group; without a majority nobody is named."""
+    compared = [group for group in groups if len(group.facts) > 1]
+    if not compared:
+        return not_run("one node in each group: nothing to compare")
+    unread = [
+        name for group in compared for name, facts in group.facts.items() if facts.software is None
+    ]
+    found = [drift for group in compared for drift in drifts(group)]
+    if found:
+        return _drifted(sorted(found, key=lambda drift: not drift.grave))
+    if unread:
+        return unknown(f"{UNREAD} on {fold(unread)}", advice=READ_IT, culprits=unread)
+    versions = {group.name: group.majority(torch_of) for group in compared}
+    if all(usual is None or usual.value == "none" for usual in versions.values()):
+        return not_run("no torch in the job's Python: name it with --preflight-python")
+    said = "; ".join(
+        f"torch {usual.value} on {usual.votes}" for usual in versions.values() if usual
+    )
+    return ok(f"{said} nodes")
+
+
+def _drifted(found: list[Drift]) -> Verdict:
+    """The worst kind alone decides; the rest is evidence."""
+    first = found[0]
+    alike = [drift for drift in found if drift.grave == first.grave]
+    told = [
+        f"{one.what} {one.has} on {one.node}, {one.usual} {one.whom}"
+        if one.usual
+        else f"{one.what} {one.has} on {one.node}, and there is no majority"
+        for one in alike
+    ]
+    more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004  a sentence
+    conclude = fail if first.grave else warn
+    return conclude(
+        "; ".join(told[:3]) + more,
+        advice=_SAME,
+        culprits=sorted({one.node for one in alike if one.usual}),
+        drifts=[one._asdict() for one in found],
+    )
+
+
+def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
+    """All nodes of a group have the same torch, CUDA, NCCL and cuDNN in the job's Python."""
+    conclude(judge_drift(tuple(fleet.groups.values())))
+
+
+DRIVER = Check(
+    "software.driver",
+    stage="facts",
+    tier="prolog",
+    requires=("reach.answer", "host.driver_hung"),
+)
+
+
+def judge_driver(facts: Facts) -> Verdict:
+    """Hold the driver against the oldest one of that CUDA's major version."""
+    torch = torch_or_why(facts)
+    if facts.driver.state == "absent":
+        return not_run("no GPU driver here")
+    if isinstance(torch, Verdict):
+        return torch
+    if torch.cuda is None:
+        return not_run(without_cuda(torch))
+    needed = drivers().get(torch.cuda.split(".")[0])
+    if needed is None:
+        return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
+    return _held(facts.driver.version, torch.cuda, needed.driver, facts.software)
+
+
+def _held(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
+    here, compat = version(driver), software.cuda_compat if software else None
+    said = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
+    if not here:
+        return unknown("the driver does not tell its version", advice="run nvidia-smi there")
+    if here >= version(needed):
+        return ok(said, driver=driver, cuda=cuda, needed=needed)
+    if compat is not None and version(compat) >= version(needed):
+        return warn(
+            f"{said}; its compatibility libraries ({compat}) may stand in",
+            advice="see that the job's LD_LIBRARY_PATH begins with cuda/compat, or update it",
+            driver=driver,
+        )
+    advice = f"install driver {needed} or later, or a torch for an older CUDA"
+    return fail(said, advice=advice, driver=driver, cuda=cuda, needed=needed)
+
+
+def test_software_driver(node: Node, conclude: Conclude) -> None:
+    """The driver is new enough for the CUDA that the job's torch is built for."""
+    conclude(judge_driver(node.facts))
+
+
+_INTERNAL = ("ib", "socket")
+"""Networks that NCCL has without a plugin; `NCCL_NET` is compared without case."""
+
+_DEFAULT = "libnccl-net.so"
+
+
+class Asked(NamedTuple):
+    """The file names that would do, and the setting that asks for them."""
+
+    names: tuple[str, ...]
+    """Any `libnccl-net*` where a network is asked for by its own name only."""
+    setting: str
+
+
+def asked(environ: Mapping[str, str]) -> Asked | None:
+    """What a job's environment asks for; None where it asks for no plugin.
+
+    `NCCL_NET_PLUGIN` is a library or the suffix of one (libnccl-net-SUFFIX.so), "none" for none;
+    `NCCL_NET` names a network, which a plugin has if NCCL itself has not. Source: NCCL's user
+    guide, environment variables.
+    """
+    plugin, network = environ.get("NCCL_NET_PLUGIN", ""), environ.get("NCCL_NET", "")
+    if plugin and plugin.lower() != "none":
+        first = plugin.split(",")[0].strip()
+        setting = f"NCCL_NET_PLUGIN={plugin[:80]}"
+        if "/" in first:
+            return Asked((first,), setting)
+        return Asked((f"libnccl-net-{first}.so", first), setting)
+    if network and network.lower() not in _INTERNAL and not plugin:
+        return Asked((), f"NCCL_NET={network[:80]!r}")
+    return None
+
+
+def found(wanted: Asked, there: tuple[str, ...]) -> str:
+    """The path of the plugin that was asked for; empty if none of these is it."""
+    for path in there:
+        name = path.rsplit("/", 1)[-1]
+        fits = (path, name, name.split(".so")[0] + ".so")
+        if not wanted.names or any(one in wanted.names for one in fits):
+            return path
+    return ""
+
+
+def instead(there: tuple[str, ...]) -> str:
+    """What NCCL loads where the one that was named is missing."""
+    return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
+
+
+NCCL_PLUGIN = Check(
+    "software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)
+)
+
+_UNKNOWN_JOB = (
+    "no job environment known; give --preflight-env-file, --preflight-launch, "
+    "or run inside the allocation"
+)
+
+
+def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdict:
+    """Look for the library where the job's loader would."""
+    if environ is None:
+        return not_run(_UNKNOWN_JOB)
+    wanted = asked(environ)
+    if wanted is None:
+        return not_run("the job names no NCCL network plugin")
+    if facts.software is None:
+        return unknown(UNREAD, advice=READ_IT)
+    there = facts.software.net_plugins
+    path = found(wanted, there)
+    if path:
+        return ok(f"{wanted.setting}: {path}", plugins=there)
+    name = wanted.names[0] if wanted.names else "libnccl-net*.so"
+    missing = f"{wanted.setting}: {name} is not where the loader looks"
+    if other := instead(there):
+        return warn(
+            f"{missing}; NCCL would take {other} in its place",
+            advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
+            plugins=there,
+        )
+    what = (
+        "the job ends with an error" if not wanted.names else "NCCL goes over sockets or plain IB"
+    )
+    return fail(
+        f"{missing}: {what}",
+        advice="install it (aws-ofi-nccl on EFA), or add its folder to LD_LIBRARY_PATH",
+        plugins=there,
+    )
+
+
+def test_software_nccl_plugin(node: Node, conclude: Conclude) -> None:
+    """The NCCL network plugin that the job names is on the node."""
+    conclude(judge_nccl_plugin(node.environ, node.facts))
+
+
+CHECKS = (ARCH, DRIFT, DRIVER, NCCL_PLUGIN)

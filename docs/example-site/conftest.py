@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.section import Section
+from preflight.run.site_sections import Section
 
 if TYPE_CHECKING:
     import pytest

@@ -1,11 +1,16 @@
-"""One node's words during its burn-in, kept in order; what it cannot have seen is refused."""
+"""A burn-in: how long and how large each part is, and what each node says during it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight.core.thresholds import duration
 from preflight.errors import WireError
-from preflight.facts.burned import (
+from preflight.facts.burn import (
     Absent,
     Burned,
     Busy,
@@ -25,9 +30,12 @@ from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from preflight.facts.burned import Event
+    from preflight.check import Tier
+    from preflight.facts.burn import Event, Kind
+    from preflight.facts.model import Facts
+
 
 MOST = 20_000
 """Events of one node: 64 GPUs have 4,032 ways between them, each with a reading and a proof."""
@@ -124,3 +132,255 @@ def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
     for names, nodes in alike.items():
         nics = count(len(names), "NIC")
         yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"
+
+
+class Series(Struct, frozen=True, kw_only=True):
+    """How often something is timed; each sample repeats it for about `sample_s`."""
+
+    samples: int
+    sample_s: float
+    warm_s: float = 0.0
+
+
+class Gemm(Series, frozen=True, kw_only=True):
+    """A product of two n x n matrices."""
+
+    n: int
+
+
+class Copy(Series, frozen=True, kw_only=True):
+    """A buffer of so many MiB."""
+
+    mib: int
+
+
+class Host(Series, frozen=True, kw_only=True):
+    """A buffer, and a product of two n x n matrices in float32."""
+
+    mib: int
+    n: int
+
+
+class Integrity(Struct, frozen=True, kw_only=True):
+    """Exact n x k by k x n products, and memory patterns over a share of what is free."""
+
+    n: int
+    k: int
+    products: int
+    chunk_mib: int
+    most_mib: int
+    share: float
+    patterns: int
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """Samples, each the median of so many launches."""
+
+    samples: int
+    launches: int
+
+
+class Sustained(Struct, frozen=True, kw_only=True):
+    """A load without a break, looked at once per window."""
+
+    n: int
+    seconds: float
+    window_s: float
+
+
+class Nic(Struct, frozen=True, kw_only=True):
+    """Runs of ib_write_bw from a NIC to itself."""
+
+    samples: int
+    seconds: int
+    bytes: int
+    patience_s: float
+    first: int = 0
+    """Which NIC of each NUMA node begins: the rest may find no time."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """All parts for one kind of device; None leaves one out. `limit_s`: each part's deadline."""
+
+    limit_s: dict[str, float]
+    gemm: Gemm | None = None
+    memory: Copy | None = None
+    integrity: Integrity | None = None
+    launch: Launch | None = None
+    sustained: Sustained | None = None
+    pcie: Copy | None = None
+    p2p: Copy | None = None
+    host: Host | None = None
+    nic: Nic | None = None
+
+
+class BurnPlan(Struct, frozen=True, kw_only=True):
+    """What every node is asked; which half it does depends on what its torch sees."""
+
+    cuda: Load
+    cpu: Load
+
+    def of(self, kind: Kind) -> Load:
+        """The half for one kind of device."""
+        return self.cuda if kind == "cuda" else self.cpu
+
+
+_NIC = Nic(samples=2, seconds=1, bytes=65536, patience_s=10)
+
+GPU = Load(
+    limit_s={
+        "open": 60, "gemm": 30, "memory": 30, "integrity": 60, "launch": 20, "sustained": 30,
+        "pcie": 30, "p2p": 20, "host": 60, "nic": 60,
+    },
+    gemm=Gemm(n=8192, samples=9, sample_s=0.1, warm_s=0.5),
+    memory=Copy(mib=1024, samples=9, sample_s=0.05, warm_s=0.1),
+    integrity=Integrity(
+        n=8192, k=256, products=200, chunk_mib=256, most_mib=1 << 20, share=0.8, patterns=2
+    ),
+    launch=Launch(samples=9, launches=200),
+    sustained=Sustained(n=8192, seconds=10, window_s=0.25),
+    pcie=Copy(mib=256, samples=7, sample_s=0.02, warm_s=0.02),
+    p2p=Copy(mib=256, samples=5, sample_s=0.02, warm_s=0.02),
+    host=Host(mib=1024, n=4096, samples=7, sample_s=0.1, warm_s=0.1),
+    nic=_NIC,
+)  # fmt: skip
+"""What it takes: `phases_s`; estimated, not timed on a fleet."""
+
+CPU = Load(
+    limit_s={
+        "open": 30, "gemm": 60, "memory": 60, "integrity": 60, "launch": 60, "sustained": 60,
+        "pcie": 60, "p2p": 60, "host": 60, "nic": 60,
+    },
+    gemm=Gemm(n=256, samples=9, sample_s=0.03, warm_s=0.05),
+    memory=Copy(mib=16, samples=9, sample_s=0.03, warm_s=0.03),
+    integrity=Integrity(
+        n=512, k=256, products=10, chunk_mib=8, most_mib=32, share=1.0, patterns=1
+    ),
+    launch=Launch(samples=9, launches=200),
+    sustained=Sustained(n=256, seconds=1.0, window_s=0.1),
+    host=Host(mib=64, n=512, samples=7, sample_s=0.05, warm_s=0.05),
+    nic=_NIC,
+)  # fmt: skip
+"""CPUs that stand for devices: enough to tell one that is taken or broken, 3 s on two cores."""
+
+LONG_S = 300.0
+"""Of the sustained load in tier deep: a heat sink takes minutes to fill."""
+
+SHARE = 0.6
+"""Of the time that is left, what a burn-in may take: the sweep comes after it."""
+
+_TIMES = 2
+"""How many times its estimate the NICs' part may take, where there is time for that."""
+
+
+class Devices(Struct, frozen=True, kw_only=True):
+    """What a node has that takes time in a burn-in; of several nodes the most of each."""
+
+    gpus: int = 8
+    """Or CPUs that stand for them."""
+    sides: int = 2
+    """NUMA nodes."""
+    nic_turns: int = 4
+    """NICs on the NUMA node that has most of them: these are measured one after the other."""
+
+
+def devices(facts: Iterable[Facts], slots: int) -> Devices:
+    """The most that any of these nodes has. `slots`: CPUs that stand for devices without GPUs."""
+    nodes = list(facts)
+    gpus = max((len(one.gpus or ()) for one in nodes), default=0) or slots
+    numa = {gpu.numa for one in nodes for gpu in one.gpus or () if gpu.numa is not None}
+    turns = max((_nic_turns(one) for one in nodes), default=0)
+    return Devices(gpus=gpus, sides=max(1, len(numa)), nic_turns=turns)
+
+
+def _nic_turns(facts: Facts) -> int:
+    active = [n for n in facts.nics or () if any("ACTIVE" in port.state for port in n.ports)]
+    if any(nic.numa is None for nic in active):
+        return len(active)
+    return max(Counter(nic.numa for nic in active).values(), default=0)
+
+
+def burn_plan(tier: Tier, seed: int = 0) -> BurnPlan:
+    """What a tier asks for. The seed decides which NICs come first."""
+    nic = replace(_NIC, first=seed)
+    plan = BurnPlan(cuda=replace(GPU, nic=nic), cpu=replace(CPU, nic=nic))
+    return sustained(plan, LONG_S, cpu_s=10.0) if tier == "deep" else plan
+
+
+def sustained(plan: BurnPlan, gpu_s: float, cpu_s: float) -> BurnPlan:
+    """The same with another length of the sustained load."""
+    return BurnPlan(cuda=_lasting(plan.cuda, gpu_s), cpu=_lasting(plan.cpu, cpu_s))
+
+
+def fitting(plan: BurnPlan, left_s: float, has: Devices) -> BurnPlan:
+    """The same within a share of the time that is left, by what each phase is estimated to take.
+
+    First the sustained load gets shorter, then not every NIC has its turn.
+    """
+    room_s = left_s * SHARE
+    return BurnPlan(
+        cuda=_fitting(plan.cuda, "cuda", room_s, has), cpu=_fitting(plan.cpu, "cpu", room_s, has)
+    )
+
+
+def _fitting(load: Load, kind: Kind, room_s: float, has: Devices) -> Load:
+    over_s = sum(phases_s(load, kind, has).values()) - room_s
+    if load.sustained is not None and over_s > 0:
+        window_s, seconds = load.sustained.window_s, load.sustained.seconds
+        load = _lasting(load, max(min(window_s, seconds), seconds - over_s))
+    if load.nic is None:
+        return load
+    phases = phases_s(load, kind, has)
+    need_s = phases.pop("nic")
+    left_s = room_s - sum(phases.values())
+    most_s = _TIMES * need_s + load.nic.patience_s
+    limit_s = max(nic_turn_s(load.nic), min(most_s, left_s))
+    return replace(load, limit_s={**load.limit_s, "nic": limit_s})
+
+
+def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
+    """What each phase of a healthy node should take, with a turn for each NIC (durations.toml)."""
+    cuda_s = open_s(has.gpus) if kind == "cuda" else 0.0
+    each_s = duration("burn.phase_s")
+    found = {"open": duration("torch.import_s") + cuda_s}
+    for name, series in (("gemm", load.gemm), ("memory", load.memory)):
+        if series is not None:
+            found[name] = each_s + _series_s(series)
+    if load.integrity is not None:
+        found["integrity"] = duration("burn.integrity_s") if kind == "cuda" else each_s
+    if load.launch is not None:
+        found["launch"] = each_s
+    if load.sustained is not None:
+        found["sustained"] = each_s + load.sustained.seconds
+    if load.pcie is not None:
+        copies_s = 2 * _series_s(load.pcie) + duration("burn.side_s")
+        found["pcie"] = has.gpus * has.sides * copies_s
+    if load.p2p is not None:
+        ways = has.gpus * (has.gpus - 1)
+        found["p2p"] = cuda_s + ways * (_series_s(load.p2p) + duration("burn.way_s"))
+    if load.host is not None:
+        found["host"] = has.sides * (each_s + 2 * _series_s(load.host))
+    if load.nic is not None:
+        found["nic"] = has.nic_turns * nic_turn_s(load.nic)
+    return found
+
+
+def open_s(gpus: int) -> float:
+    """Until all GPUs of a node have a CUDA context."""
+    return duration("cuda.open_s") + gpus * duration("cuda.open_each_s")
+
+
+def nic_turn_s(nic: Nic) -> float:
+    """All samples of one NIC."""
+    return nic.samples * (nic.seconds + duration("burn.nic_start_s"))
+
+
+def _series_s(series: Series) -> float:
+    return series.warm_s + series.samples * series.sample_s
+
+
+def _lasting(load: Load, seconds: float) -> Load:
+    if load.sustained is None:
+        return load
+    limits = {**load.limit_s, "sustained": load.limit_s["sustained"] + seconds}
+    return replace(load, limit_s=limits, sustained=replace(load.sustained, seconds=seconds))

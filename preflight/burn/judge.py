@@ -2,27 +2,224 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from preflight.burn import clocks as looked
-from preflight.burn.held import hold
-from preflight.burn.own_past import earlier_of
-from preflight.burn.proofs import majorities, wrong
-from preflight.burn.units import Names, units
-from preflight.facts.burn import Burn, Flaw
+from preflight.burn import units as looked
+from preflight.burn.floors import Bound, Population, earlier_of, floor, own_nights, strictest
+from preflight.burn.units import Names, known, limit, speed, units
+from preflight.core.statistics import median
+from preflight.core.thresholds import in_force, words
+from preflight.facts.results import Burn, Flaw, Unit
 from preflight.facts.words import count
-from preflight.numbers import in_force
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.burn.units import Raw
-    from preflight.facts.burn import BurnState, Throttle, Unit
-    from preflight.facts.burned import Burned, Clocks
+    from preflight.facts.burn import Burned, Clocks, Proof
     from preflight.facts.model import Facts
-    from preflight.fleet.model import Host
+    from preflight.facts.results import BurnState, Held, Throttle
+    from preflight.fleet.model import Host, Promise
+
+
+if TYPE_CHECKING:
+    Earlier = Mapping[tuple[str, str, str], Sequence[float]]
+    """What a unit reached on earlier nights, by node, measure and name."""
+
+_LEAST_WINDOWS = 8
+_LEAST_BAD, _BAD_SHARE, _TIMES_PEERS = 2, 0.2, 4
+"""What comes and goes: so many samples, that part of them, and so many times a peer's part."""
+
+
+class _Like(NamedTuple):
+    """What units have in common that may be compared."""
+
+    group: str
+    kind: str
+    measure: str
+    alike: str
+
+
+def hold(
+    raws: Iterable[Raw], hosts: Mapping[str, Host], earlier: Earlier | None = None
+) -> dict[str, list[tuple[Raw, Unit]]]:
+    """Judge all units of a fleet, by node. `hosts` are the fleet's, with group and promise.
+
+    What the inventory sets in place of shipped numbers is in force for its group.
+    """
+    classes: dict[_Like, dict[str, list[Raw]]] = {}
+    for raw in raws:
+        like = _Like(hosts[raw.node].group, raw.kind, raw.measure, raw.alike)
+        classes.setdefault(like, {}).setdefault(raw.node, []).append(raw)
+    found: dict[str, list[tuple[Raw, Unit]]] = {}
+    for by_node in classes.values():
+        promise = hosts[next(iter(by_node))].promised
+        with in_force(promise.limits) as used:
+            judged = _hold_class(by_node, hosts, earlier or {})
+        told = "".join(f"; {words(name, one)}" for name, one in used.items())
+        for raw, unit in judged:
+            own = replace(unit, limit_origin=unit.limit_origin + told) if told else unit
+            found.setdefault(raw.node, []).append((raw, own))
+    return found
+
+
+def _hold_class(
+    by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], earlier: Earlier
+) -> list[tuple[Raw, Unit]]:
+    population = Population({n: [one.speed for one in own] for n, own in by_node.items()})
+    bounds = {
+        (node, place): _bound(
+            raw,
+            place,
+            population,
+            hosts[node].promised,
+            earlier.get((node, raw.measure, raw.name), ()),
+        )
+        for node, own in by_node.items()
+        for place, raw in enumerate(own)
+    }
+    usual = median([_bad(raw, bounds[node, place]) / len(raw.values)
+                    for node, own in by_node.items() for place, raw in enumerate(own)])  # fmt: skip
+    return [
+        (raw, _unit(raw, bounds[node, place], usual))
+        for node, own in by_node.items()
+        for place, raw in enumerate(own)
+    ]
+
+
+def _bound(
+    raw: Raw, place: int, population: Population, promise: Promise, nights: Sequence[float]
+) -> Bound | None:
+    """Peers first, then floors; its own past only where there is neither."""
+    effect = known(raw.kind, raw.measure)
+    effect = limit(raw.kind, "effect") if effect is None else effect
+    scatter = limit(raw.kind, "scatter")
+    known_by_others = (
+        population.here(raw.node, place, effect=effect, scatter=scatter),
+        population.away(raw.node, effect=effect, scatter=scatter),
+        _floor(raw, promise),
+    )
+    unheld = all(one is None for one in known_by_others)
+    third = own_nights(raw, nights) if unheld else None
+    return strictest((*known_by_others, _own_start(raw), third))
+
+
+def _own_start(raw: Raw) -> Bound | None:
+    """A load that begins fast and does not last needs no peers to be seen."""
+    samples = raw.reading.samples
+    if raw.measure != "sustained_tflops" or len(samples) < _LEAST_WINDOWS:
+        return None
+    share = 1 - limit(raw.kind, "droop")
+    return Bound(
+        median(samples[: len(samples) // 4]) * share, f"{share:.2g} of its own first quarter"
+    )
+
+
+def _floor(raw: Raw, promise: Promise) -> Bound | None:
+    found = floor(raw, promise)
+    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
+
+
+def _bad(raw: Raw, bound: Bound | None) -> int:
+    if bound is None:
+        return 0
+    return sum(speed(raw.measure, value) < bound.speed for value in raw.values)
+
+
+def _unit(raw: Raw, bound: Bound | None, usual: float) -> Unit:
+    bad = _bad(raw, bound)
+    return Unit(
+        name=raw.name,
+        measure=raw.measure,
+        best=raw.best,
+        typical=median(raw.values),
+        samples=len(raw.values),
+        held=_held(raw, bound, bad, usual),
+        limit=None if bound is None else speed(raw.measure, bound.speed),
+        limit_origin="" if bound is None else bound.origin,
+        peers=None if bound is None or bound.peers is None else speed(raw.measure, bound.peers),
+        bad=bad,
+        waited=raw.reading.waited,
+    )
+
+
+def _held(raw: Raw, bound: Bound | None, bad: int, usual: float) -> Held:
+    if bound is None:
+        return "unheld"
+    if raw.speed < bound.speed:
+        waited = raw.reading.waited >= limit(raw.kind, "starved")
+        return "starved" if raw.excusable and waited else "slow"
+    share = bad / len(raw.values)
+    often = bad >= _LEAST_BAD and share >= max(_BAD_SHARE, _TIMES_PEERS * usual)
+    return "flaky" if often and not raw.excusable else "ok"
+
+
+_Same = tuple[str, str, str]
+"""What proofs must share to be equal: kind, size, model."""
+
+_WHAT = {
+    "product": "an exact product came out wrong",
+    "memory": "its memory did not keep what was written",
+    "load": "a product under load came out different",
+    "p2p": "what arrived was not what was sent",
+}
+
+
+def majorities(fleet: Mapping[str, Burned]) -> dict[_Same, str]:
+    """The digest that most devices of one model reached in a fleet, by kind of proof and size.
+
+    Exact results are equal on every device. Without a majority nobody is odd.
+    """
+    votes: dict[_Same, Counter[str]] = {}
+    for burned in fleet.values():
+        names = Names(burned, None)
+        for proof in burned.proofs:
+            if proof.digest and not proof.wrong:
+                votes.setdefault(_same(proof, names), Counter())[proof.digest] += 1
+    return {
+        key: ranked[0][0]
+        for key, counter in votes.items()
+        if (ranked := counter.most_common(1)) and 1 < ranked[0][1] > counter.total() / 2
+    }
+
+
+def wrong(burned: Burned, facts: Facts | None, usual: Mapping[_Same, str]) -> Iterator[Flaw]:
+    """Each device of one node that was wrong in anything, once per proof."""
+    names = Names(burned, facts)
+    for proof in burned.proofs:
+        said = _wrong(proof) or _odd(proof, usual.get(_same(proof, names), ""))
+        if said:
+            name = names.of(proof.device)
+            cause = name if proof.to is None else ""
+            to = f" to {names.index(proof.to)}" if proof.to is not None else ""
+            yield Flaw(name=name + to, what=said, cause=cause)
+
+
+def _same(proof: Proof, names: Names) -> _Same:
+    return proof.what, proof.size, names.model(proof.device)
+
+
+def _wrong(proof: Proof) -> str:
+    if not proof.wrong:
+        return ""
+    of = (
+        f"{proof.wrong} of {proof.rounds} times"
+        if proof.what != "memory"
+        else (f"{proof.wrong} words in {proof.rounds} passes over {proof.size}")
+    )
+    return f"{_WHAT[proof.what]} ({of}; {proof.first})"
+
+
+def _odd(proof: Proof, usual: str) -> str:
+    if not usual or not proof.digest or proof.digest == usual:
+        return ""
+    return (
+        f"{_WHAT[proof.what]}, the same each time: digest {proof.digest}, most devices have {usual}"
+    )
+
 
 _TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
 _WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")

@@ -1,16 +1,20 @@
-"""From a node's raw series to units that can be compared: who, how fast, and alike with whom."""
+"""Series of a burn-in as units that can be compared, and what held the clocks down."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.stats.quantiles import median
+from preflight.core.statistics import median
+from preflight.core.thresholds import number
+from preflight.facts.results import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.facts.burned import Burned, Kind, Measure, Opened, Reading
+    from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
     from preflight.facts.model import Facts
+
 
 FASTER_IS_LESS = frozenset({"launch_us"})
 OF_THE_HOST = frozenset({"host_copy_gbs", "host_gflops", "launch_us"})
@@ -147,3 +151,64 @@ def _nic_rate(name: str, facts: Facts | None) -> str:
     nics = facts.nics or () if facts is not None else ()
     rates = (port.rate for nic in nics if nic.name == name for port in nic.ports if port.rate)
     return next(rates, "NIC")
+
+
+def limit(kind: Kind, name: str) -> float:
+    """The number in force; KeyError for a name that is not in the table."""
+    found = known(kind, name)
+    if found is None:
+        raise KeyError(f"{kind}.{name}")
+    return found
+
+
+def known(kind: Kind, name: str) -> float | None:
+    """The number in force; None where there is none."""
+    return number(f"{kind}.{name}")
+
+
+FORCED = ("hw_thermal", "hw_power_brake", "hw_slowdown", "sw_thermal")
+"""Heat and the power brake; a software power cap is how a healthy GPU meets its power limit."""
+
+_LEAST_LOOKS = 2
+
+
+def under_load(clocks: Clocks | None) -> tuple[Look, ...]:
+    """The looks while it worked; the first was before."""
+    return () if clocks is None else tuple(one for one in clocks.looks[1:] if _told(one))
+
+
+def remark(clocks: Clocks | None) -> str:
+    """Its medians under load, "1,980 MHz, 61 C, 640 W"; nothing where nothing was told."""
+    looks = under_load(clocks)
+    words = []
+    for name, unit in (("sm_mhz", "MHz"), ("celsius", "C"), ("watts", "W")):
+        told = [value for one in looks if (value := getattr(one, name)) is not None]
+        if told:
+            words.append(f"{median(told):,.0f} {unit}")
+    held = _reasons(looks)
+    return ", ".join([*words, *held])
+
+
+def throttle(name: str, clocks: Clocks | None) -> Throttle | None:
+    """What held its clocks down for more than a moment; None if nothing did."""
+    looks = under_load(clocks)
+    held = [one for one in looks if set(one.reasons or ()) & set(FORCED)]
+    if len(held) < max(_LEAST_LOOKS, limit("cuda", "throttled") * len(looks)):
+        return None
+    return Throttle(
+        name=name,
+        reasons=tuple(_reasons(tuple(held))),
+        looks=len(held),
+        of=len(looks),
+        remark=remark(clocks),
+        cause=name,
+    )
+
+
+def _reasons(looks: tuple[Look, ...]) -> list[str]:
+    seen = Counter(reason for one in looks for reason in one.reasons or () if reason in FORCED)
+    return [reason for reason, _ in seen.most_common()]
+
+
+def _told(look: Look) -> bool:
+    return look.sm_mhz is not None or look.reasons is not None

@@ -1,4 +1,4 @@
-"""Network interfaces that a tool or a collector wrote as JSON: ip -j, ethtool --json, lshw -json.
+"""Ethernet links as ethtool prints them, or as ip -j, ethtool --json and lshw write them.
 
 Collectors put such lists beside others, as speeds by interface or its configuration: they are
 looked for at any depth.
@@ -12,49 +12,174 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from preflight.facts.addresses import parsed
+from preflight.captured.captured import Captured, bare_facts
+from preflight.checks.net.ethernet import kind_of
+from preflight.core.text import plain
 from preflight.facts.basics import device_name
-from preflight.facts.ethernet_model import Ethernet
-from preflight.facts.network_model import Interface, Network
-from preflight.facts.rdma_model import Counter
-from preflight.offline.captured import Captured, bare_facts
-from preflight.offline.ethtool import fastest
+from preflight.facts.network import Counter, Ethernet, Interface, Network
+from preflight.facts.node import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+
+KINDS: Final = ("ethtool", "ethtool -S")
+_CHECKS: Final = ("net.ethernet",)
+_HEAD: Final = re.compile(r"^\s*Settings for (\S{1,32}):\s*$")
+_PAIR: Final = re.compile(r"^\s*([A-Z][\w \-()]{2,48}?):(?:\s+(.*?))?\s*$")
+_STATISTICS: Final = re.compile(r"^\s*NIC statistics:\s*$")
+_ASKED: Final = re.compile(r"\bethtool\s+(?:-S|--statistics)\s+([\w.@-]{1,32})")
+_COUNTER: Final = re.compile(r"^\s+(\S.{0,78}?):\s*(-?[0-9]+(?:\.[0-9]+)?|0x[0-9a-fA-F]+)\s*$")
+_PROMPT: Final = re.compile(r"^\S*[\w~\])]\s?[$#](?:\s|$)|^[$#]\s?$")
+_MODE: Final = re.compile(r"\b([0-9]{2,7})base")
+_SPEED: Final = re.compile(r"^([0-9]{1,7})\s?Mb/s")
+_TROUBLE: Final = re.compile(r"err|discard|drop|out_of_buffer|missed|fifo|down|collision|pause")
+_ERROR: Final = re.compile(
+    r"^[^\S\n]*(?:Cannot get (?:device settings|stats|driver information)|netlink error:|ethtool:"
+    r"|no stats available|No data available|bad command line).*",
+    re.MULTILINE,
+)
+_MOST: Final = 256
+_LARGEST: Final = 2**53
+
+
+def read_ethtool(text: str) -> Captured | None:
+    """Read every interface that a text shows the settings or the statistics of; None for others."""
+    lines = plain(text).expandtabs().splitlines()
+    if any(_HEAD.match(line) for line in lines):
+        return _settings(lines)
+    if any(_STATISTICS.match(line) for line in lines):
+        return _statistics(lines)
+    error = _ERROR.search(text)
+    if error is None or len(lines) > 20:  # noqa: PLR2004 (an error is short; a log is something else)
+        return None
+    return _captured("ethtool", None, f"it holds an error: {error.group().strip()[:120]}")
+
+
+def fastest(modes: Iterable[str]) -> int:
+    """Of the fastest of some link modes, Mb/s; 0 where none is named: "100000baseCR4/Full"."""
+    return max((int(mode) for text in modes for mode in _MODE.findall(text)), default=0)
+
+
+def _settings(lines: list[str]) -> Captured:
+    blocks: list[tuple[str, dict[str, str]]] = []
+    key = ""
+    for line in lines:
+        if head := _HEAD.match(line):
+            blocks.append((head.group(1), {}))
+            key = ""
+        elif blocks and (pair := _PAIR.match(line)):
+            key = pair.group(1).lower()
+            blocks[-1][1].setdefault(key, (pair.group(2) or "")[:512])
+        elif blocks and key and line.strip() and "base" in line:
+            blocks[-1][1][key] = f"{blocks[-1][1][key]} {line.strip()}"[:4096]
+    cut = [name for name, words in blocks if _link(words) not in ("yes", "no")]
+    damaged = f"{cut[0]} does not say whether its link is detected" if cut else ""
+    return _captured("ethtool", [_interface(name, words) for name, words in blocks], damaged)
+
+
+def _interface(name: str, words: Mapping[str, str]) -> Interface:
+    speed = _SPEED.match(words.get("speed", ""))
+    duplex = words.get("duplex", "").lower()
+    supported = words.get("supported link modes")
+    partner = words.get("link partner advertised link modes", "")
+    return Interface(
+        device_name(name),
+        operstate={"yes": "up", "no": "down"}.get(_link(words), ""),
+        physical=True,
+        speed_mbits=int(speed.group(1)) if speed else None,
+        ethernet=Ethernet(
+            duplex=duplex if duplex in ("full", "half") else "",
+            most_mbits=None if supported is None else fastest([supported]),
+            partner_mbits=fastest([partner]) or None,
+        ),
+    )
+
+
+def _link(words: Mapping[str, str]) -> str:
+    """Yes or no; the reason that newer versions add is left out: "no (No cable)"."""
+    return words.get("link detected", "").partition(" (")[0].strip().lower()
+
+
+def _statistics(lines: list[str]) -> Captured:
+    found: list[tuple[str, dict[str, int]]] = []
+    name, inside, damaged = "NIC", False, ""
+    for line in lines:
+        if asked := _ASKED.search(line):
+            name, inside = asked.group(1), False
+        elif _STATISTICS.match(line):
+            found.append((name, {}))
+            inside = True
+        elif inside and (pair := _COUNTER.match(line)):
+            value = pair.group(2)
+            if value.isdecimal():
+                found[-1][1][pair.group(1)] = min(int(value), _LARGEST)
+        elif inside and line.strip() and not _PROMPT.match(line):
+            damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"
+    for who, counts in found:
+        if not any(kind_of(each) in ("broken", "dropped") for each in counts):
+            damaged = damaged or f"{who} tells no counter of broken or dropped frames"
+        elif not any(kind_of(each) == "packets" for each in counts):
+            damaged = damaged or f"{who} tells no count of packets"
+    return _captured("ethtool -S", [_counted(*each) for each in found], damaged)
+
+
+def _counted(name: str, counts: Mapping[str, int]) -> Interface:
+    told = [each for each in counts if kind_of(each)]
+    told += [each for each in counts if each not in told and _TROUBLE.search(each)]
+    nonzero = tuple(Counter(each[:512], counts[each]) for each in told if counts[each])[:_MOST]
+    downs = [counts[each] for each in counts if kind_of(each) == "flaps"]
+    return Interface(
+        device_name(name),
+        physical=True,
+        carrier_downs=max(downs, default=None),
+        ethernet=Ethernet(counters=nonzero),
+    )
+
+
+def _captured(kind: str, interfaces: list[Interface] | None, damaged: str) -> Captured:
+    told = None if interfaces is None else tuple(interfaces)
+    return Captured(
+        kind=kind,
+        facts=replace(bare_facts(), network=Network(interfaces=told)),
+        checks=_CHECKS,
+        damaged=damaged,
+    )
+
+
+if TYPE_CHECKING:
     Row = Mapping[str, Any]
 
 KIND: Final = "interfaces as JSON"
-_CHECKS: Final = ("net.ethernet",)
+_JSON_CHECKS: Final = ("net.ethernet",)
 _CUT: Final = re.compile(r'^\s*[\[{].*"(?:ifname|logicalname|intf\w*)"\s*:', re.DOTALL)
 _DEEP: Final = 8
 _VIRTUAL: Final = re.compile(r"^(?:lo|docker|veth|virbr|br-|cni|flannel|cali|tun|tap|bond\d)")
 _UNITS: Final = {"": 1, "k": 10**-3, "m": 1, "g": 10**3, "t": 10**6}
 _RATE: Final = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kKmMgGtT]?)(?:b(?:it)?(?:/s|ps)?)?$")
-_MOST: Final = 2**53
+_MOST_INTERFACES: Final = 2**53
 
 
-def read(text: str) -> Captured | None:
+def read_interfaces_json(text: str) -> Captured | None:
     """Read the interfaces of a JSON text; None where it holds none."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        return _captured(None, "the JSON is cut off or garbled") if _CUT.match(text) else None
+        return _captured_json(None, "the JSON is cut off or garbled") if _CUT.match(text) else None
     rows = {_name(row["ifname"]): row for row in _rows(tree) if _name(row["ifname"])}
     if not rows:
         return None
     speeds, wanted = _beside(tree, rows)
     found = [
-        _interface(name, row, speeds.get(name), wanted.get(name)) for name, row in rows.items()
+        _json_interface(name, row, speeds.get(name), wanted.get(name)) for name, row in rows.items()
     ]
     dumb = [one.name for one in found if not (one.mtu or one.speed_mbits or one.operstate)]
     damaged = f"{dumb[0]} tells no MTU, speed or state" if dumb else ""
     missing = sorted((set(speeds) | set(wanted)) - set(rows))
     damaged = damaged or (f"{missing[0]} is configured and not listed" if missing else "")
-    return _captured(tuple(found), damaged)
+    return _captured_json(tuple(found), damaged)
 
 
 def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
@@ -104,7 +229,7 @@ def _beside(tree: Any, rows: Mapping[str, Row]) -> tuple[dict[str, int], dict[st
     return speeds, wanted
 
 
-def _interface(name: str, row: Row, speed: int | None, wanted: int | None) -> Interface:
+def _json_interface(name: str, row: Row, speed: int | None, wanted: int | None) -> Interface:
     flags = row.get("flags")
     its = {str(flag).upper() for flag in flags} if isinstance(flags, list) else set()
     detected = row.get("link-detected")
@@ -118,7 +243,7 @@ def _interface(name: str, row: Row, speed: int | None, wanted: int | None) -> In
     partner = row.get("link-partner-advertised-link-modes")
     return Interface(
         name,
-        index=min(_whole(row.get("ifindex")) or 0, _MOST),
+        index=min(_whole(row.get("ifindex")) or 0, _MOST_INTERFACES),
         up="UP" in its or detected is True,
         operstate=_name(state) or ("up" if detected else ""),
         loopback="LOOPBACK" in its or name == "lo",
@@ -180,10 +305,10 @@ def _mbits(value: Any) -> int | None:
     return mbits or None
 
 
-def _captured(interfaces: tuple[Interface, ...] | None, damaged: str) -> Captured:
+def _captured_json(interfaces: tuple[Interface, ...] | None, damaged: str) -> Captured:
     return Captured(
         kind=KIND,
         facts=replace(bare_facts(), network=Network(interfaces=interfaces)),
-        checks=_CHECKS,
+        checks=_JSON_CHECKS,
         damaged=damaged,
     )

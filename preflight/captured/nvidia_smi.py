@@ -9,29 +9,28 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.facts.gpu_model import GpuHealth
-from preflight.facts.gpu_peers import reading
-from preflight.facts.gpu_twins import twins
-from preflight.facts.model import Driver, Facts, Gpu
-from preflight.offline.captured import Captured, bare_facts
-from preflight.offline.smi_fields import gpu
-from preflight.offline.smi_lists import (
+from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.smi_fields import gpu
+from preflight.captured.smi_lists import (
     corrupted_inforoms,
     failure,
     lost_gpus,
     parse_csv,
     parse_dcgm,
+    parse_nvlink,
+    parse_p2p,
 )
-from preflight.offline.smi_nvlink import parse_nvlink, parse_p2p
-from preflight.offline.smi_query import parse_query, parse_xml
-from preflight.offline.smi_table import only_processes, parse_table
+from preflight.captured.smi_query import only_processes, parse_query, parse_table, parse_xml
+from preflight.checks.gpu.readings import reading
+from preflight.checks.gpu.test_answers import twins
+from preflight.facts.gpu import GpuHealth
+from preflight.facts.model import Driver, Facts, Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from preflight.captured.smi_fields import Block, Doubt
     from preflight.facts.model import GpuPair
-    from preflight.offline.smi_fields import Block
-    from preflight.offline.smi_values import Doubt
 
 _CSV: Final = "nvidia-smi --query-gpu --format=csv"
 KINDS: Final = (

@@ -1,4 +1,6 @@
-"""Rows of the tools that people list processes with: ps, fuser -v, lsof, nvidia-smi pmon.
+"""A listing of processes as somebody captured it: what an earlier job left shows there too.
+
+Each has so many columns of its own kind (shares, sizes, a terminal, a time) that one row is enough.
 
 Each reader returns None for a text of another tool. Columns go by the header; without one, `ps` is
 known by its shape: one of `ps_shapes`, or a pid (and its parent's), then a state.
@@ -12,12 +14,59 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.facts.model import Process
-from preflight.offline.ps_shapes import columns as columns_of
-from preflight.offline.ps_shapes import is_search, unbracketed
+from preflight.captured.captured import Captured, bare_facts
+from preflight.facts.gpu_users import find_stale
+from preflight.facts.model import Process, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+
+_PS_SHAPES_PID: Final = r"(?P<pid>[0-9]{1,10})"
+_PS_SHAPES_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]{0,5})"
+_TTY: Final = r"(?:\?|-|[a-z][a-z0-9]*(?:/[0-9]+)?)"
+_TIME: Final = r"(?:[0-9]+-)?[0-9]+:[0-9]{2}(?::[0-9]{2})?"
+_START: Final = r"(?:[0-9]{2}:[0-9]{2}(?::[0-9]{2})?|[A-Z][a-z]{2} ?[0-9]{2}|[0-9]{4})"
+_BEHIND: Final = rf"{_TIME}\s+(?P<command>\S.*)$"
+_SHAPES: Final = (
+    re.compile(
+        rf"^(?P<user>\S+)\s+{_PS_SHAPES_PID}\s+[0-9.]+\s+[0-9.]+\s+[0-9]+\s+[0-9]+\s+{_TTY}\s+{_PS_SHAPES_STATE}\s+"
+        rf"{_START}\s+{_BEHIND}"
+    ),
+    re.compile(rf"^\s*{_PS_SHAPES_PID}\s+{_TTY}\s+{_PS_SHAPES_STATE}\s+{_BEHIND}"),
+    re.compile(
+        rf"^(?P<user>\S+)\s+{_PS_SHAPES_PID}\s+(?P<ppid>[0-9]{{1,10}})\s+(?:[0-9]+\s+)?[0-9]+\s+(?:[0-9]+\s+)?"
+        rf"{_START}\s+{_TTY}\s+{_BEHIND}"
+    ),
+)
+_GREP: Final = re.compile(r"(?:\S*/)?[ef]?grep\s")
+_DEFUNCT: Final = "<defunct>"
+
+
+def columns_of(line: str) -> dict[str, str] | None:
+    """Return user, pid, ppid, state and command as far as the row has them; None for another."""
+    found = next((match for shape in _SHAPES if (match := shape.match(line))), None)
+    if found is None:
+        return None
+    told = {name: word for name, word in found.groupdict().items() if word}
+    if told["command"].rstrip().endswith(_DEFUNCT):
+        told.setdefault("state", "Z")
+    return told
+
+
+def is_search(command: str) -> bool:
+    """Whether it is the grep that the listing went through."""
+    return _GREP.match(command) is not None
+
+
+def unbracketed(command: str, state: str) -> str:
+    """The name of a process that has no command line any more, unless it is one of the kernel's.
+
+    ps sets both in brackets; threads of the kernel lead no session and have no threads themselves.
+    """
+    dying = command.startswith("[") and not command.rstrip().endswith(_DEFUNCT)
+    return command.strip("[] ") if dying and set(state) & set("sl+") else command
+
 
 _PID: Final = r"(?P<pid>[0-9]{1,10})"
 _FUSER: Final = re.compile(
@@ -212,3 +261,47 @@ def _with_holdings(
     for one in held:
         listens = tuple(sorted(port for port in ports[one.pid] if port < 1 << 16))
         yield replace(one, holds_gpu=one.pid in opens, listens=listens)
+
+
+KINDS: Final = ("ps", "fuser -v", "lsof", "nvidia-smi pmon")
+_CHECKS: Final = ("host.stale_processes",)
+_TOOLS: Final[tuple[tuple[str, Callable[[str], tuple[Process, ...] | None]], ...]] = (
+    ("fuser -v", fuser),
+    ("lsof", lsof),
+    ("nvidia-smi pmon", pmon),
+    ("ps", ps),
+)
+_WHOLE_PS: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
+
+
+def read(text: str) -> Captured | None:
+    """Take the processes of whichever tool listed them; None where none did."""
+    for kind, rows in _TOOLS:
+        found = rows(text)
+        if found is not None:
+            return _captured(kind, found, text)
+    return None
+
+
+def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
+    commands = {one.pid: one for one in found}
+    notable = tuple(
+        replace(
+            one,
+            parent_command=parent.command if (parent := commands.get(one.ppid)) else "",
+            parent_age_s=parent.age_s if parent else None,
+        )
+        for one in found
+    )
+    processes = Processes(seen=len(found), unreadable=0, notable=notable)
+    damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
+    if kind == "ps" and found and not tells_parents(text) and not _stands(processes):
+        damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
+    facts = replace(bare_facts(), processes=processes)
+    return Captured(kind=kind, facts=facts, checks=_CHECKS, damaged=damaged)
+
+
+def _stands(processes: Processes) -> bool:
+    """Whether something is found that no parent could explain: who is in D state waits."""
+    culprits = (one for stale in find_stale(processes, ()) for one in stale.culprits)
+    return any(one.state == "D" for one in culprits)

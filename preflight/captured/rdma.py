@@ -1,4 +1,4 @@
-"""ibstat, ibstatus and `rdma link` as somebody pasted them: which RDMA ports were up, and how fast.
+"""RDMA ports from ibstat, ibstatus, `rdma link`, perfquery, or a tree of /sys.
 
 All three tell of one port after another. Tools indent differently, tickets lose tabs, and logs put
 prompts between: what counts are the words.
@@ -6,17 +6,105 @@ prompts between: what counts are the words.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from preflight.captured.captured import Captured, bare_facts
+from preflight.core.text import plain
 from preflight.facts.basics import device_name
+from preflight.facts.boards import natural
 from preflight.facts.model import Nic, NicPort
+from preflight.facts.network import Counter, Counters, Interface, Network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+
+_HEAD: Final = re.compile(
+    r"^#\s*(Port[\w ]*?) counters:\s*Lid (\d{1,5}) port (\d{1,3})", re.IGNORECASE
+)
+_WHOLE: Final = re.compile(r"^#\s*Port (?:extended )?counters:", re.IGNORECASE)
+_FIRST: Final = "port_select"
+_LAST: Final = "vl15_dropped"
+"""How the standard counters begin and end: those of errors come first, traffic follows."""
+_LINE: Final = re.compile(r"^\s*([A-Za-z][A-Za-z0-9]{3,40}):\.*\s*(\S*)\s*$")
+_WORDS: Final = re.compile(r"VL15|QP1|[A-Z]{2,}(?![a-z])|[A-Z][a-z]*|[0-9]+")
+_ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|integrity")
+_MOST: Final = 2**53
+
+
+class Queried(Struct, frozen=True):
+    """The ports of a text, each as a device of its own: perfquery knows LIDs and no names."""
+
+    nics: tuple[Nic, ...]
+    counters: int
+    """Error counters read, over all ports."""
+    damaged: str = ""
+
+
+def parse_perfquery(text: str) -> Queried | None:
+    """Read the counters of every port that has a heading; None without any heading."""
+    blocks: list[tuple[str, int, dict[str, int]]] = []
+    damaged = ""
+    standard: list[dict[str, int]] = []
+    for line in text.splitlines():
+        if found := _HEAD.search(line):
+            blocks.append((f"lid {found.group(2)}", int(found.group(3)), {}))
+            standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
+        elif blocks and (pair := _LINE.match(line)):
+            name, value = snake(pair.group(1)), pair.group(2)
+            if value.isdecimal():
+                blocks[-1][2][name] = min(int(value), _MOST)
+            elif not re.fullmatch(r"0x[0-9a-fA-F]+", value):
+                damaged = damaged or f"{pair.group(1)} of {blocks[-1][0]} has no value"
+        elif blocks and line.strip() and not line.startswith("#"):
+            damaged = damaged or f"a line of {blocks[-1][0]} cannot be read: {line.strip()[:40]!a}"
+    if not blocks:
+        return None
+    read = [_errors(counts) for _, _, counts in blocks]
+    empty = [lid for (lid, _, _), errors in zip(blocks, read, strict=True) if not errors]
+    if empty and not damaged:
+        damaged = f"{empty[0]} has no error counter"
+    if not damaged and any(_FIRST in counts and _LAST not in counts for counts in standard):
+        damaged = "it ends before the last error counter (VL15Dropped)"
+    return Queried(_nics(blocks), sum(len(errors) for errors in read), damaged)
+
+
+def snake(name: str) -> str:
+    """A counter's name as sysfs has it: SymbolErrorCounter is symbol_error."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if words and words[-1] == "counter":
+        words.pop()
+    return "_".join(words)
+
+
+def _nics(blocks: list[tuple[str, int, dict[str, int]]]) -> tuple[Nic, ...]:
+    ports: dict[str, dict[int, dict[str, int]]] = {}
+    for lid, number, counts in blocks:
+        ports.setdefault(lid, {}).setdefault(number, {}).update(_errors(counts))
+    return tuple(
+        Nic(
+            name=lid,
+            ports=tuple(_perfquery_port(number, counts) for number, counts in sorted(its.items())),
+        )
+        for lid, its in ports.items()
+    )
+
+
+def _perfquery_port(number: int, counts: Mapping[str, int]) -> NicPort:
+    nonzero = tuple(Counter(name, value) for name, value in sorted(counts.items()) if value)
+    return NicPort(port=number, counters=Counters(len(counts), 0.0, nonzero) if counts else None)
+
+
+def _errors(counts: Mapping[str, int]) -> dict[str, int]:
+    """Leave out traffic and selectors: what is left means trouble."""
+    return {name: value for name, value in counts.items() if _ERRORS.search(name)}
+
 
 Kind = str
 
@@ -64,7 +152,7 @@ class _Device:
     ports: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
-def parse(text: str) -> Printed | None:
+def parse_ports(text: str) -> Printed | None:
     """Read the first kind that the text shows; None where it shows none."""
     lines = text.splitlines()
     readers: tuple[tuple[Kind, Callable[[list[str]], list[_Device]]], ...] = (
@@ -187,3 +275,180 @@ def _damages(kind: Kind, devices: list[_Device]) -> Iterator[str]:
 
 def _key(text: str) -> str:
     return " ".join(text.lower().replace("_", " ").split())
+
+
+_RDMA: Final = re.compile(
+    r"^(.*?)/infiniband/([^/\s]{1,64})/(?:ports/([0-9]{1,3})/)?([\w/]{1,80})$"
+)
+_NET: Final = re.compile(r"^(.*?)/net/([^/\s]{1,64})/(\w{1,40})$")
+_CUT: Final = re.compile(r'^\s*\{.*?"(?>[^"]*?/infiniband/)[^"]*"\s*:', re.DOTALL)
+_UNREADABLE: Final = "0x1003"
+_LONGEST_STATE: Final = 64
+
+
+class Tree(Struct, frozen=True):
+    """What of the tree is about RDMA; `damaged` says why it is less than there was."""
+
+    nics: tuple[Nic, ...] | None
+    interfaces: tuple[Interface, ...] = ()
+    damaged: str = ""
+
+
+@dataclass
+class _Parts:
+    devices: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    ports: dict[str, dict[int, dict[str, str]]] = field(default_factory=dict)
+    nets: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+    """By PCI device, then by name."""
+
+
+def parse(text: str) -> Tree | None:
+    """Read a JSON object of paths; None where it is none, or holds no RDMA device."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return Tree(None, damaged="the JSON is cut off or garbled") if _CUT.match(text) else None
+    if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
+        return None
+    parts = _sorted({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})
+    nics = tuple(_sysfs_tree_nic(name, parts) for name in sorted(parts.ports, key=natural))
+    interfaces = tuple(
+        _interface(name, words)
+        for its in parts.nets.values()
+        for name, words in sorted(its.items(), key=lambda item: natural(item[0]))
+    )
+    mute = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
+    damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it holds no port"
+    return Tree(nics or None, interfaces, damaged)
+
+
+def _sorted(tree: Mapping[str, str]) -> _Parts:
+    parts = _Parts()
+    for path, content in tree.items():
+        if found := _RDMA.match(path):
+            place, name, port, what = found.groups()
+            its = parts.devices.setdefault(name, (place, {}))[1]
+            if port:
+                its = parts.ports.setdefault(name, {}).setdefault(int(port), {})
+            its[what] = " ".join(content.split())[:512]
+        elif found := _NET.match(path):
+            place, name, what = found.groups()
+            parts.nets.setdefault(place, {}).setdefault(name, {})[what] = content[:512]
+    return parts
+
+
+def _sysfs_tree_nic(name: str, parts: _Parts) -> Nic:
+    place, words = parts.devices[name]
+    nets = parts.nets.get(place, {})
+    return Nic(
+        name=device_name(name),
+        ports=tuple(
+            _sysfs_tree_port(at, its, nets) for at, its in sorted(parts.ports[name].items())
+        ),
+        netdevs=tuple(map(device_name, sorted(nets))),
+        firmware=words.get("fw_ver", ""),
+        board=words.get("board_id", ""),
+        hca_type=words.get("hca_type", ""),
+    )
+
+
+def _sysfs_tree_port(
+    number: int, words: Mapping[str, str], nets: Mapping[str, Mapping[str, str]]
+) -> NicPort:
+    over = [name for name, its in nets.items() if _dev_port(its) == number - 1]
+    netdev = over[0] if over else ""
+    counts = {
+        what.rpartition("/")[2]: int(content)
+        for what, content in words.items()
+        if "counters/" in what and content.isdecimal()
+    }
+    downs = nets.get(netdev, {}).get("carrier_down_count", "")
+    if downs.isdecimal():
+        counts["carrier_downs"] = int(downs)
+    nonzero = tuple(Counter(name, min(n, 2**53)) for name, n in sorted(counts.items()) if n)
+    return NicPort(
+        port=number,
+        state=words.get("state", "")[:_LONGEST_STATE],
+        phys_state=words.get("phys_state", "")[:_LONGEST_STATE],
+        rate=words.get("rate", ""),
+        link_layer=words.get("link_layer", ""),
+        netdev=device_name(netdev),
+        counters=Counters(len(counts), 0.0, nonzero) if counts else None,
+    )
+
+
+def _dev_port(words: Mapping[str, str]) -> int:
+    """Which port of its device an interface is over; trees may lack the newer file."""
+    text = words.get("dev_port", "0")
+    return int(text, 0) if re.fullmatch(r"0x[0-9a-f]+|[0-9]+", text) else 0
+
+
+def _interface(name: str, words: Mapping[str, str]) -> Interface:
+    flags = words.get("flags", "")
+    mtu, speed, index = (words.get(what, "") for what in ("mtu", "speed", "ifindex"))
+    return Interface(
+        name=device_name(name),
+        index=int(index) if index.isdecimal() else 0,
+        up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UNREADABLE, 16) & 1),
+        operstate=words.get("operstate", ""),
+        physical=True,
+        mtu=int(mtu) if mtu.isdecimal() else None,
+        speed_mbits=int(speed) if speed.isdecimal() else None,
+    )
+
+
+KINDS: Final = ("ibstat", "ibstatus", "rdma link", "perfquery", "a tree of /sys as JSON")
+_CHECKS: Final = {
+    "ibstat": ("ib.count", "ib.port", "ib.rate", "ib.firmware"),
+    "ibstatus": ("ib.count", "ib.port", "ib.rate"),
+    "rdma link": ("ib.count", "ib.port"),
+}
+_ONE_PORT: Final = ("ib.port", "ib.rate")
+
+
+def read(text: str) -> Captured | None:
+    """Take the ports that a text tells of; None where it tells of none."""
+    if tree := parse(text):
+        return _of_tree(tree)
+    text = plain(text)
+    if queried := parse_perfquery(text):
+        facts = replace(bare_facts(), nics=queried.nics)
+        return Captured(
+            kind="perfquery", facts=facts, checks=("ib.errors",), damaged=queried.damaged
+        )
+    if printed := parse_ports(text):
+        return Captured(
+            kind=printed.kind,
+            facts=replace(
+                bare_facts(),
+                nics=printed.nics,
+                problems=_missing(printed.damaged, one_port=printed.one_port),
+            ),
+            checks=_ONE_PORT if printed.one_port else _CHECKS[printed.kind],
+            damaged=printed.damaged,
+        )
+    return None
+
+
+def _of_tree(tree: Tree) -> Captured:
+    counted = any(port.counters for nic in tree.nics or () for port in nic.ports)
+    checks = ("ib.count", "ib.port", "ib.rate", "ib.firmware", *(("ib.errors",) if counted else ()))
+    return Captured(
+        kind="a tree of /sys as JSON",
+        facts=replace(
+            bare_facts(),
+            nics=tree.nics,
+            network=Network(interfaces=tree.interfaces or None),
+            problems=_missing(tree.damaged),
+        ),
+        checks=checks,
+        damaged=tree.damaged,
+    )
+
+
+def _missing(damaged: str, *, one_port: bool = False) -> tuple[str, ...]:
+    """Of half a listing nobody can say that no port at all was up."""
+    missing = damaged or ("one port was asked for" if one_port else "")
+    return (f"nics: {missing}",) if missing else ()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from preflight.offline import (
+from preflight.captured import (
     environment,
-    ethtool,
-    ibnetdiscover,
-    ibswinfo,
-    interfaces_json,
+    ethernet,
     kernel_log,
     nvidia_smi,
     processes,
@@ -20,16 +17,16 @@ from preflight.offline import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.offline.captured import Captured
+    from preflight.captured.captured import Captured
 
 READERS: Final[tuple[Callable[[str], Captured | None], ...]] = (
     nvidia_smi.read,
     topology.read,
     rdma.read,
-    ibnetdiscover.read,
-    ibswinfo.read,
-    interfaces_json.read,
-    ethtool.read,
+    topology.read_ibnetdiscover,
+    topology.read_ibswinfo,
+    ethernet.read_interfaces_json,
+    ethernet.read_ethtool,
     processes.read,
     kernel_log.read,
     environment.read,
@@ -37,8 +34,8 @@ READERS: Final[tuple[Callable[[str], Captured | None], ...]] = (
 """The surest first: whose words no other tool prints."""
 
 KINDS: Final = ", ".join((
-    *nvidia_smi.KINDS, topology.KIND, *rdma.KINDS, ibnetdiscover.KIND, ibswinfo.KIND,
-    *ethtool.KINDS, interfaces_json.KIND, *processes.KINDS, kernel_log.KIND,
+    *nvidia_smi.KINDS, topology.TOPOLOGY_KIND, *rdma.KINDS, topology.KIND, topology.IBSWINFO_KIND,
+    *ethernet.KINDS, ethernet.KIND, *processes.KINDS, kernel_log.KIND,
     *environment.KINDS,
 ))  # fmt: skip
 """What can be read, for whoever gave something else."""

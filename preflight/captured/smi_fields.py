@@ -1,19 +1,296 @@
-"""One GPU's part of a text, as printed pairs of place and value, becomes what a probe tells."""
+"""One GPU's part of a text, as printed pairs of place and value, becomes what a probe tells.
+
+All forms of nvidia-smi (-q, XML, csv, table) print the same words for what they cannot tell.
+
+A place is the end of a path of section names in lower case, parts joined by "/"; in csv, a column.
+Where a reading has several, the first that is told stands.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Gpu, GpuProcess
-from preflight.offline import smi_values as v
-from preflight.offline.smi_places import PLACES, WANTED
-from preflight.offline.smi_values import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+
+_ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
+_DENIED: Final = "insufficient permission"
+_FAILED: Final = ("err!", "error", "lost", "requires reset", "unknown", "timeout")
+_NUMBER: Final = re.compile(r"(-?[0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%()]*)")
+_COUNT: Final = re.compile(r"[0-9]{1,19}(?: bank\(s\))?")
+_HOTTEST_C: Final = 200
+_WORDS_CHARS: Final = 60
+
+_COMPUTE: Final = {
+    "default": "default",
+    "e. process": "exclusive_process",
+    "exclusive_process": "exclusive_process",
+    "e. thread": "exclusive_thread",
+    "exclusive_thread": "exclusive_thread",
+    "prohibited": "prohibited",
+}
+
+
+class Doubt(Struct, frozen=True):
+    """One reading that is printed and cannot be read: what it may hide is not known."""
+
+    field: str
+    why: str
+
+
+class Readings:
+    """Gathers what one GPU's text tells into a `GpuHealth`, refusals included."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._refused: dict[str, list[str]] = {"lacks": [], "denied": [], "errors": []}
+        self._unread: dict[str, str] = {}
+
+    def put(self, field: str, printed: str, read: Callable[[str], Any]) -> None:
+        """Take a value as printed; the first that is told stands."""
+        word = printed.strip().strip("[]").strip()
+        low = word.lower()
+        if self.values.get(field) is not None:
+            return
+        value = read(word) if not low.startswith(_ABSENT) or field == "recovery_action" else None
+        if value is not None:
+            self.values[field] = value
+        elif low.startswith(_ABSENT):
+            self._refuse("lacks", field, field)
+        elif _DENIED in low:
+            self._refuse("denied", field, field)
+        elif any(failure in low for failure in _FAILED):
+            self._refuse("errors", field, f"{field}: {word[:_WORDS_CHARS]}")
+        else:
+            self.doubt(field, word)
+
+    def doubt(self, field: str, word: str) -> None:
+        """It is printed, and neither a reading nor a word for why there is none."""
+        self._unread.setdefault(field, word[:_WORDS_CHARS])
+
+    def doubts(self, who: str) -> tuple[Doubt, ...]:
+        """What is printed of that GPU and cannot be read."""
+        return tuple(
+            Doubt(field, f"{who}: its {field.replace('_', ' ')} reads {word!r}: no such reading")
+            for field, word in self._unread.items()
+            if self.values.get(field) is None or field == "clock_reasons"
+        )
+
+    def lack(self, *fields: str) -> None:
+        """The text says that the board has no such readings."""
+        for field in fields:
+            self._refuse("lacks", field, field)
+
+    def failed(self, line: str) -> None:
+        """Another program says this of the GPU."""
+        self._refuse("errors", "", line[:200])
+
+    def health(self) -> GpuHealth:
+        """The typed readings; a value that no GPU can have is an error."""
+        refused = {
+            kind: tuple(line for line in lines if kind == "errors" or line not in self.values)
+            for kind, lines in self._refused.items()
+        }
+        known = {name: value for name, value in self.values.items() if name in _FIELDS}
+        try:
+            return convert({**known, **refused}, GpuHealth)
+        except ValidationError:
+            return convert({**_possible(known, refused), **refused}, GpuHealth)
+
+    def _refuse(self, kind: str, field: str, line: str) -> None:
+        if not field or line not in self._refused[kind]:
+            self._refused[kind].append(line)
+
+
+_FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "errors"}
+
+
+def _possible(known: dict[str, Any], refused: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    kept = {}
+    for name, value in known.items():
+        try:
+            convert({name: value}, GpuHealth)
+            kept[name] = value
+        except ValidationError:
+            refused["errors"] = (*refused["errors"], f"{name}: absurd value")
+    return kept
+
+
+def is_refused(word: str) -> bool:
+    """Whether a word says why there is no reading."""
+    low = word.strip().strip("[]").strip().lower()
+    return low.startswith(_ABSENT) or any(failure in low for failure in (_DENIED, *_FAILED))
+
+
+def number_of(word: str) -> int | None:
+    """Read a count: 177 or "639 bank(s)"; None for anything else, other units included."""
+    return int(word.partition(" ")[0]) if _COUNT.fullmatch(word) else None
+
+
+def celsius(word: str) -> int | None:
+    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
+    degrees = _whole(word, "C")
+    return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
+
+
+def mebibytes(word: str) -> int | None:
+    """Read "12 MiB"."""
+    return _whole(word, "MiB")
+
+
+def percent(word: str) -> int | None:
+    """Read "30 %"."""
+    return _whole(word, "%")
+
+
+def lanes(word: str) -> int | None:
+    """Read "16x"; a link without lanes is none."""
+    return _whole(word, "x") or None
+
+
+def watts(word: str) -> float | None:
+    """Read "43.89 W"."""
+    return _measured(word, "W")
+
+
+def seconds(word: str) -> float | None:
+    """Read "204642816 us"."""
+    found = _measured(word, "us")
+    return None if found is None else found / 1e6
+
+
+def _whole(word: str, unit: str) -> int | None:
+    found = _measured(word, unit)
+    return None if found is None else int(found)
+
+
+def _measured(word: str, unit: str) -> float | None:
+    """A number with that unit, or bare as csv prints it where asked to; never with another."""
+    match = _NUMBER.fullmatch(word)
+    return float(match[1]) if match and match[2] in ("", unit) else None
+
+
+def switch(word: str) -> bool | None:
+    """Read Enabled, On, Yes, Active, True, and their opposites."""
+    low = word.lower()
+    if low in ("enabled", "on", "yes", "active", "true", "1"):
+        return True
+    return False if low in ("disabled", "off", "no", "not active", "false", "0") else None
+
+
+def words(word: str) -> str | None:
+    """Read a version or a name; None where it is one of the words for a failure."""
+    failed = any(failure in word.lower() for failure in _FAILED)
+    return word[:200] if word and word.isprintable() and not failed else None
+
+
+def compute_mode(word: str) -> str | None:
+    """Read a compute mode as the table or -q prints it."""
+    return _COMPUTE.get(word.lower())
+
+
+def state(word: str) -> str | None:
+    """Read P0 to P15."""
+    return word if re.fullmatch(r"P1?[0-9]", word) else None
+
+
+def action(word: str) -> str | None:
+    """Read a recovery action in the probe's words."""
+    if any(failure in word.lower() for failure in _FAILED) or not word.isprintable():
+        return None
+    low = word.lower().replace("_", " ")
+    if low in ("n/a", "not supported") or low.startswith("requested functionality"):
+        return None
+    known = ("none", "GPU reset", "node reboot", "drain P2P", "drain and reset", "bus reset",
+             "system reboot", "recover IMEX domain")  # fmt: skip
+    same = {one.lower(): one for one in (*known,)} | {"reset": "GPU reset", "reboot": "node reboot"}
+    return same.get(low, word[:60])
+
+
+def fabric(word: str) -> str | None:
+    """Read the state of a fabric registration: "Completed", "In Progress"."""
+    low = word.lower()
+    return low if low in ("completed", "in progress", "not started") else None
+
+
+PLACES: Final[tuple[tuple[str, Callable[[str], Any], tuple[str, ...]], ...]] = (
+    ("vbios", words, ("vbios_version",)),
+    ("inforom", words, ("inforom_version/image_version", "inforom_version/img_version",
+                          "inforom.img", "inforom.image")),
+    ("gsp_version", words, ("gsp_firmware_version", "gsp.mode.version")),
+    ("persistence", switch, ("persistence_mode",)),
+    ("compute_mode", compute_mode, ("compute_mode",)),
+    ("ecc_on", switch, ("ecc_mode/current", "ecc_mode/current_ecc", "ecc.mode.current")),
+    ("ecc_pending", switch, ("ecc_mode/pending", "ecc_mode/pending_ecc", "ecc.mode.pending")),
+    ("mig_enabled", switch, ("mig_mode/current", "mig_mode/current_mig", "mig.mode.current")),
+    ("mig_pending", switch, ("mig_mode/pending", "mig_mode/pending_mig", "mig.mode.pending")),
+    ("sram_threshold_exceeded", switch, ("aggregate/sram_threshold_exceeded",)),
+    ("remapped_corrected", number_of, ("remapped_rows/correctable_error",
+                                      "remapped_rows/remapped_row_corr",
+                                      "remapped_rows.correctable")),
+    ("remapped_uncorrected", number_of, ("remapped_rows/uncorrectable_error",
+                                        "remapped_rows/remapped_row_unc",
+                                        "remapped_rows.uncorrectable")),
+    ("remap_pending", switch, ("remapped_rows/pending", "remapped_rows/remapped_row_pending",
+                                 "remapped_rows.pending", "remapped_rows")),
+    ("remap_failed", switch, ("remapped_rows/remapping_failure_occurred",
+                                "remapped_rows/remapped_row_failure", "remapped_rows.failure",
+                                "remapped_rows")),
+    ("banks_without_spares", number_of, ("bank_remap_availability_histogram/none",
+                                        "row_remapper_histogram/row_remapper_histogram_none",
+                                        "remapped_rows.histogram.none")),
+    ("retired_pending", switch, ("retired_pages/pending_page_blacklist",
+                                   "retired_pages/pending_retirement",
+                                   "retired_pages/pending_blacklist", "retired_pages.pending",
+                                   "retired_pages")),
+    ("repair_pending", switch, ("channel_repair_pending", "tpc_repair_pending")),
+    ("unrepairable", switch, ("unrepairable_memory",)),
+    ("recovery_action", action, ("gpu_recovery_action",)),
+    ("hw_thermal_s", seconds, ("counters/hw_thermal_slowdown",)),
+    ("hw_brake_s", seconds, ("counters/hw_power_braking", "counters/hw_power_brake_slowdown")),
+    ("power_limit_w", watts, ("gpu_power_readings/current_power_limit",
+                               "power_readings/enforced_power_limit", "enforced.power.limit",
+                               "power.limit", "power_readings/power_limit")),
+    ("power_default_w", watts, ("gpu_power_readings/default_power_limit",
+                                 "power_readings/default_power_limit", "power.default_limit")),
+    ("power_draw_w", watts, ("gpu_power_readings/average_power_draw",
+                              "gpu_power_readings/instantaneous_power_draw",
+                              "gpu_power_readings/instant_power_draw",
+                              "gpu_power_readings/power_draw", "power_readings/power_draw",
+                              "power.draw")),
+    ("fan_pct", percent, ("fan_speed", "fan.speed")),
+    ("temperature_c", celsius, ("gpu_current_temp", "temperature/gpu_temp", "temperature.gpu")),
+    ("memory_temperature_c", celsius, ("memory_current_temp", "temperature/memory_temp",
+                                        "temperature.memory")),
+    ("slowdown_c", celsius, ("gpu_slowdown_temp", "gpu_temp_slow_threshold")),
+    ("margin_c", celsius, ("gpu_t_limit_temp", "gpu_temp_tlimit", "temperature.gpu.tlimit")),
+    ("slowdown_at", celsius, ("gpu_slowdown_t_limit_temp", "gpu_temp_slow_tlimit_threshold")),
+    ("pcie_gen", number_of, ("pcie_generation/current", "current_link_gen", "pcie.link.gen.current",
+                            "pcie.link.gen.gpucurrent")),
+    ("pcie_gen_max", number_of, ("pcie_generation/max", "max_link_gen", "pcie.link.gen.max")),
+    ("pcie_width", lanes, ("link_width/current", "current_link_width",
+                              "pcie.link.width.current")),
+    ("pcie_width_max", lanes, ("link_width/max", "max_link_width", "pcie.link.width.max")),
+    ("pcie_replays", number_of, ("replays_since_reset", "replay_counter")),
+    ("performance_state", state, ("performance_state", "pstate")),
+    ("utilization_pct", percent, ("utilization/gpu", "gpu_util", "utilization.gpu")),
+    ("fabric_state", fabric, ("fabric/state", "fabric.state")),
+    ("fabric_status", words, ("fabric/status", "fabric.status")),
+    ("memory_reserved_mib", mebibytes, ("fb_memory_usage/reserved", "memory.reserved")),
+    ("bar1_total_mib", mebibytes, ("bar1_memory_usage/total",)),
+    ("memory_total_mib", mebibytes, ("fb_memory_usage/total", "memory.total")),
+    ("memory_used_mib", mebibytes, ("fb_memory_usage/used", "memory.used")),
+)  # fmt: skip
+
+WANTED: Final = frozenset(place for _, _, places in PLACES for place in places)
+
 
 Path = str
 Pairs = list[tuple[Path, str]]
@@ -56,7 +333,7 @@ class Block(Struct, frozen=True):
     index: int | None = None
 
 
-def gpu(block: Block, position: int) -> tuple[Gpu, tuple[v.Doubt, ...]]:
+def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
     """Turn one GPU's printed pairs into what the probe would have told; and what none can read."""
     pairs = [(path, value) for path, value in block.pairs if not any(f in path for f in _FOREIGN)]
     readings = Readings()
@@ -107,7 +384,7 @@ def bus(printed: str) -> str:
 
 def _text(pairs: Pairs, names: Sequence[str]) -> str:
     found = (value for name in names for path, value in pairs if path == name)
-    return v.words(next(found, "").strip()) or ""
+    return words(next(found, "").strip()) or ""
 
 
 def _ecc(readings: Readings, pairs: Pairs) -> None:
@@ -128,11 +405,11 @@ def _ecc(readings: Readings, pairs: Pairs) -> None:
         ):
             sums.setdefault("sram_aggregate_uncorrected", []).append(value)
     for field, values in sums.items():
-        told = [number for value in values if (number := v.number(value.strip("[] "))) is not None]
+        told = [number for value in values if (number := number_of(value.strip("[] "))) is not None]
         for value in values if len(told) < len(values) and not any(told) else ():
             readings.put(field, value, _not_a_number)
         if len(told) == len(values) or any(told):
-            readings.put(field, str(sum(told)), v.number)
+            readings.put(field, str(sum(told)), number_of)
 
 
 def _not_a_number(word: str) -> None:
@@ -152,9 +429,9 @@ def _ecc_field(span: str, rest: str) -> str:
 
 def _retired(readings: Readings, pairs: Pairs) -> None:
     printed = [value for path, value in pairs if _RETIRED.search(path)]
-    counts = [v.number(value) for value in printed]
+    counts = [number_of(value) for value in printed]
     for value, count in zip(printed, counts, strict=True):
-        if count is None and not v.refused(value):
+        if count is None and not is_refused(value):
             readings.doubt("retired_pages", value)
     if counts and None not in counts:
         readings.values["retired_pages"] = sum(count or 0 for count in counts)
@@ -168,10 +445,10 @@ def _reasons(readings: Readings, pairs: Pairs) -> None:
         reason = _REASONS.get(_PREFIX.sub("", match[1].rpartition("/")[2])) if match else None
         if reason is None:
             continue
-        on = v.switch(value.strip().strip("[]"))
+        on = switch(value.strip().strip("[]"))
         told = told or on is not None
         refused = value if on is None else refused
-        if on is None and not v.refused(value):
+        if on is None and not is_refused(value):
             readings.doubt("clock_reasons", f"{reason}: {value}")
         active += [reason] * bool(on)
     if refused and not active:
@@ -184,7 +461,7 @@ def _recovery(readings: Readings, pairs: Pairs) -> None:
     """Before R570 there were two words in place of one."""
     for place, meaning in _BEFORE_R570:
         for path, value in pairs:
-            asked = v.switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
+            asked = switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
             if asked is not None and readings.values.get("recovery_action") in (None, "none"):
                 readings.values["recovery_action"] = meaning if asked else "none"
 
@@ -206,9 +483,9 @@ def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
         if not path.startswith("processes"):
             continue
         listed = True
-        number = v.number(value.strip())
+        number = number_of(value.strip())
         if path.endswith(("/process_id", "/pid")) and number is not None:
             found.append(GpuProcess(number))
         elif path.endswith(("/used_gpu_memory", "/used_memory")) and found:
-            found[-1] = GpuProcess(found[-1].pid, v.mebibytes(value.strip()))
+            found[-1] = GpuProcess(found[-1].pid, mebibytes(value.strip()))
     return tuple(found) if listed else None

@@ -1,4 +1,7 @@
-"""ibnetdiscover as somebody pasted it, whole or with -p: the links of a fabric, from both ends."""
+"""Topologies as pasted: ibnetdiscover, ibswinfo and `nvidia-smi topo -m`.
+
+How far the NICs are is not judged from it: the matrix has no PCI paths to compare with peers.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,21 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from preflight.captured.captured import Captured, bare_facts
+from preflight.checks.gpu.deviations import odd_cells
+from preflight.checks.rdma.ports import ADAPTER, SWITCH
+from preflight.core.text import plain
 from preflight.facts.basics import device_name
-from preflight.facts.model import Nic, NicPort
-from preflight.facts.rdma import ADAPTER, SWITCH
-from preflight.offline.captured import Captured, bare_facts
-from preflight.offline.plain import plain
+from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
+from preflight.facts.network import Switch, SwitchPart
+from preflight.facts.topology import TopologyError, parse_topo, readable_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Literal
+
+    from preflight.facts.topology import Topology
+
 
 KIND: Final = "ibnetdiscover"
 _LANE_GBITS: Final = {
@@ -64,7 +74,7 @@ class _Fabric:
         return self.devices.setdefault(guid, _Device(name or guid, kind))
 
 
-def read(text: str) -> Captured | None:
+def read_ibnetdiscover(text: str) -> Captured | None:
     """Read a fabric's ports; None for a text that is not of this tool."""
     lines = plain(text).expandtabs().splitlines()
     if any(_ROW.match(line) for line in lines):
@@ -162,3 +172,144 @@ def _port(number: int, lanes: str, speed: str, *, linked: bool) -> NicPort:
 
 def _plain(guid: str) -> str:
     return guid.lower().lstrip("0")
+
+
+IBSWINFO_KIND: Final = "ibswinfo"
+_IBSWINFO_ROW: Final = re.compile(r"^(\s*)(\S[^|]{0,60}?)\s*\|\s*(.*?)\s*$")
+_RULE: Final = re.compile(r"^\s*[-=]{5,}\s*$")
+_SUPPLY: Final = re.compile(r"^(PSU\s?\d+)\b", re.IGNORECASE)
+_FAN: Final = re.compile(r"^(fan\s?#?\d+)\b", re.IGNORECASE)
+_STATUS: Final = re.compile(r"status$|power$", re.IGNORECASE)
+_OWN: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
+_EACH: Final = {
+    "power supplies": re.compile(r"^PSU", re.IGNORECASE),
+    "fans": re.compile(r"^fan", re.IGNORECASE),
+    "temperature": re.compile(r"^temperature", re.IGNORECASE),
+}
+
+
+def read_ibswinfo(text: str) -> Captured | None:
+    """Read one switch; None for a text that is not of this tool."""
+    lines = [line for line in plain(text).expandtabs().splitlines() if line.strip()]
+    found = (_IBSWINFO_ROW.match(line) for line in lines)
+    rows = [(one.group(1), one.group(2), one.group(3)) for one in found if one]
+    keys = [key for _, key, _ in rows]
+    known = sum(key.lower() in _OWN for key in keys)
+    hardware = any(_SUPPLY.match(key) or _FAN.match(key) for key in keys)
+    if not (known > 1 or (known and hardware)):
+        return None
+    damaged = next((f"it tells nothing of {w}" for w, p in _EACH.items() if not _any(p, keys)), "")
+    if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
+        damaged = "it does not end as the tool does, with a line below its fans"
+    facts = replace(bare_facts(), switches=(Switch(_name(rows), tuple(_parts(rows))),))
+    return Captured(kind=IBSWINFO_KIND, facts=facts, checks=("ib.switch",), damaged=damaged)
+
+
+def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:
+    """What has a status or turns; an indented row belongs to the supply above it."""
+    supply, parts = "", []
+    for indent, key, value in rows:
+        own = _SUPPLY.match(key)
+        supply = own.group(1) if own else supply if indent else ""
+        name = f"{supply} {key}" if supply and not own else key
+        if _FAN.match(key):
+            rpm = int(value) if re.fullmatch(r"[0-9]{1,6}", value) else None
+            status = "" if rpm is not None else value
+            parts.append(SwitchPart(name.partition(" (")[0][:128], status[:128], rpm))
+        elif _STATUS.search(key):
+            parts.append(SwitchPart(name[:128], value[:128]))
+    return parts
+
+
+def _name(rows: list[tuple[str, str, str]]) -> str:
+    words = {key.lower(): value for _, key, value in rows}
+    told = words.get("node description") or words.get("guid") or words.get("serial number")
+    return f"switch {told or 'without a name'}"[:128]
+
+
+def _any(pattern: re.Pattern[str], keys: list[str]) -> bool:
+    return any(pattern.match(key) for key in keys)
+
+
+if TYPE_CHECKING:
+    Ancestor = Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]
+
+TOPOLOGY_KIND: Final = "nvidia-smi topo -m"
+_CHECKS: Final = ("gpu.topology",)
+_MATRIX: Final = re.compile(
+    r"^(?>.*?\bGPU0\b).*\b(?:GPU1|NIC0|mlx\w+|CPU Affinity)\b|nvidia-smi topo -m"
+)
+_ANCESTORS: Final[Mapping[str, Ancestor]] = {
+    "PIX": "PIX",
+    "PXB": "PXB",
+    "PHB": "PHB",
+    "NODE": "NODE",
+    "SYS": "SYS",
+}
+_FEWEST_ON_A_SWITCH: Final = 3
+"""Two GPUs are joined directly."""
+
+
+def read(text: str) -> Captured | None:
+    """Take a matrix for the GPUs of a node; None where there is nothing like one."""
+    if not any(_MATRIX.search(" ".join(line.words)) for line in readable_lines(text)):
+        return None
+    try:
+        printed = parse_topo(text)
+        codes = {
+            (a, b): printed.link(printed.gpus[a], printed.gpus[b])
+            for a in range(len(printed.gpus))
+            for b in range(a + 1, len(printed.gpus))
+        }
+    except TopologyError as error:
+        return Captured(kind=TOPOLOGY_KIND, facts=bare_facts(), checks=_CHECKS, damaged=str(error))
+    facts = replace(
+        bare_facts(),
+        driver=Driver("answered"),
+        gpus=_gpus(printed, codes),
+        gpu_pairs=tuple(
+            GpuPair(a=a, b=b, ancestor=_ANCESTORS.get(code, "unknown"))
+            for (a, b), code in codes.items()
+        ),
+        nics=tuple(Nic(device_name(printed.nic_device(name) or name)) for name in printed.nics),
+        topo_text=text,
+    )
+    return Captured(kind=TOPOLOGY_KIND, facts=facts, checks=_CHECKS)
+
+
+def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu, ...]:
+    """Give every GPU the NVLinks that its row tells, to a switch where the counts fit one."""
+    links = {pair: _nvlinks(code) for pair, code in codes.items()}
+    count = len(printed.gpus)
+    most = [max((n for pair, n in links.items() if at in pair), default=0) for at in range(count)]
+    switched = count >= _FEWEST_ON_A_SWITCH and all(
+        n == min(most[a], most[b]) for (a, b), n in links.items()
+    )
+    # A cell that no number of links explains is damage: sums over the cells would blame a GPU.
+    damaged = not switched and bool(odd_cells(printed))
+    gpus = []
+    for at, name in enumerate(printed.gpus):
+        if switched:
+            ends = [("", "switch")] * most[at]
+        else:
+            ends = [
+                (printed.gpus[a + b - at], "gpu")
+                for (a, b), n in links.items()
+                if at in (a, b)
+                for _ in range(n)
+            ]
+        known = None if damaged else _links(ends)
+        gpus.append(Gpu(index=at, uuid="", name="", bus_id=name, links=known))
+    return tuple(gpus)
+
+
+def _links(ends: list[tuple[str, str]]) -> tuple[NvLink, ...]:
+    return tuple(
+        NvLink(link=at, up=True, remote=remote, remote_kind="switch" if kind == "switch" else "gpu")
+        for at, (remote, kind) in enumerate(ends)
+    )
+
+
+def _nvlinks(code: str) -> int:
+    """Count the links of "NV18"; 0 for every other way."""
+    return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,3}", code) else 0

@@ -5,25 +5,291 @@ So that a rule can be tried on what was measured before it may take nodes out of
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.asked_file import write_asked
-from preflight.commands.placing import hosts_of, placed
-from preflight.commands.verdicts import EMPTY, judge_stored, tell
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight import __version__
+from preflight.check import subject
+from preflight.core.files import read_regular, write_asked
+from preflight.core.ledger import Entry
+from preflight.core.registry import load_folder, shipped_folder
+from preflight.errors import UsageError
+from preflight.fabric.blame import Blame
+from preflight.fabric.coverage import unread_words
+from preflight.fabric.judge import judge_sweep
+from preflight.fabric.retest import unsettled_words
+from preflight.fabric.shapes import shapes
 from preflight.fabric.stored import read_stored
+from preflight.fabric.stored.reading import UNTIMED, rebuilt
+from preflight.facts.decode import Ports
+from preflight.facts.model import Facts
+from preflight.facts.node import Reach
+from preflight.fleet.inventory import read_inventory
+from preflight.fleet.model import Host
+from preflight.fleet.nodeset import fold, natural
+from preflight.fleet.topology import read_switches
+from preflight.report.blame import Told, encode, lines
 from preflight.report.fabric_page import fabric_page
-from preflight.report.offline import encode, lines
+from preflight.report.findings import findings, suspicions
+from preflight.report.picture.grid import Accused, accused
+from preflight.report.ready import blame_row, exit_code, readiness
+from preflight.report.sensitivity import missed_rows, missed_words, shape_rows, shape_words
+from preflight.report.since import nodes_in
+from preflight.run.measured import LARGEST
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.commands.judged import Judged
+    from preflight.fabric.judge import Decoded
+    from preflight.fabric.observed import Observed, Tried
+    from preflight.fabric.samples import Sweep
     from preflight.fabric.stored import Stored
+    from preflight.facts.results import Inside, OverNvlink
+    from preflight.report.document import Report
+    from preflight.report.ready import Readiness
+
+
+_INVENTORIES = (".toml", ".yaml", ".yml")
+
+
+def hosts_of(stored: Stored, topology: Path | None) -> list[Host]:
+    """Every node of the samples, with its leaf and what an inventory promises.
+
+    `topology`: a Slurm topology.conf, or an inventory by its suffix. Without one the leaves are
+    those that were stored. UsageError for a file that is no use, or knows none of these nodes.
+    """
+    left_out = stored.sweep.left_out if stored.sweep else {}
+    names = sorted({*stored.observed.nodes, *left_out}, key=natural)
+    if topology is None:
+        known = stored.observed.leaves
+        return [Host(name=name, address=name, leaf=known.get(name, "")) for name in names]
+    hosts = _in_file(topology, names)
+    if names and not any(host.leaf for host in hosts):
+        raise UsageError(
+            f"{topology} knows no leaf of {fold(names)}: give the topology of this fleet"
+        )
+    return hosts
+
+
+def _in_file(path: Path, names: list[str]) -> list[Host]:
+    if path.suffix.lower() in _INVENTORIES:
+        inventory = read_inventory(path)
+        return [inventory.host(name) for name in names]
+    leaves = read_switches(path)
+    return [Host(name=name, address=name, leaf=_leaf(name, leaves)) for name in names]
+
+
+def _leaf(name: str, leaves: dict[str, str]) -> str:
+    """Slurm knows nodes by their short names; samples may not."""
+    return leaves.get(name, leaves.get(name.partition(".")[0], ""))
+
+
+def placed(stored: Stored, hosts: list[Host]) -> Stored:
+    """The same samples with these leaves."""
+    leaves = {host.name: host.leaf for host in hosts if host.leaf}
+    sweep = replace(stored.sweep, leaves=leaves) if stored.sweep else None
+    return replace(stored, sweep=sweep, observed=replace(stored.observed, leaves=leaves))
+
+
+class Judged(Struct, frozen=True, kw_only=True):
+    """Verdicts, and what they rest on."""
+
+    entries: tuple[Entry, ...] = ()
+    blames: tuple[Blame, ...] = ()
+    accused: tuple[Accused, ...] = ()
+    """The same for the picture."""
+    systemic: dict[str, str] = {}
+    """Check → why so many nodes at once are likelier one cause, so that none is to be drained."""
+    notes: tuple[str, ...] = ()
+
+
+_MOST = 8
+
+
+def untold(one: Tried) -> bool:
+    """Whether a pair was not judged for a reason that is said: no other rail clears it."""
+    return one.state == "not_run" and bool(one.error)
+
+
+def untold_words(observed: Observed) -> Iterator[str]:
+    """One line for each reason."""
+    found: dict[str, dict[str, None]] = {}
+    for one in filter(untold, observed.tried):
+        found.setdefault(one.error, {})[f"{one.a}-{one.b}"] = None
+    for why, pairs in found.items():
+        more = f" and {len(pairs) - _MOST} more" if len(pairs) > _MOST else ""
+        yield f"not judged: {', '.join([*pairs][:_MOST])}{more}: {why}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Samples tell no facts."""
+
+    gpus: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """All that samples tell of a node by itself."""
+
+    name: str
+    inside: Inside
+    over_nvlink: OverNvlink | None
+    facts: _Facts = _Facts()
+
+
+def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
+    """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
+    decoded = judge_sweep(sweep, hosts, observed=observed)
+    shaped = shape_words(shape_rows(shapes(sweep, observed)))
+    return _judged(decoded, sweep, observed, (*filter(None, [shaped]), *_missing(sweep)))
+
+
+def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:
+    """The same, as far as it can be done without single times."""
+    sweep, known = rebuilt(observed)
+    decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
+    untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
+    note = f"{untimed} pair{'s' * (untimed != 1)} not judged: {UNTIMED}"
+    return _judged(decoded, sweep, observed, (note,) * bool(untimed))
+
+
+def _judged(
+    decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
+) -> Judged:
+    shared = (one for one in decoded.blames if one.kind == "systemic")
+    after = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
+    entries = (*_entries(decoded), *_inside(decoded, tuple(after)))
+    return Judged(
+        entries=entries,
+        systemic=suspicions(entries, len(observed.nodes)),
+        blames=decoded.blames,
+        accused=accused(decoded.blames, observed),
+        notes=(
+            *(f"{one.sentence}; {one.advice}" for one in shared),
+            *untold_words(observed),
+            *notes,
+        ),
+    )
+
+
+def _entries(decoded: Decoded) -> Iterator[Entry]:
+    for registered in load_folder(shipped_folder()):
+        if registered.check.stage == "fabric" and registered.subject == "pair":
+            for ends, pair in decoded.pairs.items():
+                verdict = registered.conclude(pair)
+                yield Entry(registered.check.id, subject(ends), ends, verdict)
+
+
+def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
+    for registered in load_folder(shipped_folder()):
+        if registered.check.stage == "fabric" and registered.subject == "node":
+            for name in (each for each in names if each in decoded.inside):
+                verdict = registered.conclude(
+                    _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
+                )
+                yield Entry(registered.check.id, subject((name,)), (name,), verdict)
+
+
+def _missing(sweep: Sweep) -> Iterator[str]:
+    if again := unsettled_words(sweep):
+        yield again
+    yield from unread_words(sweep)
+    if sweep.unfinished:
+        yield f"the sweep ended early: {sweep.unfinished}"
+    yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())
+
+
+BLAMED, UNJUDGED, EMPTY = 1, 3, 5
+"""The exit codes where somebody is blamed, where not all was judged, and where nothing was."""
+
+
+def judge_stored(stored: Stored, hosts: Sequence[Host]) -> Judged:
+    """Judge samples of either form; `hosts` is the fleet in order."""
+    if stored.sweep is not None:
+        return judge_long(stored.sweep, stored.observed, hosts)
+    return judge_short(stored.observed, hosts)
+
+
+def tell(stored: Stored, judged: Judged) -> Told:
+    """Join what was judged as the report of a run does; but nobody is excluded for want of peers.
+
+    A run may launch on nobody of whom nothing is known. Here nobody is launched on.
+    """
+    observed = stored.observed
+    unheld = [one for one in judged.entries if names_nobody(one)]
+    entries = [one for one in judged.entries if not names_nobody(one)]
+    names = tuple(sorted(observed.nodes, key=natural))
+    cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
+    known = sorted({*names, *cut, *cut.values()}, key=natural)
+    ready = readiness(known, entries, strict=False)
+    blamed = [one.component for one in judged.blames if one.kind in ("node", "endpoint")]
+    return Told(
+        preflight=__version__,
+        samples=str(stored.path),
+        form=stored.form,
+        run=stored.run,
+        exit=_exit(stored, entries, ready, unheld),
+        backend=observed.backend,
+        nodes=names,
+        leaves=len(set(observed.leaves.values())),
+        rails=len({one.rail for one in observed.tried}),
+        rounds=len({one.round for one in observed.tried}),
+        pairs=len(observed.tried),
+        not_ready=ready.not_ready,
+        exclude=fold(ready.not_ready),
+        apart=ready.apart,
+        findings=(
+            *findings(entries, judged.blames, judged.systemic),
+            *(replace(one, condemns=False) for one in findings(unheld)),
+        ),
+        blames=tuple(map(blame_row, judged.blames)),
+        missed=missed_words(missed_rows(observed, blamed)),
+        notes=(*judged.systemic.values(), *judged.notes),
+    )
+
+
+def names_nobody(entry: Entry) -> bool:
+    """Whether a verdict only says that there was nothing to hold a measurement against."""
+    verdict = entry.verdict
+    return verdict.outcome is Outcome.UNKNOWN and not (verdict.blame or verdict.culprits)
+
+
+def _exit(
+    stored: Stored, entries: Sequence[Entry], ready: Readiness, unheld: Sequence[Entry]
+) -> int:
+    """As of a run, but 1 only where somebody is named; of nothing measured, nobody comes clear."""
+    code = exit_code(entries, ready, strict=False, need=None)
+    if code != BLAMED and unheld:
+        code = UNJUDGED
+    return code if code == BLAMED or stored.observed.digests else EMPTY
+
 
 _WIDTH = 100
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say what `preflight blame` can be asked."""
+    parser.add_argument(
+        "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
+        help="a run's folder, its measured.json, or samples of either form, also gzipped",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    parser.add_argument(
+        "--topology", metavar="FILE", type=Path,
+        help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
+    )  # fmt: skip
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,3 +320,66 @@ def _draw(path: Path, stored: Stored, judged: Judged) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     write_asked(path, page.encode())
+
+
+_FILE = "measured.json"
+_WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
+
+
+class Said(Struct, frozen=True):
+    """Of one measured.json what names anybody; the samples, which are most of it, stay unread."""
+
+    reach: dict[str, Reach] = {}
+    facts: dict[str, Facts] = {}
+    ports: dict[str, Ports] = {}
+    port_troubles: dict[str, str] = {}
+
+
+def said_in(folder: Path, report: Report) -> tuple[Said, ...]:
+    """All that is known of the nodes that were judged; UsageError where something is missing.
+
+    Without it a user or a serial number in a sentence could not be told from any other word.
+    """
+    told = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
+    known = {name for one in told for name in one.reach}
+    if missing := [name for name in _judged_sentences(report) if name not in known]:
+        raise UsageError(
+            f"--public cannot hide what it does not know: what was said of {fold(missing)} is not "
+            f"in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, see "
+            "--preflight-keep); give a run that came to its end, or a single wave of a sweep: "
+            f"preflight report {folder / 'wave-001'} --public"
+        )
+    return told
+
+
+def wave_folders(folder: Path) -> Iterator[Path]:
+    """The folders of a sweep's waves, also those of a try that was broken off; no link."""
+    for path in sorted(folder.glob("wave-*")):
+        if _WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def latest_tries(waves: Iterable[Path]) -> list[Path]:
+    """Of a wave that was done again, the last try: `wave-003-2` stands for `wave-003`."""
+    tries = {tuple(path.name.split("-")[1:2]): path for path in sorted(waves, key=_number)}
+    return list(tries.values())
+
+
+def _number(path: Path) -> list[tuple[int, str]]:
+    return natural(path.name)
+
+
+def _read(folder: Path) -> Said | None:
+    try:
+        return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=Said)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _judged_sentences(report: Report) -> Iterator[str]:
+    """Nodes of which there is a verdict; that something was not run is our own sentence."""
+    known = frozenset(report.fleet.nodes)
+    rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
+    about = {row.subject for row in rows}
+    judged = {name for subject in about for name in nodes_in(subject, known)}
+    return (name for name in report.fleet.nodes if name in judged)

@@ -5,6 +5,7 @@ Each node gives its facts and what its tools print; a run measures as ever and k
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import os
 import re
@@ -14,36 +15,142 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands.targets import fleet_of
-from preflight.errors import UsageError
+from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
+from preflight.commands.targets import add_targets, fleet_of
+from preflight.core.files import read_regular, write_typed
+from preflight.core.interrupt import Interrupts
+from preflight.core.text import printable
+from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import Facts
-from preflight.fleet.files import read_regular
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
-from preflight.interrupt import Interrupts
-from preflight.offline.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.options import LONGEST_BUDGET_S
 from preflight.report.document import Report
-from preflight.report.files import write_typed
-from preflight.report.public.addresses import Addresses
-from preflight.report.public.hide import Hider
+from preflight.report.public.hide import Addresses, Hider
 from preflight.report.public.known import secrets_of
-from preflight.report.text import printable
-from preflight.settings import BUDGET_S
-from preflight.stages.capture import capture_fleet
-from preflight.stages.measured import Measured
+from preflight.run.expected_verdicts import BUDGET_S
+from preflight.run.measured import Measured
+from preflight.run.probe_stage import CONNECT_S, DRIVER_S, PROBE_S
+from preflight.session.options import LONGEST_BUDGET_S
+from preflight.transport.bundle import start_payload
+from preflight.transport.fanout import SETUP_AT_MOST, fan_out
 from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
 
-    from preflight.stages.capture import Shown
+    from preflight.fleet.model import Host
+    from preflight.transport.protocol import Connection
+
+
+OUTPUTS_S = 30.0
+"""For all tools of a node together, which run at once; nvidia-smi may take seconds by itself."""
+
+LIMIT = 32 << 20
+"""Bytes of a node's answer: eight outputs of 512 KiB at most, in escaped JSON."""
+
+_Words = Annotated[str, Meta(max_length=512)]
+
+
+class Output(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one tool printed on a node; `error` says why there is less than there should be."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,60}\.txt\Z")]
+    command: _Words
+    status: Annotated[int, Meta(ge=-255, le=255)] | None
+    """Exit status; negative for a signal. None: it is not installed, or was ended by us."""
+    seconds: Annotated[float, Meta(ge=0, le=86400)]
+    cut: bool
+    """It printed more than is kept."""
+    error: _Words
+    text: Annotated[str, Meta(max_length=512 << 10)]
+
+
+class _Outputs(Struct, frozen=True, forbid_unknown_fields=True):
+    outputs: Annotated[tuple[Output, ...], Meta(max_length=16)]
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """One node's part of a capture."""
+
+    facts: bytes | None = None
+    """The probe's document, as the node sent it."""
+    outputs: tuple[Output, ...] = ()
+    troubles: dict[str, str] = {}
+    """"facts" or "outputs" → why there are none."""
+
+
+def capture_fleet(
+    hosts: Sequence[Host], ways: Ways, nonce: str, *, deadline_s: float
+) -> dict[str, Shown]:
+    """Ask every node, all at once; each has an entry in the result, whatever happens to it."""
+    answers = fan_out(
+        hosts,
+        lambda host: _shown(host, ways, nonce),
+        deadline_s=deadline_s,
+        at_most=SETUP_AT_MOST,
+    )
+    return {
+        name: one if isinstance(one, Shown) else Shown(troubles=dict.fromkeys(_ASKED, str(one)))
+        for name, one in answers.items()
+    }
+
+
+_ASKED = {"facts": ("probe", PROBE_S), "outputs": ("outputs", OUTPUTS_S)}
+
+
+def _shown(host: Host, ways: Ways, nonce: str) -> Shown:
+    connection = ways.connect(host, CONNECT_S)
+    said: dict[str, bytes] = {}
+    troubles: dict[str, str] = {}
+    try:
+        for what, (entry, timeout_s) in _ASKED.items():
+            try:
+                said[what] = _ask(connection, host, nonce, entry, timeout_s)
+            except (PreflightError, TimeoutError) as error:
+                troubles[what] = str(error) or "no answer in time"
+    finally:
+        connection.close()
+    outputs: tuple[Output, ...] = ()
+    try:
+        outputs = decode_outputs(said["outputs"]) if "outputs" in said else ()
+    except WireError as error:
+        troubles["outputs"] = str(error)
+    return Shown(facts=said.get("facts"), outputs=outputs, troubles=troubles)
+
+
+def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: float) -> bytes:
+    request = {
+        "nonce": nonce,
+        "name": host.name,
+        "deadline_s": timeout_s,
+        "driver_deadline_s": DRIVER_S,
+    }
+    talk = start_payload(connection, host, entry, request, timeout_s, limit=LIMIT)
+    try:
+        talk.finish()
+        return talk.read(timeout_s + 2)
+    finally:
+        talk.close()
+
+
+def decode_outputs(document: bytes) -> tuple[Output, ...]:
+    """Decode what the entry `outputs` says; WireError if it is not that."""
+    try:
+        outputs = msgspec.json.decode(document, type=_Outputs).outputs
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error).encode("ascii", "replace").decode()[:200]
+        raise WireError(f"its tools' outputs are no preflight document: {reason}") from error
+    if len({one.name for one in outputs}) != len(outputs):
+        raise WireError("its tools' outputs name one file twice")
+    return outputs
+
 
 ASK_S = 120.0
 """For all nodes together to give facts and outputs."""
@@ -298,3 +405,34 @@ def _tell(path: Path, manifest: Manifest, files: int) -> None:
 
 def _say(words: str) -> None:
     print(f"preflight: {printable(words)}", file=sys.stderr)  # noqa: T201  a command speaks
+
+
+_EXAMPLE = """\
+examples:
+  preflight capture .
+      this machine (in an allocation its nodes): facts, outputs of its tools, a
+      run of some minutes with what NCCL logs, in one file; nothing is sent
+  preflight capture . --public
+      the same, with hosts, users, serials, UUIDs and addresses numbered
+  preflight read preflight-capture-gpu041-20261122-210000.tar.gz
+      judge it elsewhere
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Offer the arguments; targets are those of a run."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    parser.add_argument("folder", metavar="DIR", help="where the archive is written")
+    add_targets(parser)
+    parser.add_argument(
+        "--tier", choices=("quick", "standard", "deep"), default="standard",
+        help="how deep its run measures (default: standard: burn-in and sweep, 5 minutes)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", metavar="SECONDS", type=float, help="for the run; default: the tier's"
+    )
+    parser.add_argument(
+        "--public", action="store_true",
+        help="hide hosts, users, serials, UUIDs and addresses, alike in all of it",
+    )  # fmt: skip

@@ -9,26 +9,62 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 from msgspec.structs import replace
 
-from preflight.commands.targets import fleet_of
-from preflight.commands.waited import Waited
+from preflight.commands.targets import add_targets, fleet_of
+from preflight.core.files import read_regular, write_atomically
+from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular
-from preflight.report.diagnosed import lines
-from preflight.report.files import write_atomically
-from preflight.report.plain import plain
-from preflight.report.text import printable
-from preflight.stages.look import Wanted, look, look_here
+from preflight.fleet.nodeset import fold
+from preflight.hang.diagnose.judge import diagnose, lines
+from preflight.hang.diagnose.model import Diagnosis, JobState
+from preflight.hang.look import Wanted, look, look_here
 from preflight.transport.ways import Ways
-from preflight.triage.diagnose.judge import diagnose
-from preflight.triage.diagnose.model import Diagnosis, JobState
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+
+
+_ROOM = 76
+_ANEW = "\r\x1b[K"
+
+
+class Waited:
+    """Writes over its own line on a terminal; into a file, a line each time it tells."""
+
+    def __init__(self, stream: TextIO, nodes: int) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._open = False
+        if nodes > 1:
+            self._write(f"asking {nodes} nodes")
+
+    def tell(self, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Say how many have answered, and who has not."""
+        if total > 1 and waiting:
+            self._write(f"{done} of {total} nodes answered, waiting for {fold(waiting)}")
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._open:
+            self._stream.write(_ANEW)
+            self._stream.flush()
+            self._open = False
+
+    def _write(self, words: str) -> None:
+        said = printable(f"preflight: {words}")
+        if self._live:
+            said = said if len(said) <= _ROOM else said[: _ROOM - 3] + "..."
+            self._stream.write(_ANEW + said)
+            self._open = True
+        else:
+            self._stream.write(said + "\n")
+        self._stream.flush()
+
 
 PROGRESSES, NAMED, INTERRUPTED, UNKNOWN = 0, 1, 2, 3
 STATE = "state.json"
@@ -54,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     told = diagnose(state)
     if arguments.json:
-        sys.stdout.write(plain(told, indent=2))
+        sys.stdout.write(plain_json(told, indent=2))
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
@@ -119,3 +155,20 @@ def _keep(state: JobState, folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; give another") from error
     sys.stderr.write(f"preflight: kept in {printable(str(folder))}\n")
+
+
+def add_options(diagnose: argparse.ArgumentParser) -> None:
+    """Declare its arguments; targets are those of a run."""
+    diagnose.add_argument(
+        "folder", metavar="DIR", nargs="?", type=Path,
+        help="judge again what --save has kept, and ask nobody",
+    )  # fmt: skip
+    add_targets(diagnose)
+    diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "
+                          "here, what is below them, and the rest of a rank's job")  # fmt: skip
+    diagnose.add_argument("--job", metavar="ID", default="", help="which one, where several run: "
+                          "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
+    diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
+                          "the two looks: 3; longer for a job with slow steps")  # fmt: skip
+    diagnose.add_argument("--json", action="store_true", help="print one JSON document instead")
+    diagnose.add_argument("--save", metavar="DIR", type=Path, help="keep all that was seen there")

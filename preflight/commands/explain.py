@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.report.explained import lines
-from preflight.report.text import printable
-from preflight.triage.explain.folders import logs_of
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import explain
-from preflight.triage.symptom import load_symptoms, shipped
+from preflight.core.text import printable
+from preflight.hang.explain.printed import lines, logs_of
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import load_symptoms, shipped
+from preflight.hang.explain.weigh import explain
 
 if TYPE_CHECKING:
     import argparse
+
 
 FOUND, UNKNOWN = 0, 3
 _WIDTH = 100
@@ -42,3 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
     return UNKNOWN if told.category == "unknown" else FOUND
+
+
+def add_options(explain: argparse.ArgumentParser) -> None:
+    """Declare its arguments."""
+    explain.add_argument(
+        "files", metavar="LOG", type=Path, nargs="+",
+        help="logs of any size, also gzipped: one for all ranks or one each; - is standard input; "
+        "or the folder that preflight watch or a run of torchrun --log-dir left",
+    )  # fmt: skip
+    explain.add_argument("--json", action="store_true", help="print one JSON document instead")
+    explain.add_argument(
+        "--symptoms", metavar="DIR", type=Path, action="append", default=[],
+        help="a folder with symptoms of your own, one .toml each (docs/explain.md)",
+    )  # fmt: skip

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from preflight.commands.hook_program import PROGRAM
-from preflight.isolated import start
+from preflight.commands.run import start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+PROGRAM: Final = """
+import os, sys
+try:
+    from preflight.hook.entry import main
+except BaseException as error:
+    told = "preflight: it cannot be loaded (%s), so this node was not judged; install it again"
+    sys.stderr.write(told % type(error).__name__ + chr(10))
+    os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
+main()
+"""
+"""For `python -I -c`: Python itself exits 1 where a module cannot be loaded, as for a sick node."""
 
 
 def run(words: Sequence[str]) -> NoReturn:

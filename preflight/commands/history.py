@@ -2,29 +2,381 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands.history_lines import document_lines
-from preflight.commands.history_options import LONGEST
-from preflight.commands.history_told import Told
+from preflight.core.statistics import FEWEST, median, usual
+from preflight.core.text import did_you_mean, plain_json, wrapped
 from preflight.errors import UsageError
-from preflight.fleet.words import did_you_mean
+from preflight.fleet.nodeset import expand, fold
+from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
 from preflight.history.place import VARIABLE, place_of
 from preflight.history.reading import reading
-from preflight.report.plain import plain
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from preflight.history.answers import Episode, Seat, Trend
     from preflight.history.place import Place
     from preflight.history.queries import History
+
+
+def day(seconds: float | None) -> str:
+    """A date in UTC."""
+    return _in_utc(seconds, "%Y-%m-%d")
+
+
+def moment(seconds: float | None) -> str:
+    """A date and time in UTC."""
+    return _in_utc(seconds, "%Y-%m-%d %H:%M UTC")
+
+
+def _in_utc(seconds: float | None, form: str) -> str:
+    try:
+        return datetime.fromtimestamp(seconds or 0, UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return "an impossible date"
+
+
+_UNITS = {
+    "tflops": "TFLOPS",
+    "gflops": "GFLOPS",
+    "gbs": "GB/s",
+    "gbits": "Gb/s",
+    "us": "us",
+}
+_WHOLE = 1000
+_EFFECT, _SCATTER = 0.05, 0.01
+"""From when on a change is pointed at here. Chosen: nothing is judged by it."""
+
+
+class _Last(NamedTuple):
+    unit: str
+    value: float
+    usual: float | None
+    """The median of the nights before; None for too few of them."""
+    nights: int
+    change: float
+    """Against that, in per cent of speed: less is worse, also of a time."""
+    worse: bool
+
+
+def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
+    """One line per measure, under what its last night was measured."""
+    latest: dict[str, list[Trend]] = {}
+    for one in trends:
+        latest.setdefault(one.measure, []).append(one)
+    last_s = max((one.points[-1].started_s for one in trends), default=0.0)
+    for place, (measure, own) in enumerate(latest.items()):
+        newest = max(one.points[-1].started_s for one in own)
+        now = [one for one in own if one.points[-1].started_s == newest]
+        said = _line(measure, [_last(measure, one) for one in now], now[0].under)
+        when = f" on {day(newest)}" if newest < last_s else ""
+        yield ("trends" if place == 0 else ""), f"{measure.rpartition('_')[0]}{when}: {said}"
+
+
+def _line(measure: str, units: Sequence[_Last], under: str) -> str:
+    name = _UNITS.get(measure.rpartition("_")[2], "")
+    values = [one.value for one in units]
+    least, most = _trend_told(min(values)), _trend_told(max(values))
+    reached = least if least == most else f"{least} to {most}"
+    known = [one for one in units if one.usual is not None]
+    if not known:
+        few = max(one.nights for one in units)
+        return f"{reached} {name} ({under}); {few} before it, {FEWEST} make a trend"
+    odd = min(known, key=lambda one: one.change)
+    word = "WORSE: " if odd.worse else ""
+    return (
+        f"{reached} {name} ({under}); {word}{odd.unit} {_trend_told(odd.value)}, "
+        f"{odd.change:+.1f} % of speed against its "
+        f"median {_trend_told(odd.usual or 0.0)} of {odd.nights} nights"
+    )
+
+
+def _trend_told(value: float) -> str:
+    """Four digits that matter, and no power of ten."""
+    return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.4g}"
+
+
+def _last(measure: str, trend: Trend) -> _Last:
+    values = [one.value for one in trend.points]
+    last, before = values[-1], values[:-1]
+    less_is_more = measure.endswith("_us")
+
+    def speed(value: float) -> float:
+        return 1 / value if less_is_more else value
+
+    found = usual([speed(one) for one in before if one > 0], effect=_EFFECT, scatter=_SCATTER)
+    if found is None or last <= 0:
+        return _Last(trend.unit, last, None, len(before), 0.0, worse=False)
+    now = speed(last)
+    return _Last(
+        trend.unit,
+        last,
+        median(before),
+        found.nights,
+        100 * (now / found.middle - 1),
+        worse=now < found.least,
+    )
+
+
+_LABEL = 11
+_RANK = {word: place for place, word in enumerate(("fail", "flaky", "unknown", "broken", "lost"))}
+_HISTORY_LINES_MOST = 12
+"""Findings of one kind that are shown; all are in --json."""
+
+
+def document_lines(told: Told, width: int) -> list[str]:
+    """Lay out whatever was asked for."""
+    if told.last is None:
+        return [f"{told.history}: no run is remembered here; give it to one: --preflight-history"]
+    pieces: Iterator[tuple[str, str]]
+    if told.node is not None:
+        pieces = _node(told.node, told.nights)
+    elif told.gpu is not None:
+        pieces = _gpu(told.gpu)
+    else:
+        pieces = _fleet(told, told.last)
+    lines: list[str] = []
+    for label, words in pieces:
+        first = f"{label:<{_LABEL}}"
+        lines += wrapped(words, first=first, indent=" " * _LABEL, width=width)
+    return lines
+
+
+def _fleet(told: Told, last: Ran) -> Iterator[tuple[str, str]]:
+    since = f", runs since {day(told.first.started_s)}" if told.first is not None else ""
+    yield "history", f"{told.history}{since}"
+    runs = told.night
+    yield ("last run" if len(runs) == 1 else "last night"), _ran(runs)
+    if last.covered is not None and len(runs) == 1:
+        yield "coverage", _coverage(last)
+    if told.changes is not None:
+        yield from _changes(told.changes)
+    yield from _worst(told.worst or (), told.nights)
+
+
+def _ran(runs: Sequence[Ran]) -> str:
+    """One run, or the waves of one night together; of one that was done again, the last."""
+    runs = tuple({one.fleet: one for one in runs}.values())
+    nodes, ready = sum(one.nodes for one in runs), sum(one.ready for one in runs)
+    bad = sum(one.not_ready for one in runs)
+    whose = fold(name for one in runs for name in expand(one.fleet))
+    waves = f" in {len(runs)} runs" if len(runs) > 1 else ""
+    cause = (
+        ", one shared cause is likely: it counts against nobody"
+        if any(one.systemic for one in runs)
+        else ""
+    )
+    return (
+        f"{moment(runs[0].started_s)}, {runs[0].tier}, {nodes:,} node{'s' * (nodes != 1)} "
+        f"{whose}{waves}: {ready:,} ready, {bad:,} not ready{cause}"
+    )
+
+
+def _coverage(last: Ran) -> str:
+    now = last.covered
+    if now is None:
+        return ""
+    known = f"{now.pairs_known:,} of {now.pairs:,} pairs measured in its runs, {now.pairs_run:,} "
+    leaves = ""
+    if now.leaf_pairs:
+        leaves = f"; {now.leaf_pairs_known:,} of {now.leaf_pairs:,} leaf pairs"
+    return f"{known}in the last{leaves}"
+
+
+def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
+    if changes.before is None:
+        yield "before", "no earlier run looked at these nodes: everything is new"
+    else:
+        yield "before", f"{moment(changes.before.started_s)}"
+    groups: tuple[tuple[str, Sequence[Episode]], ...] = (
+        ("new", changes.new),
+        ("still", changes.still),
+        ("recovered", changes.recovered),
+        ("not asked", changes.unseen),
+    )
+    for label, episodes in groups:
+        yield from _listed(label, _folded(episodes))
+    if not any(episodes for _, episodes in groups):
+        yield "changes", "none: nothing was found, before and now"
+
+
+def _folded(episodes: Sequence[Episode]) -> list[str]:
+    """The worst first; what is said of several nodes, or by several waves, alike is one line."""
+    alike: dict[tuple[str, str], dict[str, None]] = {}
+    for one in sorted(episodes, key=lambda one: _RANK.get(one.outcome, len(_RANK))):
+        own = one.nodes == (one.about,)
+        said = "" if own else one.about, _episode(one)
+        alike.setdefault(said, {})[one.about] = None
+    return [f"{about or fold(names)}  {said}" for (about, said), names in alike.items()]
+
+
+def _worst(worst: Sequence[Standing], nights: int) -> Iterator[tuple[str, str]]:
+    if not worst:
+        yield "worst", f"no node was not ready in {nights} nights"
+    yield from _listed("worst", [f"{one.node}  {_standing(one)}" for one in worst], most=len(worst))
+
+
+def _standing(one: Standing) -> str:
+    if not one.judged:
+        return "was judged in no run of these nights"
+    runs = f"{one.judged} run{'s' * (one.judged != 1)}"
+    if not one.bad:
+        return f"ready in all of {runs}"
+    share = f"{100 * one.flaky / one.judged:.0f} %"
+    flaky = f", {one.flaky} of them flaky ({share} of its runs)" if one.flaky else ""
+    last = f"; last {day(one.last_bad_s)}" if one.last_bad_s is not None else ""
+    checks = ", ".join(f"{check} {times}" for check, times in one.checks)
+    return f"not ready in {one.bad} of {runs}{flaky}{last}{': ' * bool(checks)}{checks}"
+
+
+def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
+    one = past.standing
+    serial = f"serial {one.serial}" if one.serial else (
+        "no serial number told (most logins may not read it): its name stands for it"
+    )  # fmt: skip
+    yield "node", f"{one.node}, {serial}"
+    if past.namesakes:
+        others = ", ".join(f"serial {name}" if name else "one without" for name in past.namesakes)
+        yield "", f"another machine had this name before: {others}; it is not told of here"
+    yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
+    yield f"{nights} nights", _standing(one)
+    yield from _listed("GPUs", [_seat(seat) for seat in past.seats], most=len(past.seats))
+    yield from _episodes(past.episodes)
+    yield from trend_lines(past.trends)
+
+
+def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
+    yield "GPU", f"{past.uuid}, {past.model or 'model not told'}"
+    seats = [f"{one.node}, GPU {one.slot}, {_while(one)}" for one in past.seats]
+    yield from _listed("sat in", seats, most=len(seats))
+    yield from _episodes(past.episodes, with_about=True)
+    yield from trend_lines(past.trends)
+
+
+def _episodes(
+    episodes: Sequence[Episode], *, with_about: bool = False
+) -> Iterator[tuple[str, str]]:
+    still = [_episode(one, with_about=with_about) for one in episodes if one.ended_s is None]
+    again: dict[tuple[str, str], list[Episode]] = {}
+    for one in episodes:
+        if one.ended_s is not None:
+            again.setdefault((one.check, one.about), []).append(one)
+    yield from _listed("open", still)
+    yield from _listed("past", [_repeated(own, with_about=with_about) for own in again.values()])
+    if not episodes:
+        yield "findings", "none in any run"
+
+
+def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
+    """What came and went, the last time first: how often says more than when."""
+    last = own[0]
+    if len(own) == 1:
+        return _episode(last, with_about=with_about)
+    about = f"{last.about}  " if with_about else ""
+    runs = sum(one.nights for one in own)
+    first_s = min(one.first_s for one in own)
+    return (
+        f"{about}{last.check} {last.outcome}, came {len(own)} times, {runs} runs "
+        f"{day(first_s)} to {day(last.last_s)}, fine on {day(last.ended_s)}: {last.sentence}"
+    )
+
+
+def _episode(one: Episode, *, with_about: bool = False) -> str:
+    about = f"{one.about}  " if with_about else ""
+    runs = f"{one.nights} run{'s' * (one.nights != 1)}"
+    first, last = day(one.first_s), day(one.last_s)
+    ended = f"on {first}" if first == last else f"{first} to {last}"
+    when = f"since {first}" if one.ended_s is None else f"{ended}, fine on {day(one.ended_s)}"
+    return f"{about}{one.check} {one.outcome}, {runs} {when}: {one.sentence}"
+
+
+def _seat(one: Seat) -> str:
+    return f"{one.slot}  {one.uuid}  {one.model}, {_while(one)}"
+
+
+def _while(one: Seat) -> str:
+    until = "" if one.until_s is None else f" until {day(one.until_s)}"
+    return f"since {day(one.since_s)}{until}"
+
+
+def _listed(
+    label: str, rows: Iterable[str], most: int = _HISTORY_LINES_MOST
+) -> Iterator[tuple[str, str]]:
+    told = list(rows)
+    for place, row in enumerate(told[:most]):
+        yield (label if place == 0 else ""), row
+    if len(told) > most:
+        yield "", f"and {len(told) - most} more: --json"
+
+
+LONGEST = 3660
+_EXAMPLES = """\
+examples:
+  preflight history --history=/srv/nightly    what changed since last night, and
+                                              who is not ready most often
+  preflight history gpu041 --history=...      one node's own past
+  preflight history --worst --nights=90 ...   repeat offenders
+  preflight history --gpu=GPU-4f1c... ...     one GPU, wherever it sat
+
+DIR is the folder that runs are given as --preflight-history. With the variable
+PREFLIGHT_HISTORY set to it, both options may be left out. Exit code: 0 told,
+4 wrong usage or a history that cannot be read, 5 no run is remembered there.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Offer the options of the verb."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Tell what earlier runs measured and found: trends, repeat offenders."
+    parser.epilog = _EXAMPLES
+    parser.add_argument("node", metavar="NODE", nargs="?", help="a node, as runs name it")
+    parser.add_argument("--gpu", metavar="UUID", help="one GPU, as nvidia-smi -L names it")
+    parser.add_argument("--worst", action="store_true", help="the nodes not ready most often")
+    parser.add_argument(
+        "--history", metavar="DIR",
+        help="folder, sqlite:///FILE or postgresql://... (default: $PREFLIGHT_HISTORY)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nights", metavar="N", type=int, default=30,
+        help="how many nights before the last run count (default: 30)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+SCHEMA = 1
+"""Raised by a change that an older reader would misread. Additions do not raise it."""
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """The whole document; what was not asked for is null."""
+
+    schema: int = SCHEMA
+    preflight: str
+    history: str
+    """The file or database it was read from."""
+    nights: int
+    """So many before the last run count for `worst`, standings and trends."""
+    last: Ran | None
+    """The last run; null where none is remembered."""
+    night: tuple[Ran, ...] = ()
+    """The runs of the last night, the last one among them: a sweep has one per wave."""
+    first: Ran | None = None
+    changes: Changes | None = None
+    worst: tuple[Standing, ...] | None = None
+    node: NodePast | None = None
+    gpu: GpuPast | None = None
+
 
 EMPTY = 5
 _MOST = 20
@@ -41,7 +393,7 @@ def run(arguments: argparse.Namespace) -> int:
             told = _told(arguments, history, _shown(place))
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         lines = "".join(f"{line}\n" for line in document_lines(told, width))
-        shown = plain(told) if arguments.json else lines
+        shown = plain_json(told) if arguments.json else lines
     except (TypeError, ValueError) as error:  # SQLite holds any type in any column
         raise UsageError(
             f"the history {place.words} holds what no run wrote ({error}); move it away to begin "

@@ -1,28 +1,185 @@
-"""Nodes that turned out alike, as groups of an inventory, with what they reached in a sweep."""
+"""Nodes that turned out alike, as groups of an inventory, with what they reached in a sweep.
+
+A setting is a person's choice, not hardware: nodes that differ in one stay in one group, and it is
+left to a person which of them is right. What a judge warns of by itself is nobody's promise either.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.burn.floors import baseline_of
 from preflight.burn.units import units
-from preflight.fabric.inside_measure import measure_inside
+from preflight.checks.gpu.readings import reading
+from preflight.checks.gpu.test_settings import is_workstation
+from preflight.core.statistics import median
 from preflight.fabric.measure import summarise, wire_from
-from preflight.facts.found import found
-from preflight.facts.found_modes import MODES, found_modes
+from preflight.fabric.node_allreduce import measure_inside
+from preflight.facts.basics import limit
+from preflight.facts.boards import link_counts
 from preflight.fleet.model import Host, Promise
-from preflight.stats.quantiles import median
+from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.samples import Sweep
-    from preflight.facts.burned import Burned
-    from preflight.facts.model import Facts
+    from preflight.facts.burn import Burned
+    from preflight.facts.model import Facts, Gpu, NicPort
+
+
+_T = TypeVar("_T")
+_RATE = re.compile(r"(\d+)(?:\.\d+)?\s*Gb/sec")
+_LINKS = {"infiniband": "ib", "ethernet": "roce"}
+
+
+def why_not(facts: Facts) -> str:
+    """Why nothing can be learned from what a node said; empty where it can.
+
+    A node whose driver does not answer would be written down as one without GPUs.
+    """
+    if facts.driver.state in ("hung", "error"):
+        return f"its GPU driver does not answer ({facts.driver.error or facts.driver.state})"
+    if facts.driver.state == "answered" and facts.gpus is None:
+        return "its driver does not tell its GPUs"
+    lost = [line for line in facts.problems if line.startswith("GPU ")]
+    return f"a GPU of it cannot be read: {lost[0]}" if lost else ""
+
+
+def found(facts: Facts) -> Promise:
+    """What a node has, as far as that can be promised of its like."""
+    gpus = facts.gpus or ()
+    nics, rates, links = _rails(facts)
+    return Promise(
+        gpus=len(gpus) or None,
+        gpu_model=_one(gpu.name for gpu in gpus),
+        nvlinks_per_gpu=_one(link_counts(facts) or ()) or None,
+        nics=nics or None,
+        nic_gbits=_one(rates),
+        nic_link="ib" if links == "ib" else "roce" if links == "roce" else None,
+    )
+
+
+def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
+    """Devices with a live port of the layer that most of them have, their rates, and the layer.
+
+    A front end of another layer, and ports without a cable, are promised to nobody.
+    """
+    live = [
+        (nic.name, _LINKS.get(port.link_layer.lower(), ""), _gbits(port))
+        for nic in facts.nics or ()
+        for port in nic.ports
+        if "ACTIVE" in port.state.upper()
+    ]
+    layers = Counter(layer for _, layer, _ in live)
+    layer = max(layers, key=lambda name: (layers[name], name == "ib"), default="")
+    names = {name for name, its, _ in live if its == layer}
+    return len(names), [rate for _, its, rate in live if its == layer], layer
+
+
+def _gbits(port: NicPort) -> int | None:
+    match = _RATE.match(port.rate)
+    return int(match[1]) if match else None
+
+
+def _one(values: Iterable[_T | None]) -> _T | None:
+    """The value that all share; None where they differ, or one cannot be told."""
+    several = set(values)
+    return several.pop() if len(several) == 1 else None
+
+
+MODES: Final = ("mig", "ecc", "persistence", "compute_mode", "power_limit_w")
+"""The keys of a promise that are learned here."""
+
+_READINGS: Final = {"mig": "mig_enabled", "ecc": "ecc_on"}
+_PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
+_PROMISED_MODES: Final = ("default", "exclusive_process")
+"""Compute modes in which a job can start and that an inventory can name."""
+
+_Each = dict[str, "list[Gpu]"]
+
+
+class FoundModes(Struct, frozen=True):
+    """The settings that all GPUs of a group share, and why others are left open."""
+
+    promise: Promise
+    """The promise that was given, with the settings."""
+    left_open: tuple[str, ...] = ()
+    """One sentence per setting that is not promised although GPUs tell it."""
+
+
+def found_modes(has: Promise, facts: Mapping[str, Facts]) -> FoundModes:
+    """Add the settings to what these nodes have, as far as they can be promised."""
+    gpus = {name: list(one.gpus) for name, one in facts.items() if one.gpus}
+    shared: dict[str, Any] = {}
+    left_open = []
+    for key in MODES:
+        told = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
+        if told <= {None}:
+            continue
+        if why := _untold(key, gpus) or _differing(key, gpus) or _unfounded(key, gpus):
+            left_open.append(f"{key} is left open: {why}")
+        else:
+            shared[key] = max(told)
+    return FoundModes(replace(has, **shared), tuple(left_open))
+
+
+def gpu_value(gpu: Gpu, key: str) -> Any:
+    """How one GPU is set, by the name that the promise has; None where it is not told."""
+    value = reading(gpu, _READINGS.get(key, key))
+    return value if isinstance(value, bool) else value or None
+
+
+def _untold(key: str, gpus: _Each) -> str:
+    silent = [name for name, each in gpus.items() if any(gpu_value(g, key) is None for g in each)]
+    return f"not every GPU of {fold(silent)} tells it" if silent else ""
+
+
+def _differing(key: str, gpus: _Each) -> str:
+    """Who has which value, the most frequent first; power limits are alike within the slack."""
+    have: dict[str, list[str]] = {}
+    for name, each in gpus.items():
+        words = " and ".join(sorted({_said(gpu_value(gpu, key)) for gpu in each}))
+        have.setdefault(words, []).append(name)
+    values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
+    if len(values) == 1 or _within_slack(key, values):
+        return ""
+    parts = sorted(have.items(), key=lambda one: -len(one[1]))
+    return "; ".join(f"{fold(names)} {words}" for words, names in parts)
+
+
+def _within_slack(key: str, values: set[Any]) -> bool:
+    return key == "power_limit_w" and max(values) - min(values) <= limit("power_limit_slack_w")
+
+
+def _unfounded(key: str, gpus: _Each) -> str:
+    """Why what all share had better not be promised: a warning of a judge would fall silent."""
+    every = [gpu for each in gpus.values() for gpu in each]
+    value = gpu_value(every[0], key)
+    for gpu in every:
+        later = reading(gpu, _PENDING[key]) if key in _PENDING else None
+        if later is not None and later != value:
+            return f"{_said(value)} now, {_said(later)} after the next reset"
+    if key == "ecc" and not value and not all(is_workstation(gpu.name) for gpu in every):
+        return "off, on is what these boards are made for; write false if that is meant"
+    if key == "compute_mode" and value not in _PROMISED_MODES:
+        return f"no job is at home in {value}; write it if that is meant"
+    default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
+    if key == "power_limit_w" and value + limit("power_limit_slack_w") < default:
+        return f"{value:g} W, {default:g} W by default; write {value:g} if that is meant"
+    return ""
+
+
+def _said(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g} W" if isinstance(value, float) else str(value)
+
 
 HARDWARE = ("gpus", "gpu_model", "nvlinks_per_gpu", "nics", "nic_gbits", "nic_link")
 """What is learned of a node, and tells one kind of node from another."""

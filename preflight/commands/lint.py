@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight import __version__
-from preflight.fleet.script import lint_file
+from preflight.core.text import plain_json, printable, wrapped
+from preflight.fleet.sources import lint_file
 from preflight.lint.lint import Linted
-from preflight.lint.model import Severity
-from preflight.report.plain import plain
-from preflight.report.text import printable, wrapped
+from preflight.lint.script import Severity
 
 if TYPE_CHECKING:
     import argparse
@@ -32,6 +32,12 @@ class Document(Struct, frozen=True, kw_only=True):
     files: tuple[Linted, ...]
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say what `preflight lint` can be asked."""
+    parser.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Judge every script: 0 fine, 1 an error or warning, 3 one could not be read, 5 none is for it.
 
@@ -40,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = tuple(lint_file(path) for path in arguments.scripts)
     code = _exit_code(files)
     if arguments.json:
-        sys.stdout.write(plain(Document(preflight=__version__, exit=code, files=files)))
+        sys.stdout.write(plain_json(Document(preflight=__version__, exit=code, files=files)))
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in _lines(files, code, width)))

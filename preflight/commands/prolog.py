@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from preflight.commands.hook_program import PROGRAM
-from preflight.isolated import start
+from preflight.commands.healthcheck import PROGRAM
+from preflight.commands.run import start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,33 +8,256 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.read_archive import read_archive
-from preflight.commands.read_judged import document, exit_code, judge_captured
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight.captured.archive import MAGIC, unpack
+from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.kernel_log import TELLS_NOTHING
+from preflight.captured.readers import KINDS, captured
+from preflight.check import subject
+from preflight.commands.blame import hosts_of, judge_stored, names_nobody
+from preflight.core.files import open_stream
+from preflight.core.ledger import Entry
+from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.text import plain_json, printable, wrapped
 from preflight.errors import UsageError
-from preflight.fleet.files import open_stream
-from preflight.offline.archive import MAGIC
-from preflight.offline.readers import KINDS, captured
+from preflight.fabric.stored import stored_in
+from preflight.facts.model import WIRE, Facts
+from preflight.facts.node import Group, Net, Node, Reach
+from preflight.fleet.model import Job, Promise
+from preflight.report.document import VerdictRow
 from preflight.report.findings import counts, findings
-from preflight.report.plain import plain
+from preflight.report.ready import verdict_row
 from preflight.report.terminal import finding_lines
-from preflight.report.text import printable, wrapped
-from preflight.verdict import Outcome
+from preflight.verdict import Outcome, unknown
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from preflight.ledger import Entry
-    from preflight.offline.captured import Captured
+    from preflight.captured.archive import Part
+    from preflight.verdict import Verdict
+
+
+CONDEMNED, UNJUDGED, EMPTY = 1, 3, 5
+"""Exit codes: a fault was found; something could not be judged; nothing is of a known kind."""
+
+_PROVE_NOTHING = frozenset((Outcome.OK, Outcome.WARN, Outcome.NOT_RUN))
+"""What a check may say of a damaged text that the missing part could turn around."""
+
+
+class ReadRow(Struct, frozen=True, kw_only=True):
+    """One file: what it is, and what the checks say of it."""
+
+    file: str
+    kind: str
+    """Empty where it is nothing that can be read."""
+    damaged: str = ""
+    verdicts: tuple[VerdictRow, ...] = ()
+
+
+class ReadDocument(Struct, frozen=True, kw_only=True):
+    """What `preflight read --json` prints; docs/read.md."""
+
+    schema: int = 1
+    exit: int
+    files: tuple[ReadRow, ...]
+
+
+def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
+    """Ask the checks that each text is enough for; texts of one kind are each other's peers."""
+    known = {name: one for name, one in read.items() if one is not None}
+    return tuple(
+        Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
+        for name, one in known.items()
+        for place, node in _nodes(name, one, known)
+        for registered in _shipped()
+        if registered.check.id in one.checks
+        for verdict in (_held_back(registered.conclude(node), one.damaged),)
+    )
+
+
+@cache
+def _shipped() -> Registry:
+    return Registry(load_folder(shipped_folder()))
+
+
+def fact_checks() -> tuple[str, ...]:
+    """Ids of the checks that judge one node by its facts alone."""
+    return tuple(
+        one.check.id for one in _shipped() if one.check.stage == "facts" and one.subject == "node"
+    )
+
+
+def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> int:
+    """1 a fault, 3 something not judged, 5 nothing to judge, else 0."""
+    if not entries:
+        return EMPTY
+    outcomes = {one.verdict.outcome for one in entries}
+    if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
+        return CONDEMNED
+    missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
+    return UNJUDGED if missed or None in read.values() else 0
+
+
+def document(
+    read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
+) -> ReadDocument:
+    """Lay it out by file."""
+    files = tuple(
+        ReadRow(
+            file=name,
+            kind=one.kind if one else "",
+            damaged=one.damaged if one else "",
+            verdicts=tuple(verdict_row(each) for each in entries if each.nodes == (name,)),
+        )
+        for name, one in read.items()
+    )
+    return ReadDocument(exit=code, files=files)
+
+
+def _held_back(verdict: Verdict, damaged: str) -> Verdict:
+    """A fault that is there is there; but nothing in a damaged text is proven healthy."""
+    if not damaged or verdict.outcome not in _PROVE_NOTHING:
+        return verdict
+    seen = f" (what is left of it: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
+    advice = "capture it again, whole and unedited"
+    return unknown(f"not enough to go by: {damaged}{seen}", advice=advice)
+
+
+def _nodes(name: str, one: Captured, known: Mapping[str, Captured]) -> Iterator[tuple[str, Node]]:
+    """The node of a text, or each of those that it shows, and where it shows them."""
+    if not one.environs:
+        job = Job(environ=None if one.environ is None else {"": one.environ}, environ_origin=name)
+        yield "", _node(name, one, known, job)
+    for place, environ in one.environs.items():
+        environs = one.environs if one.one_job else {"": environ}
+        job = Job(environ=environs, environ_origin=f"{name}, {place}")
+        yield f" ({place})", _node(place, one, known, job)
+
+
+def _node(name: str, one: Captured, known: Mapping[str, Captured], job: Job) -> Node:
+    alike = {other: each.facts for other, each in known.items() if each.kind == one.kind}
+    return Node(
+        name=name,
+        promised=Promise(),
+        reach=Reach("captured"),
+        facts=one.facts,
+        group=Group("captured", alike),
+        job=job,
+        net=Net(
+            own=None,
+            trouble="a captured text",
+            master="",
+            is_master=False,
+            master_port_origin="",
+            to_me=(),
+            others_to_master=(),
+        ),
+    )
+
+
+FACTS, LOG = "facts of a node", "NCCL log"
+MEASURED = "run/measured.json"
+_SWEEP = "fabric.allreduce"
+_KEPT = {MEASURED: "measurements of a run", "run/report.json": "report of a run"}
+
+
+def read_archive(
+    name: str, content: bytes, *, alone: bool
+) -> tuple[dict[str, Captured], tuple[Entry, ...]]:
+    """Return the parts by name, and what the samples of the run say; UsageError names the archive.
+
+    `alone`: nothing else is read, so that parts need not say whose they are. A part that is kept
+    for people (a log, a report) has no checks.
+    """
+    try:
+        archive = unpack(content)
+    except UsageError as error:
+        raise UsageError(f"cannot read {name}: {error}") from error
+    whose = "" if alone else f"{name}: "
+    parts = {
+        whose + part.name: _captured(part, archive.files[part.name])
+        for part in archive.manifest.parts
+        if part.name in archive.files
+    }
+    lacking = {part.name: part.error for part in archive.manifest.parts if part.error}
+    for name_of, why in lacking.items():
+        if name_of.endswith("/facts.json"):
+            parts[whose + name_of] = _lost(f"its node gave none: {why}")
+    return parts, _swept(whose + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED))
+
+
+def _captured(part: Part, content: bytes) -> Captured:
+    if part.name.endswith("/facts.json"):
+        return _facts(content)
+    text = content.decode("utf-8", "replace")
+    found = captured(text) if part.name.endswith(".txt") else None
+    # Only some lines of a kernel log are kept: that they tell of nothing is no damage.
+    if found is not None and found.damaged != TELLS_NOTHING:
+        cut = "it is longer than what was kept" if part.cut else ""
+        return replace(found, damaged=found.damaged or cut)
+    kind = LOG if part.name.endswith(".log") else _KEPT.get(part.name, part.command)
+    return Captured(kind=kind or part.name, facts=bare_facts(), checks=())
+
+
+def _facts(content: bytes) -> Captured:
+    try:
+        facts = msgspec.json.decode(content, type=Facts)
+        damaged = "" if facts.wire == WIRE else f"they are version {facts.wire}, not {WIRE}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _lost(f"its facts cannot be read: {error}")
+    if damaged:
+        return _lost(damaged)
+    return Captured(kind=FACTS, facts=facts, checks=fact_checks())
+
+
+def _lost(why: str) -> Captured:
+    """Facts of which nothing is known: a node that is not judged is not fine."""
+    return Captured(kind=FACTS, facts=bare_facts(), checks=("reach.answer",), damaged=why[:200])
+
+
+def _swept(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
+    """Verdicts on pairs and nodes as `preflight blame` reaches them, without those on nobody.
+
+    `why`: there are no measurements.
+    """
+    if not content and why:
+        advice = "capture again; run/report.json, if it is there, says what the run found"
+        verdict = unknown(f"no pair was measured: {why}", advice=advice)
+        return (Entry(_SWEEP, file, (file,), verdict),)
+    if not content:
+        return ()
+    stored = stored_in(Path(file), content)
+    entries = judge_stored(stored, hosts_of(stored, None)).entries
+    return tuple(
+        replace(one, subject=f"{file} ({one.subject})", nodes=(file,))
+        for one in entries
+        if not names_nobody(one)
+    )
+
 
 LARGEST = 64 << 20
 """Bytes of one text; who has more passes the part around the fault."""
 
 _WIDTH = 100
 _QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say what `preflight read` can be asked."""
+    parser.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+",
+        help="what a tool printed, as docs/read.md lists them, or an archive of preflight "
+        "capture; - is standard input",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +279,7 @@ def run(arguments: argparse.Namespace) -> int:
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
     if arguments.json:
-        sys.stdout.write(plain(document(read, entries, code)))
+        sys.stdout.write(plain_json(document(read, entries, code)))
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in _lines(read, entries, code, width)))

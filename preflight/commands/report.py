@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.commands.asked_file import write_asked
-from preflight.commands.fabric_of import fabric_of
-from preflight.commands.said import said_in
-from preflight.registry import draining
+from preflight.commands.blame import hosts_of, judge_stored, latest_tries, said_in, wave_folders
+from preflight.commands.nightly.fabric import fabric_of_waves
+from preflight.core.files import write_asked
+from preflight.core.registry import draining
+from preflight.errors import UsageError
+from preflight.fabric.stored import read_stored
 from preflight.report.document import encode
+from preflight.report.events import reread
+from preflight.report.exports import MODE, junit, metrics, refuse_unread
+from preflight.report.fabric_page import fabric_section
 from preflight.report.html.page import Told, page
-from preflight.report.junit import junit
-from preflight.report.prometheus import MODE, metrics, refuse_unread
+from preflight.report.outputs import earlier
 from preflight.report.public.hide import Hider
 from preflight.report.public.known import secrets
-from preflight.report.rebuilt import found_in
-from preflight.report.reread import reread
-from preflight.report.runs import earlier
+from preflight.report.since import found_in
 from preflight.report.terminal import summary, title
 
 if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
-    from preflight.report.document import Report
-    from preflight.report.night import Night
+    from preflight.report.document import BlameRow, Report
+    from preflight.report.since import Night
+
+
+def fabric_of(
+    folder: Path, blames: Sequence[BlameRow], hider: Hider | None
+) -> Callable[[int], str] | None:
+    """Draw it in at most so many bytes; None where no samples were kept.
+
+    Of a sweep all its waves are drawn together; `blames` are those of its report.
+    `hider`: for a public page only quantiles are drawn, in which nobody can be recognised.
+    """
+    if not (folder / "measured.json").is_file():
+        waves = latest_tries(wave_folders(folder))
+        return fabric_of_waves(waves, blames, hider) if waves else None
+    try:
+        stored = read_stored(folder)
+    except UsageError:
+        return None  # a run that measured no pairs
+    if not stored.observed.tried:
+        return None
+    judged = judge_stored(stored, hosts_of(stored, None))
+    observed, accused, sweep = stored.observed, judged.accused, stored.sweep
+    if hider is not None:
+        observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
+    return lambda most: fabric_section(observed, accused, sweep=sweep, told=True, most=most)
+
 
 _WIDTH = 100
 
@@ -77,3 +105,35 @@ def _text(report: Report) -> str:
     lines = summary(report, found_in(report), where="", hint="", width=width)
     heading = f" {title(report)} ".center(width, "=")
     return "".join(f"{line}\n" for line in (heading, *lines))
+
+
+_EXAMPLE = """\
+examples:
+  preflight report preflight-runs/latest
+      the summary again, as the run printed it
+  preflight report preflight-runs/latest --public --html for-the-vendor.html
+      the page, with hosts, users, serials, UUIDs and addresses numbered
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Offer the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLE
+    parser.add_argument(
+        "folder", metavar="RUN_DIR", type=Path,
+        help="a run's folder; of a run that was killed, what it knew until then is told",
+    )  # fmt: skip
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="the page for people; - is standard output"
+    )
+    parser.add_argument("--json", action="store_true", help="print report.json")
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
+    parser.add_argument(
+        "--prometheus", metavar="FILE", type=Path, help="the numbers for node_exporter (*.prom)"
+    )
+    parser.add_argument("--text", action="store_true", help="print the summary (default)")
+    parser.add_argument(
+        "--public", action="store_true",
+        help="hide hosts, users, serials, UUIDs and addresses, alike in all of it",
+    )  # fmt: skip

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Own = Callable[[argparse.ArgumentParser], object]
 
 USAGE: Final = 4
-CONFIG: Final = Path(__file__).resolve().with_name("isolated.ini")
+CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _DROPPED = ("PYTHON", "PYTEST_")
 """Variables that make Python or pytest take code or options from elsewhere."""
@@ -55,7 +55,9 @@ _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--col
 """pytest's own options that can be given; none of them brings in code or another configuration."""
 
 
-def start(argv: Sequence[str], module: str = "preflight.isolated", program: str = "") -> NoReturn:
+def start(
+    argv: Sequence[str], module: str = "preflight.commands.run", program: str = ""
+) -> NoReturn:
     """Become an isolated Python that judges the fleet, by that module. Never returns.
 
     `program`: lines of Python in place of a module; it leaves no compiled files behind, of which a
@@ -79,8 +81,8 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
     Of folders and files only those that nobody else could change or make; HOME is his own.
     """
-    from preflight.fleet.jobenv import public
-    from preflight.trust import NAMES_CODE
+    from preflight.core.trust import NAMES_CODE
+    from preflight.fleet.job_environment import public
 
     kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
     jobs = public(environ)
@@ -106,7 +108,7 @@ def _untrusted(part: str, name: str) -> str:
 
     Whoever owns the Python that we run in has his code run already.
     """
-    from preflight.trust import who_may_change
+    from preflight.core.trust import who_may_change
 
     if part == str(Path(sys.executable).parent):
         return ""

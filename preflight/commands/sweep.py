@@ -13,26 +13,28 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.commands.sweep_begin import begin, cut_short, end_of, who_for
-from preflight.commands.sweep_options import Asked, read_words
+from preflight.commands.nightly.begin import (
+    Asked,
+    begin,
+    cut_short,
+    end_of,
+    read_words,
+    say_what,
+    who_for,
+)
+from preflight.commands.nightly.conclude import conclude, outputs_of
+from preflight.commands.nightly.screen import Screen
+from preflight.commands.nightly.state import former_nights, new_folder
+from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, ends_at, locked
+from preflight.core.interrupt import Interrupts
+from preflight.core.text import legible, printable
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
-from preflight.interrupt import Interrupts
-from preflight.report.text import printable
-from preflight.sweeping.clock import ends_at
-from preflight.sweeping.conclude import conclude, outputs_of
-from preflight.sweeping.header import say_what
-from preflight.sweeping.lock import locked
-from preflight.sweeping.nights import former_nights, new_folder
-from preflight.sweeping.screen import Screen
-from preflight.sweeping.sweeper import Sweeper
-from preflight.sweeping.wave_process import LEAVE_S
-from preflight.transport.legible import legible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.sweeping.nights import Former
+    from preflight.commands.nightly.state import Former
 
 USAGE, INTERRUPTED, BROKE, NOBODY = 4, 2, 3, 5
 

@@ -6,15 +6,58 @@ import argparse
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.watch_options import ALL, add_watch_options
 from preflight.errors import UsageError
-from preflight.watching.model import SHORTEST_S, Options
-from preflight.watching.settings import DEBUGS
+from preflight.hang.watch.folder import CAP_MIB, SHORTEST_S, STALLED_AFTER_S, Options
+from preflight.hang.watch.settings import DEBUGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+ALL = "nccl,dist"
+
+
+def add_watch_options(watch: argparse.ArgumentParser) -> None:
+    """Declare its arguments; the launch itself stands behind `--` and is never looked at."""
+    watch.add_argument(
+        "--debug", metavar="WHAT", nargs="?", const=ALL, default="",
+        help=f"write down all that NCCL and torch.distributed tell (={ALL}); slows a job down",
+    )  # fmt: skip
+    watch.add_argument(
+        "--debug-mib",
+        metavar="N",
+        default=str(CAP_MIB),
+        help=f"what each debug file may hold, in MiB (default {CAP_MIB})",
+    )
+    watch.add_argument(
+        "--stalled-after", metavar="SECONDS",
+        help=f"look into it after so long without progress (default {STALLED_AFTER_S:g})",
+    )  # fmt: skip
+    watch.add_argument(
+        "--folder",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="where the folder watch-DATE-TIME-HOST is made (default: here)",
+    )
+    watch.add_argument(
+        "--tee", action="store_true",
+        help="keep a copy of the launch's output; it then writes into a pipe, not to a terminal",
+    )  # fmt: skip
+    watch.add_argument(
+        "--nodes", metavar="LIST", default="",
+        help="the job's nodes, to look at them too (default: the Slurm allocation's)",
+    )  # fmt: skip
+    watch.add_argument("--inventory", metavar="FILE", default="", help="the same, from a file")
+    watch.add_argument("--keep", action="store_true", help="keep the folder of a healthy launch")
+    watch.add_argument(
+        "--print-env", action="store_true",
+        help="print the variables as a shell's exports, for another launcher; starts nothing",
+    )  # fmt: skip
+
 
 _USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
@@ -33,7 +76,7 @@ def run(words: Sequence[str]) -> int:
         raise UsageError("nothing to watch: put the launch behind --, as in -- torchrun train.py")
     if options.nodes or options.inventory:
         _refuse_unknown_nodes(options)
-    from preflight.watching.watch import watch
+    from preflight.hang.watch.watch import watch
 
     sys.stdout.flush()
     return watch(options)
@@ -51,7 +94,7 @@ def _refuse_unknown_nodes(options: Options) -> None:
     """Now, not when it hangs; by a process of its own, as a watch that stays carries little."""
     import subprocess
 
-    words = ["-P", "-m", "preflight.watching.elsewhere", options.nodes, options.inventory]
+    words = ["-P", "-m", "preflight.hang.watch.examine", options.nodes, options.inventory]
     asked = subprocess.run(
         [sys.executable, *words], stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
@@ -99,9 +142,8 @@ def _number(option: str, typed: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    from preflight.watching.folder import name
-    from preflight.watching.nccl_files import set_in_files
-    from preflight.watching.settings import FOLDERS, plan
+    from preflight.hang.watch.folder import name
+    from preflight.hang.watch.settings import FOLDERS, plan, set_in_files
 
     folder = os.path.join(os.path.realpath(options.base), name())  # noqa: PTH118  a name, no path yet
     decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)

@@ -2,24 +2,99 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import re
 import sys
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from preflight.check import STAGES, TIERS, Check, is_check_id
 from preflight.errors import UsageError
-from preflight.registered import Registered
+from preflight.verdict import Conclude, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
-    from preflight.registered import Subject
 
-_DECLARES = re.compile(r"^CHECK\s*=\s*Check\(", re.MULTILINE)
+Subject = Literal["node", "pair", "fleet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A check and the function that joins one subject with its judgement."""
+
+    check: Check
+    subject: Subject
+    parameter: str
+    function: Callable[..., None]
+    path: Path
+    about: str
+    """What its author says of it: at the top of its file, or of its function among several."""
+
+    def conclude(self, subject: Any) -> Verdict:
+        """Judge one subject. An exception of the check is `broken`, never a failure of the node."""
+        said: list[Any] = []
+        conclude: Conclude = said.append
+        try:
+            self.function(**{self.parameter: subject, "conclude": conclude})
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  pytest.skip() and sys.exit() are no Exception
+            return broken(
+                f"{self.check.id} raised {type(error).__name__}: {error}"[:300],
+                traceback=traceback.format_exc(limit=-6),
+            )
+        if len(said) != 1:
+            return broken(f"{self.check.id} reached {len(said)} verdicts, expected 1")
+        if not isinstance(said[0], Verdict):
+            return broken(
+                f"{self.check.id} concluded with {type(said[0]).__name__}, expected a Verdict"
+            )
+        return _writable(said[0])
+
+
+def _writable(verdict: Verdict) -> Verdict:
+    """Return it fit for report.json: what cannot be written goes, the outcome stays."""
+    try:
+        for names in (verdict.culprits, verdict.suspects):
+            msgspec.convert(msgspec.to_builtins(names), tuple[str, ...])
+    except (TypeError, ValueError, RecursionError):
+        return broken(f"culprits of {verdict.sentence!a:.80} are no names of nodes")
+    try:
+        msgspec.json.encode(verdict)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        words = {
+            name: _legible(str(getattr(verdict, name)))
+            for name in ("sentence", "advice", "cause", "grant", "blame")
+        }
+        left_out = {"left_out": f"the check's evidence cannot be written: {error}"}
+        return msgspec.structs.replace(verdict, **words, evidence=left_out)
+    return verdict
+
+
+def broken(sentence: str, **evidence: str) -> Verdict:
+    """The check itself is at fault; the node is neither condemned nor cleared."""
+    return Verdict(
+        outcome=Outcome.BROKEN,
+        sentence=_legible(sentence),
+        advice="this is a fault of the check, not of the node: report it with the evidence",
+        evidence={name: _legible(text) for name, text in evidence.items()},
+    )
+
+
+def _legible(text: str) -> str:
+    """Put a question mark for what UTF-8 cannot hold, such as half of a surrogate pair."""
+    return text.encode("utf-8", "replace").decode()
+
+
+_DECLARES = re.compile(r"^(CHECK\s*=\s*Check\(|CHECKS\s*=\s*\()", re.MULTILINE)
 _PARAMETERS: dict[str, Subject] = {
     "node": "node",
     "preflight_node": "node",
@@ -113,9 +188,7 @@ def draining() -> frozenset[str]:
 
 def shipped_folder() -> Path:
     """The checks that come with preflight: in the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parent
-    inside = package / "checks"
-    return inside if inside.is_dir() else package.parent / "checks"
+    return (Path(__file__).resolve().parent.parent / "checks").resolve()
 
 
 def declares_check(path: Path) -> bool:
@@ -128,28 +201,51 @@ def declares_check(path: Path) -> bool:
 
 def load_folder(folder: Path) -> list[Registered]:
     """Load every check file of a folder, in order of name."""
-    files = sorted(folder.glob("test_*.py"))
-    return [load_file(path) for path in files if declares_check(path)]
+    shipped = folder.resolve() == shipped_folder()
+    files = sorted(folder.rglob("test_*.py") if shipped else folder.glob("test_*.py"))
+    return [check for path in files if declares_check(path) for check in load_file(path)]
 
 
-def load_file(path: Path) -> Registered:
-    """Load one check file; UsageError that says what it lacks."""
+def load_file(path: Path) -> list[Registered]:
+    """Load the checks of one file; UsageError that says what it lacks.
+
+    A file declares one `CHECK` and has one test function, or a tuple of `CHECKS` and for each of
+    them a function of its name: `test_gpu_ecc` for `gpu.ecc`.
+    """
     module = _import(path)
+    tests = {name: value for name, value in vars(module).items() if name.startswith("test_")}
+    several = getattr(module, "CHECKS", None)
+    if several is not None:
+        return [_one_of_several(path, check, tests) for check in several]
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
         raise UsageError(f"{path}: CHECK is not a preflight.check.Check: write CHECK = Check(...)")
     _refuse_unfit_declaration(path, check)
-    tests = [value for name, value in vars(module).items() if name.startswith("test_")]
-    if len(tests) != 1 or not callable(tests[0]):
+    if len(tests) != 1 or not callable(next(iter(tests.values()))):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
-    names = set(inspect.signature(tests[0]).parameters)
+    return [_registered(path, check, next(iter(tests.values())), module.__doc__)]
+
+
+def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
+    if not isinstance(check, Check):
+        raise UsageError(f"{path}: CHECKS holds {check!r:.80}: write CHECKS = (Check(...), ...)")
+    _refuse_unfit_declaration(path, check)
+    name = "test_" + check.id.replace(".", "_")
+    if not callable(tests.get(name)):
+        raise UsageError(f"{path}: {check.id} has no test function: write def {name}(...)")
+    return _registered(path, check, tests[name], tests[name].__doc__)
+
+
+def _registered(path: Path, check: Check, test: Any, about: str | None) -> Registered:
+    names = set(inspect.signature(test).parameters)
     subjects = [name for name in _PARAMETERS if name in names]
     if names - {"conclude"} != set(subjects) or len(subjects) != 1:
         raise UsageError(
-            f"{path}: {tests[0].__name__} takes {sorted(names)}, a check takes (node, conclude), "
+            f"{path}: {test.__name__} takes {sorted(names)}, a check takes (node, conclude), "
             "(pair, conclude) or (fleet, conclude)"
         )
-    return Registered(check, _PARAMETERS[subjects[0]], subjects[0], tests[0], path)
+    subject = _PARAMETERS[subjects[0]]
+    return Registered(check, subject, subjects[0], test, path, about or check.id)
 
 
 def _refuse_unfit_declaration(path: Path, check: Check) -> None:
@@ -165,6 +261,10 @@ def _refuse_unfit_declaration(path: Path, check: Check) -> None:
 
 
 def _import(path: Path) -> ModuleType:
+    """A shipped check is a module of the package; a site's check is loaded from its path."""
+    if path.resolve().is_relative_to(shipped_folder()):
+        inside = path.resolve().relative_to(shipped_folder()).with_suffix("")
+        return importlib.import_module(".".join(("preflight.checks", *inside.parts)))
     name = f"preflight_checks_{path.stem}_{abs(hash(path.parent)):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

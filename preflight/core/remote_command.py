@@ -1,4 +1,4 @@
-"""A talk with a command that can neither deadlock, nor hang, nor fill our memory.
+"""One running command, on a node or here: its input, its output, its end, with deadlines.
 
 Both outputs are drained whenever we wait for anything, so a command that floods one of them while
 we write to it or read the other never blocks. What carries the bytes is the subclass's business.
@@ -6,18 +6,147 @@ we write to it or read the other never blocks. What carries the bytes is the sub
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
+import selectors
+import signal
+import subprocess
+import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Literal, Protocol
 
-from preflight.transport.intake import Intake
-from preflight.transport.protocol import SEND_S, ReachError
+from msgspec import Struct
+
+from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
 
-    from preflight.transport.protocol import Answer
+
+Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
+"""How far a connection attempt came: each step is the `reach.*` check of the same name."""
+
+
+OUTPUT_LIMIT = 8 << 20
+"""Bytes of standard output after which a command is cut off, unless its caller says otherwise."""
+
+
+SEND_S = 30.0
+"""How long a command may leave its input unread before we give it up."""
+
+
+class ReachError(PreflightError):
+    """A node could not be used: `step` says how far we came, `advice` what to do about it."""
+
+    def __init__(self, step: Step, sentence: str, advice: str, *, blame: str = "") -> None:
+        super().__init__(sentence)
+        self.step: Step = step
+        self.sentence = sentence
+        self.advice = advice
+        self.blame = blame
+        """What stands between us and the node and is at fault in its place ("jump host b")."""
+
+
+class Answer(Struct, frozen=True):
+    """What a finished remote command left: its status and its bounded output."""
+
+    status: int | None
+    """Exit status; negative for a signal (-1 where SSH does not say which).
+
+    None when nobody told: our deadline passed, or the line was lost.
+    """
+    stdout: bytes
+    """What no `read_line` has taken, an unfinished last line included."""
+    stderr: bytes
+    """Its last 64 KiB."""
+    overflow: bool = False
+    """It wrote more than the limit; the rest was dropped and the command ended."""
+    seconds: float = 0.0
+
+
+class Remote(Protocol):
+    """One running remote command whose input and output are ours."""
+
+    def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
+        """Write to its standard input, while its output is taken off its hands.
+
+        ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
+        """
+
+    def finish_input(self) -> None:
+        """Close its standard input. Never raises."""
+
+    def read_line(self, deadline_s: float) -> bytes | None:
+        """Next line of standard output without its newline; None at its end.
+
+        Raises TimeoutError when the deadline (seconds from now) passes first, and
+        ReachError("answer") when the output exceeds the limit.
+        """
+
+    def wait(self, deadline_s: float) -> Answer:
+        """Collect what is left and the exit status; ends the command when the deadline passes."""
+
+    def kill(self) -> None:
+        """Stop caring: close the channel, and end the process where we can. Never raises."""
+
+
+STDERR_KEPT = 64 << 10
+"""Bytes of standard error that are kept: the last ones, where the reason is."""
+
+
+class Intake:
+    """The output received so far, within bounds."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.ended = False
+        """No more output will come."""
+        self._out = bytearray()
+        self._err = bytearray()
+        self._out_seen = self._err_seen = self._searched = 0
+
+    @property
+    def overflow(self) -> bool:
+        """Whether either output exceeded the limit."""
+        return max(self._out_seen, self._err_seen) > self.limit
+
+    def add_stdout(self, data: bytes) -> None:
+        """Keep what fits under the limit."""
+        self._out += data[: max(0, self.limit - self._out_seen)]
+        self._out_seen += len(data)
+
+    def add_stderr(self, data: bytes) -> None:
+        """Keep the end of it."""
+        self._err = (self._err + data)[-STDERR_KEPT:]
+        self._err_seen += len(data)
+
+    def cut_stderr(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+        """Find something in what is kept of standard error, and take it out of there."""
+        match = pattern.search(bytes(self._err))
+        if match:
+            del self._err[match.start() : match.end()]
+        return match
+
+    def take_line(self) -> bytes | None:
+        """The next whole line without its newline, if there is one."""
+        at = self._out.find(b"\n", self._searched)
+        if at < 0:
+            self._searched = len(self._out)
+            return None
+        line = bytes(self._out[:at])
+        del self._out[: at + 1]
+        self._searched = 0
+        return line
+
+    def answer(self, status: int | None, seconds: float) -> Answer:
+        """Everything that was not taken as lines."""
+        return Answer(status, bytes(self._out), bytes(self._err), self.overflow, seconds)
+
 
 KILL_AFTER_S = 2
 """A command that ignores its deadline's SIGTERM for this long gets SIGKILL."""
@@ -156,3 +285,170 @@ class StreamRemote(ABC):
 
 def _past(since: float | None, seconds: float) -> bool:
     return since is not None and time.monotonic() - since >= seconds
+
+
+CHUNK = 1 << 16
+ASK_S = 0.5
+"""What a command that we end gets between SIGTERM and SIGKILL."""
+
+REAP_S = 1.0
+"""How long a killed process may take to vanish; one in D state stays, and is a finding."""
+
+
+_STARTED: weakref.WeakSet[PipeRemote] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_what_is_left() -> None:
+    """End commands whose threads an interrupted run leaves behind.
+
+    In a session of their own they hear no Ctrl-C; until their deadline they would work for nobody.
+    """
+    for remote in list(_STARTED):
+        remote.end()
+
+
+def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start it in a process group of its own, which ends as a whole; OSError if it cannot be."""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+
+
+class PipeRemote(StreamRemote):
+    """One process and its three pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], timeout_s: float, limit: int) -> None:
+        super().__init__(timeout_s, limit)
+        self._process = process
+        self._stdin, self._stdout, self._stderr = _pipes(process)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ, self._intake.add_stdout)
+        self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
+        self._using = threading.Lock()
+        """Any thread may end the command while another one reads or writes."""
+        self._left = False
+        _STARTED.add(self)
+        self._status: int | None = None
+
+    def _took_stderr(self, data: bytes) -> None:
+        self._intake.add_stderr(data)
+
+    def finish_input(self) -> None:
+        """Close our end of its standard input."""
+        with self._using, suppress(OSError):
+            self._stdin.close()
+
+    def _write(self, data: memoryview) -> int:
+        with self._using:
+            if self._stdin.closed:
+                raise BrokenPipeError
+            try:
+                return os.write(self._stdin.fileno(), data)
+            except BlockingIOError:
+                return 0
+
+    def _move(self, wait_s: float, *, writing: bool) -> bool:
+        with self._using:
+            if self._left:
+                return False
+            if writing:
+                self._selector.register(self._stdin, selectors.EVENT_WRITE)
+            try:
+                ready = [key for key, _ in self._selector.select(wait_s) if key.data]
+            finally:
+                if writing:
+                    self._selector.unregister(self._stdin)
+            moved = [self._read(key) for key in ready]
+            return any(moved)
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        data = os.read(key.fd, CHUNK)
+        if data:
+            key.data(data)
+        else:
+            self._selector.unregister(key.fileobj)
+            self._intake.ended = not self._selector.get_map()
+        return bool(data)
+
+    def _exited(self, wait_s: float) -> bool:
+        """Look without reaping: until then its process group cannot be anybody else's."""
+        ends = time.monotonic() + wait_s
+        nap_s = 0.0005
+        while not self._gone():
+            if time.monotonic() >= ends:
+                return False
+            nap_s = min(nap_s * 2, 0.02, max(0.0, ends - time.monotonic()))
+            time.sleep(nap_s)
+        return True
+
+    def _gone(self) -> bool:
+        if self._left or self._process.returncode is not None:
+            return True
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PID, self._process.pid, how) is not None
+        except ChildProcessError:  # somebody ignores SIGCHLD: the kernel reaps for them
+            return True
+
+    def _leave(self) -> int | None:
+        with self._using:
+            if not self._left:
+                told = self._gone()
+                self.end()
+                self._left = True
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(REAP_S)
+                self._selector.close()
+                for pipe in (self._stdin, self._stdout, self._stderr):
+                    with suppress(OSError):
+                        pipe.close()
+                self._status = self._process.returncode if told else None
+                self._intake.ended = True
+            return self._status
+
+    def end(self) -> None:
+        """Ask the process group to end, then make it; reaps nothing."""
+        if not self._gone():
+            # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
+            # zombie to an init that may not reap: in a container often none does.
+            self._signal(signal.SIGTERM)
+            self._exited(ASK_S)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
+    for pipe in pipes:
+        os.set_blocking(pipe.fileno(), False)
+    stdin, stdout, stderr = pipes
+    return stdin, stdout, stderr
+
+
+class LocalConnection:
+    """Starts processes here."""
+
+    def start(
+        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
+    ) -> PipeRemote:
+        """Start it in a process group of its own, which ends as a whole."""
+        try:
+            process = spawn(deadlined(argv, timeout_s))
+        except OSError as error:
+            raise ReachError(
+                "python", f"cannot start a process here: {error}", "install coreutils' timeout"
+            ) from error
+        return PipeRemote(process, timeout_s, limit)
+
+    def close(self) -> None:
+        """Nothing to leave."""

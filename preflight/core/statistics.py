@@ -1,4 +1,4 @@
-"""Whether a part is slower than it used to be: held against its own nights, and by nothing else.
+"""Medians, quantiles and what follows from them: never a mean, which one spike drags along.
 
 A part that was always slow is as it always was; only peers and floors can tell that.
 """
@@ -8,10 +8,78 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from preflight.stats.quantiles import median
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, or the mean of the two in the middle; ValueError for none."""
+    if not values:
+        raise ValueError("no values: a median of nothing is unknown, not 0")
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    return (ordered[half - 1] + ordered[half]) / 2
+
+
+def nearest_rank(values: Sequence[float], share: float) -> float:
+    """The least value that at least `share` (0 to 1) of the values do not exceed.
+
+    As nccl-tests does it: a value that was really measured, and p99 of fewer than 100 is the
+    largest. ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no values: a percentile of nothing is unknown, not 0")
+    rank = max(1, math.ceil(share * len(values)))
+    return sorted(values)[rank - 1]
+
+
+class LeaveOut:
+    """Values that each belong to some owners; medians over those that belong to none of a few.
+
+    Sorted once: asking for every pair of 4,096 nodes costs as many small walks, not as many sorts.
+    """
+
+    def __init__(self, owned: Iterable[tuple[float, Collection[Hashable]]]) -> None:
+        ranked = sorted(owned, key=lambda one: one[0])
+        self._values = [value for value, _ in ranked]
+        self._places: dict[Hashable, list[int]] = {}
+        for place, (_, owners) in enumerate(ranked):
+            for owner in owners:
+                self._places.setdefault(owner, []).append(place)
+
+    def count(self, without: Iterable[Hashable]) -> int:
+        """How many values belong to none of `without`."""
+        return len(self._values) - len(self._out(without))
+
+    def median(self, without: Iterable[Hashable], between: float = 0.5) -> float | None:
+        """Median of the values that belong to none of `without`; None if there are none.
+
+        `between`: of an even number, where between the two in the middle (0: the lower, 1: the
+        higher).
+        """
+        out = self._out(without)
+        left = len(self._values) - len(out)
+        if not left:
+            return None
+        high = self._value(left // 2, out)
+        if left % 2:
+            return high
+        return (1 - between) * self._value(left // 2 - 1, out) + between * high
+
+    def _out(self, without: Iterable[Hashable]) -> list[int]:
+        return sorted({place for owner in without for place in self._places.get(owner, ())})
+
+    def _value(self, rank: int, out: list[int]) -> float:
+        """The value at `rank` once the places in `out` (ascending) are skipped."""
+        place = rank
+        for skipped in out:
+            if skipped > place:
+                break
+            place += 1
+        return self._values[place]
+
 
 FEWEST: Final = 5
 """Nights; of fewer a median and a scatter say too little to blame anybody."""
@@ -57,3 +125,12 @@ def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | 
     apart = logs[-1 - cut] - logs[cut]
     share = min(1 - effect, math.exp(-max(DEVIATIONS * max(spread, scatter), RANGES * apart)))
     return Usual(middle, share, len(known))
+
+
+SHARE, LEAST = 0.25, 3
+"""Over a quarter of the nodes and at least three."""
+
+
+def shared_cause(blamed: int, nodes: int) -> bool:
+    """Whether that many of `nodes` are no list of faults. Counted on nodes, never on pairs."""
+    return blamed >= LEAST and blamed > SHARE * nodes

@@ -1,11 +1,120 @@
-"""Sizes, speeds and names as operators write them."""
+"""Text for terminals, reports and JSON: made printable, wrapped, sizes and speeds in words.
+
+Names in it become part of sentences; one that holds an escape sequence must not reach a screen.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import difflib
+import re
+import textwrap
+import unicodedata
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from msgspec import Struct
+
+
+LONGEST = 600
+"""A sentence is for a person; what is longer is in report.json."""
+
+
+def printable(text: str) -> str:
+    """Drop control, format and surrogate characters and cut what is endless.
+
+    Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
+    """
+    kept = "".join(
+        char if char.isprintable() else " " if char.isspace() else ""
+        for char in text[: LONGEST * 4]
+    )
+    return kept if len(kept) <= LONGEST else kept[: LONGEST - 3] + "..."
+
+
+def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
+    """Wrap to the terminal's width, with a label in front of the first line."""
+    return textwrap.wrap(
+        printable(text),
+        width=max(width, len(indent) + 20),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ) or [first.rstrip()]
+
+
+WIDTH = 200
+"""Longest quotation from a node in one of our sentences, characters."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+
+
+def legible(text: bytes | str, width: int = WIDTH) -> str:
+    """One line of printable characters, no longer than `width`; escape sequences vanish whole."""
+    raw = text if isinstance(text, str) else text[: 16 * width].decode("utf-8", "replace")
+    plain = _ESCAPES.sub("", raw)
+    words = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    return words if len(words) <= width else words[: width - 3] + "..."
+
+
+def last_line(text: bytes, width: int = WIDTH) -> str:
+    """The last line that says anything: where programs put their reason for giving up."""
+    for line in reversed(text[-65536:].splitlines()):
+        if words := legible(line, width):
+            return words
+    return ""
+
+
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def plain(text: str) -> str:
+    """Keep what can be printed, blanks and tabs; every kind of line end becomes a newline."""
+    return "\n".join(map(_line, _ESCAPE.sub("", text).splitlines())) + "\n" * text.endswith("\n")
+
+
+def _line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char for char in text if char.isprintable() or char == "\t")
+
+
+_UNKNOWN = "\\ufffd"
+_CONTROL = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u00[01][0-9a-f]|b|f|r)")
+"""As JSON writes it; not a backslash that stands before a "u" of the text itself."""
+_NOT_PLAIN = re.compile(r"[^\n -~]")
+_DRIVES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Control, bidirectional and formatting characters, halves of a pair, line ends."""
+
+
+def plain_json(document: Struct, indent: int = 1) -> str:
+    """Write a document as indented JSON that ends in a newline."""
+    import msgspec  # `preflight run` reads this module before it is isolated
+
+    text = msgspec.json.format(msgspec.json.encode(document), indent=indent).decode()
+    return escaped(text) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Put U+FFFD in place of what drives a terminal, and JSON's escapes for what is not ASCII.
+
+    Line ends and tabs of a text stay; `text` is JSON.
+    """
+    if "\\" in text:
+        text = _CONTROL.sub(rf"\1\{_UNKNOWN}", text)
+    if text.isascii() and text.isprintable():  # nearly every line of events
+        return text
+    return _NOT_PLAIN.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    if unicodedata.category(match[0]) in _DRIVES:
+        return _UNKNOWN
+    units = match[0].encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
 
 _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB")
@@ -50,3 +159,32 @@ def either(names: Sequence[str]) -> str:
     if len(names) > _FEW:
         return f"one of {names[0]}, {names[1]} and {len(names) - 2} more"
     return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    """End a sentence with the nearest known word, or with all of them if they are few."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    names = sorted(known)
+    return f"; known: {', '.join(names)}" if 0 < len(names) <= 16 else ""  # noqa: PLR2004  a line
+
+
+_URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
+_UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
+"""Of each word: behind its last @ is no login."""
+_ASSIGNED: Final = re.compile(
+    r"((?:token|secret|passw(?:or)?d|passphrase|pwd|api[-_]?key|access[-_]?key|credentials?|bearer)"
+    r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+",
+    re.IGNORECASE,
+)
+
+
+def starred(value: str) -> str:
+    """Star the login in an URL, and what stands behind a word such as token.
+
+    >>> starred("http://ann:hunter2@proxy:3128")
+    'http://***@proxy:3128'
+    """
+    bare = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), value)
+    return _ASSIGNED.sub(r"\1***", bare)

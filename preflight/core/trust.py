@@ -84,7 +84,7 @@ def who_may_plant(path: Path) -> str:
     A file of preflight's own installation, or of its checkout, is none: whoever may write there
     (the owner of a folder that a container mounts) has his code run by this very process already.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
     return who_may_change(path, checkout if who_may_change(package / "__init__.py") else None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from preflight.fabric.agreed import OTHER_PLAN
+from preflight.fabric.agent_gathering import OTHER_PLAN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -1,25 +1,184 @@
-"""The accounts of a sweep as they come in: each checked against what its node was asked."""
+"""The accounts of a sweep as they come in: checked, kept, and why they are not complete.
+
+Durations are counted by steady clocks, so what was measured stands. But libraries wait by the wall
+clock (gloo built for an old glibc does), so a wait that failed meanwhile proves nothing.
+
+Those inside of each node, and those over NVLink between the nodes of a domain.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from preflight.fabric.clocks import clock_words
-from preflight.fabric.events import DomainSeen, NcclLog, PairSeen
-from preflight.fabric.insides import DomainPairs, Insides, end
+from preflight.core.text import span
+from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
+from preflight.fabric.agents import Gone
+from preflight.fabric.measure import NOBODY, Silence, Word, explain
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, Logged, PairSamples, Phase, Timing
-from preflight.fabric.silence import NOBODY, Silence, Word, explain
-from preflight.fabric.thrift import Thrift
+from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, Thrift, Timing
+from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from preflight.fabric.events import InsideSeen
+    from preflight.fabric.agent_events import Account, Event, InsideSeen
     from preflight.fabric.roster import Roster
+    from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
+    from preflight.transport.payload_session import Standstill
 
+
+def clock_words(ends: Mapping[str, End]) -> str:
+    """Say whose clock was set during a pair and by how much; nothing if none was.
+
+    Wrong sums are wrong at any time of the day.
+    """
+    if any(end.state == "corrupt" for end in ends.values()):
+        return ""
+    return "; ".join(_words(end.node, end.stepped_s) for end in ends.values() if end.stepped_s)
+
+
+def clock_lines(sweep: Sweep) -> list[str]:
+    """One sentence per node whose clock was set during the sweep."""
+    most: dict[str, float] = {}
+    for end in _ends(sweep):
+        if abs(end.stepped_s) > abs(most.get(end.node, 0.0)):
+            most[end.node] = end.stepped_s
+    return [
+        f"{_words(name, step_s)} during the sweep; what was measured goes by its steady clock and "
+        f"stands; see what sets the clock of {name} (chronyc tracking, journalctl -u chronyd)"
+        for name, step_s in most.items()
+    ]
+
+
+def _ends(sweep: Sweep) -> Iterable[End]:
+    both = (end for pair in sweep.pairs for end in (pair.first, pair.second))
+    return (end for end in both if end is not None)
+
+
+def _words(name: str, step_s: float) -> str:
+    direction = "forward" if step_s > 0 else "back"
+    return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
+
+
+class Insides:
+    """One account per rail of every node that was asked; nobody where nodes have one rail."""
+
+    def __init__(self, who: Roster) -> None:
+        self._backend = who.backend
+        self._asked = _Asked(who)
+        self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
+        self._ends: dict[str, dict[int, End]] = {name: {} for name in self._rails}
+
+    @property
+    def missing(self) -> Iterator[str]:
+        """Nodes of which not all rails have spoken."""
+        return (name for name, ends in self._ends.items() if len(ends) < len(self._rails[name]))
+
+    def take(self, name: str, seen: InsideSeen) -> bool:
+        """Keep one account; False if that node was never asked for it or cannot have seen it."""
+        ends = self._ends.get(name)
+        plausible = seen.rail in self._rails.get(name, ()) and self._asked.fits(seen)
+        if ends is None or not plausible or seen.rail in ends:
+            return False
+        ends[seen.rail] = end(name, seen)
+        return True
+
+    def samples(self) -> tuple[InsideSamples, ...]:
+        """All that was told."""
+        return tuple(
+            InsideSamples(
+                name,
+                self._backend,
+                tuple(map(ends.get, rails)),
+                () if rails == list(range(len(rails))) else tuple(rails),
+            )
+            for name, ends in self._ends.items()
+            for rails in (self._rails[name],)
+        )
+
+
+class DomainPairs:
+    """One account of each end on every rail of every pair over NVLink between nodes."""
+
+    def __init__(self, who: Roster) -> None:
+        self._backend = who.backend
+        self._asked = _Asked(who)
+        self._ends: dict[tuple[int, int, str, str], dict[str, End]] = {
+            (number, rail, a, b): {}
+            for number, around in enumerate(who.domain_rounds)
+            for a, b in around
+            for rail in who.rails_of(a, b)
+        }
+
+    @property
+    def missing(self) -> Iterator[str]:
+        """Nodes of which not all accounts are there."""
+        return (
+            name for (_, _, *pair), ends in self._ends.items() for name in pair if name not in ends
+        )
+
+    def take(self, name: str, seen: DomainSeen) -> bool:
+        """Keep one account; False if that node was never asked for it or cannot have seen it."""
+        ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
+        plausible = name in (seen.a, seen.b) and self._asked.fits(seen)
+        if ends is None or not plausible or name in ends:
+            return False
+        ends[name] = end(name, seen)
+        return True
+
+    def samples(self) -> tuple[PairSamples, ...]:
+        """All that was told."""
+        return tuple(
+            PairSamples(a, b, rail, number, self._backend, ends.get(a), ends.get(b))
+            for (number, rail, a, b), ends in self._ends.items()
+        )
+
+
+class _Asked:
+    """The sizes of the ladder and those beyond it, each once, no more iterations than ordered."""
+
+    def __init__(self, who: Roster) -> None:
+        self._backend = who.backend
+        self._most = {rung.size_bytes: rung.iterations for rung in (*who.ladder, *who.inside_sizes)}
+
+    def fits(self, seen: Account) -> bool:
+        """Whether such an account can be."""
+        sizes = [timing.size_bytes for timing in seen.timings]
+        return (
+            seen.backend == self._backend
+            and len(set(sizes)) == len(sizes)
+            and (seen.state != "measured" or bool(sizes))
+            and all(self._asked(timing) for timing in seen.timings)
+        )
+
+    def _asked(self, timing: Timing) -> bool:
+        count = len(timing.times_us)
+        most = self._most.get(timing.size_bytes, 0)
+        told = len(timing.gaps_us) == count and len(timing.resumed) <= count
+        return timing.phase == "ladder" and 0 < count <= most and told
+
+
+def end(name: str, seen: Account) -> End:
+    """One account, as samples keep it."""
+    return End(
+        node=name,
+        state=seen.state,
+        timings=seen.timings,
+        error=seen.error,
+        started_s=seen.started_s,
+        setup_ms=seen.setup_ms,
+        moved=seen.moved,
+        unread=seen.unread,
+        net=seen.net,
+        stepped_s=seen.stepped_s,
+        stalls=seen.stalls,
+    )
+
+
+if TYPE_CHECKING:
     Key = tuple[int, int, str, str]
     Kind = tuple[int, Phase]
 
@@ -274,3 +433,60 @@ class Collected:
         most = self._most[number].get((timing.size_bytes, timing.phase), 0)
         told = len(timing.gaps_us) == count and len(timing.resumed) <= count
         return 0 < count <= most and told
+
+
+TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget=SECONDS"
+_INTERRUPTED = "interrupted before it was measured"
+_STOOD_STILL = (
+    "preflight itself stood still for {0:.0f} s (stopped, or its machine slept), so the nodes left "
+    "as they should: nothing is known against them; run again"
+)
+
+
+class CutShort:
+    """Whether and why one sweep ends before all that was planned is measured."""
+
+    def __init__(self, ends: float, own: Standstill) -> None:
+        """`ends`: when the time is up, by the monotonic clock. `own`: watches this process."""
+        self.ends = ends
+        self.why = ""
+        """Nothing while all goes as planned, or when only retests were cut."""
+        self.collected: Collected | None = None
+        """The accounts, once there are any to come."""
+        self._own = own
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time is up."""
+        return self.ends - time.monotonic()
+
+    def time_is_up(self) -> bool:
+        """Say so; from then on the sweep is unfinished, unless only retests were under way."""
+        if self.left_s > 0:
+            return bool(self.why)
+        self._cut(TIME_UP)
+        return True
+
+    def our_fault(self, event: Event | Gone) -> bool:
+        """Whether a loss is explained by our own standing still; the sweep is unfinished then.
+
+        After a hole of about the lease all nodes leave, and their partners complain of them.
+        """
+        hole_s = self._own.recent_s(LEASE_S)
+        bad = isinstance(event, Gone | Lapsed | Trouble) or (
+            isinstance(event, PairSeen) and event.state != "measured"
+        )
+        if not bad or hole_s < LEASE_S - RENEW_S - 1:
+            return False
+        self._cut(_STOOD_STILL.format(hole_s))
+        return True
+
+    def interrupt(self) -> None:
+        """Whatever is missing from here on, the operator did not want to wait for it."""
+        self.why = _INTERRUPTED
+
+    def _cut(self, why: str) -> None:
+        if self.collected is not None and self.collected.retesting:
+            self.collected.cut = True
+        else:
+            self.why = why

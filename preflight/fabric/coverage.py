@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.choosing import reserved
+from preflight.core.statistics import median
+from preflight.fabric.compare import speed_key
 from preflight.fabric.measure import joint_state, summarise
-from preflight.fabric.planner import frame_of_fleet
-from preflight.fabric.yardstick import speed_key
-from preflight.history.past import Cost, Done, Past
-from preflight.stats.quantiles import median
+from preflight.fabric.planner import frame_of_fleet, reserved
+from preflight.history.coverage_file import Cost, Done, Past
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

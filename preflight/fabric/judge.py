@@ -1,36 +1,130 @@
-"""From a sweep to pairs that a check can judge: measured, compared with peers, and blamed."""
+"""From a sweep to pairs that a check can judge: measured, compared with peers, and blamed.
+
+Partners of nodes that are down get pairs of their own (repairs); suspects are measured again with
+partners that are cleared (retests), with whom the schedule may never have paired them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.text import gbs
 from preflight.fabric.blame import Blame, blames, components
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.domain_judge import judge_domains
-from preflight.fabric.fallen import absorbed, fallen
-from preflight.fabric.healed import healed
-from preflight.fabric.inside_judge import judge_inside
+from preflight.fabric.measure import Pair, joint_state
+from preflight.fabric.node_allreduce import judge_inside
+from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
-from preflight.fabric.owed import left_out, owed
-from preflight.fabric.pair import Pair
+from preflight.fabric.retest import borne_out, certain, doubts
 from preflight.fabric.schedule import Pairing
-from preflight.fabric.second_look import borne_out
-from preflight.fabric.subtle import subtle
-from preflight.fabric.unsettled import certain, doubts
-from preflight.fabric.words import gbs
-from preflight.facts.inside import Inside
-from preflight.facts.nvlink_domain import OverNvlink
+from preflight.fabric.socket_fallback import absorbed, fallen
+from preflight.fabric.statistical_blame import healed, subtle
+from preflight.facts.boards import natural
+from preflight.facts.gpu_users import BUSY_WORD
+from preflight.facts.results import Inside, OverNvlink
+from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.measure import Summary
-    from preflight.fabric.samples import Sweep
+    from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fabric.schedule import Rounds
     from preflight.fleet.model import Host
+
+
+def left_out(
+    sweep: Sweep, names: Sequence[str], measured: dict[Pairing, Pair]
+) -> dict[Pairing, Pair]:
+    """Every pair of a node that took no part; `trouble` if that is the sweep's own finding."""
+    pairs: dict[Pairing, Pair] = {}
+    for out in (name for name in names if name in sweep.left_out):
+        for other in (name for name in names if name != out):
+            ends = _ordered(out, other, names)
+            if ends not in measured:
+                # The sweep's own finding, where an end has it: it is nobody else's verdict.
+                culprits = [name for name in ends if name in sweep.troubles]
+                pairs[ends] = (
+                    _troubled(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
+                )
+    return pairs
+
+
+def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
+    """A pair of a node that is not to blame for being left out; a path may be."""
+    host = sweep.cut_off.get(out, "")
+    first, second = sorted((out, host), key=natural)
+    return Pair(
+        a=ends[0],
+        b=ends[1],
+        state="not_run",
+        error=_reasons([out], sweep),
+        busy=tuple(name for name in ends if sweep.left_out.get(name, "").startswith(BUSY_WORD)),
+        blamed=f"pair {first}-{second}" if host else "",
+        advice=f"open the firewall between {first} and {second}, then run again" if host else "",
+        trouble=bool(host),
+    )
+
+
+def owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> dict[Pairing, Pair]:
+    """One pair for each node in trouble that no pair condemns: it must not come out ready."""
+    condemned = {
+        name
+        for one in pairs.values()
+        if one.bad or one.trouble
+        for name in (one.a, one.b)
+        if one.blamed == name or name in one.culprits
+    }
+    found: dict[Pairing, Pair] = {}
+    for name in (each for each in sweep.troubles if each in names and each not in condemned):
+        own = [one for ends, one in pairs.items() if name in ends and ends not in found]
+        own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
+        other = next((each for each in names if each != name), None)
+        if own or other is not None:
+            ends = (own[0].a, own[0].b) if own else _ordered(name, other or name, names)
+            found[ends] = _troubled(ends, [name], sweep)
+    return found
+
+
+def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
+    advice = [sweep.advice[name] for name in culprits if sweep.advice.get(name)]
+    return Pair(
+        a=ends[0],
+        b=ends[1],
+        state="not_run",
+        error=_reasons(culprits, sweep),
+        blamed=" and ".join(culprits),
+        culprits=tuple(culprits) if len(culprits) > 1 else (),
+        advice="; ".join(dict.fromkeys(advice)),
+        trouble=True,
+    )
+
+
+def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
+    """Why nodes took no part, or not to the end; what several were left out for is said once."""
+    reasons = {_reason(sweep, name) for name in culprits}
+    alike = [name for name in sweep.left_out if sweep.troubles.get(name) in reasons]
+    if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
+        return f"{fold(alike)} were left out: {reasons.pop()}"
+    if len(culprits) > 1:
+        said = (f"{name}: {_reason(sweep, name)}" for name in culprits)
+        return f"{' and '.join(culprits)} were left out: {'; '.join(said)}"
+    (name,) = culprits
+    what = "was left out" if name in sweep.left_out else "fell out of the sweep"
+    return f"{name} {what}: {_reason(sweep, name)}"
+
+
+def _ordered(one: str, other: str, names: Sequence[str]) -> Pairing:
+    a, b = sorted((one, other), key=names.index)
+    return a, b
+
+
+def _reason(sweep: Sweep, name: str) -> str:
+    return sweep.left_out.get(name) or sweep.troubles[name]
 
 
 _PAST_NICS = (
@@ -213,3 +307,44 @@ def _pair(
         note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
         short=worst.how_far if worst.short else "",
     )
+
+
+Turn = Literal["scheduled", "repair", "retest"]
+"""Why a pair was measured in that round."""
+
+
+def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
+    """Every pair that these rounds hold."""
+    return frozenset(pair for around in rounds for pair in around)
+
+
+def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> Turn:
+    """Tell retests by their round, repairs by not being scheduled."""
+    if sweep.retested and pair.round >= sweep.retested:
+        return "retest"
+    return "scheduled" if (pair.a, pair.b) in scheduled else "repair"
+
+
+def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
+    """The pairs that had a turn though no scheduled round holds them, in the order of their turns.
+
+    A repair that had no turn is owed a verdict as well; a retest that had none is not.
+    """
+    known = frozenset(scheduled)
+    found = (
+        (pair.a, pair.b)
+        for pair in sweep.pairs
+        if (pair.a, pair.b) not in known
+        and (turn_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def counted(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
+    """How many pairs were measured for which reason; one that was for two counts for both."""
+    known = frozenset(scheduled)
+    met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
+    for pair in sweep.pairs:
+        if joint_state(pair) != "not_run":
+            met[turn_of(pair, sweep, known)].add((pair.a, pair.b))
+    return {turn: len(pairs) for turn, pairs in met.items()}

@@ -2,6 +2,8 @@
 
 Everything has a deadline, nothing a node does or fails to do stops the others, and what was
 measured before something broke is kept.
+
+Deadlines are made for hung nodes; a round of healthy ones needs a small part of them.
 """
 
 from __future__ import annotations
@@ -10,11 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from preflight.fabric.advice import advice_on
-from preflight.fabric.agents import Agents, Gone
-from preflight.fabric.agreed import Agreed
-from preflight.fabric.collect import Collected
-from preflight.fabric.cut_short import CutShort
-from preflight.fabric.events import (
+from preflight.fabric.agent_events import (
     DomainSeen,
     Done,
     Event,
@@ -26,24 +24,58 @@ from preflight.fabric.events import (
     Store,
     Trouble,
 )
-from preflight.fabric.muster import Muster
-from preflight.fabric.pace import Pace
+from preflight.fabric.agent_gathering import Agreed, Muster
+from preflight.fabric.agents import Agents, Gone
+from preflight.fabric.collect import Collected, CutShort
+from preflight.fabric.measure import Silence
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
 from preflight.fabric.roster import Roster, budget, go_order, roster
 from preflight.fabric.samples import Sweep
-from preflight.fabric.silence import Silence
-from preflight.transport.leased import LEASE_S
+from preflight.transport.payload_session import LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.fabric.muster import Progress
+    from preflight.fabric.agent_gathering import Progress
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fleet.model import Host
-    from preflight.transport.leased import Talk
+    from preflight.transport.payload_session import LeasedTalk
 
-    Start = Callable[[Host, Mapping[str, object]], Talk]
+
+_TIMES = 2
+_PACE_MARGIN_S = 2.0
+
+
+class Pace:
+    """How long the rounds of one sweep took so far, seen from the controller."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._last: tuple[int, float] | None = None
+        """The latest round of which anybody spoke, and when that was first."""
+
+    def saw(self, number: int, now_s: float) -> None:
+        """Count an account of that round, heard at `now_s` of a steady clock."""
+        if self._last is not None and number <= self._last[0]:
+            return
+        if self._last is not None:
+            rounds = number - self._last[0]
+            self.longest_s = max(self.longest_s, (now_s - self._last[1]) / rounds)
+        self._last = number, now_s
+
+    def room_s(self, limits: Budget, sizes: int) -> float:
+        """How much time must be left for one more round of so many sizes to be worth a try.
+
+        One that does not end in time costs nothing but that time: it does not count.
+        """
+        measuring_s = limits.box_s * sizes + limits.soak_s
+        likely_s = max(measuring_s, _TIMES * self.longest_s) + _PACE_MARGIN_S
+        return min(likely_s, _TIMES * limits.barrier_s)
+
+
+if TYPE_CHECKING:
+    Start = Callable[[Host, Mapping[str, object]], LeasedTalk]
     Suspects = Callable[[Sweep], Rounds]
 
 _STORE_S = 15.0

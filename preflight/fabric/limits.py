@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preflight.numbers import Limit, number, shipped
+from preflight.core.thresholds import Limit, number, shipped
 
 BACKENDS = ("gloo", "nccl")
 

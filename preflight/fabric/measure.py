@@ -1,18 +1,25 @@
-"""What a pair's samples come to: bus bandwidth as nccl-tests counts it, and latency percentiles."""
+"""What a pair's samples come to: bus bandwidth, latency, and who broke it off.
+
+A healthy node whose partner died says nothing useful either; only what a node says of itself, and
+what came first, proves anything against it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
+from preflight.core.statistics import median, nearest_rank
+from preflight.core.text import gbs, size
 from preflight.fabric.samples import PairState
-from preflight.stats.quantiles import median, nearest_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.fabric.samples import End, PairSamples, Timing
+
 
 LATENCY_BELOW = 64 << 10
 """Below this size, bytes, the time is all latency."""
@@ -165,3 +172,163 @@ def _size(size_bytes: int, first: Timing | None, second: Timing | None) -> SizeS
 def _p99(timing: Timing | None) -> float | None:
     times: Sequence[float] = timing.times_us if timing else ()
     return nearest_rank(times, 0.99) if times else None
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """The worst rail of one pair, with its peers and the blame."""
+
+    a: str
+    b: str
+    state: PairState
+    backend: str = ""
+    rail: int = 0
+    rails: int = 1
+    sizes: tuple[SizeSummary, ...] = ()
+    at_bytes: int = 0
+    """The size at which bandwidth is judged: the largest that was measured."""
+    busbw_gbs: float | None = None
+    peers_gbs: float | None = None
+    """Median of the pairs that touch neither node; None where there are none."""
+    peers: int = 0
+    limit_gbs: float | None = None
+    limit_origin: str = ""
+    """"0.25 of the peers' median", "promised in fleet.toml", "shipped floor for gloo"."""
+    decided_by: str = ""
+    """"peers", "promise", "platform", "history", or "least": nothing is known of this network."""
+    latency_us: float | None = None
+    peers_latency_us: float | None = None
+    latency_limit_us: float | None = None
+    slow: str = ""
+    """"bandwidth", "latency", or nothing."""
+    error: str = ""
+    """What the ends said, or why the pair was not measured."""
+    blamed: str = ""
+    """"h3", "pair h1-h2", "h1 or h2"; nothing for a pair that is fine."""
+    why: str = ""
+    """The blame in one sentence."""
+    advice: str = ""
+    culprits: tuple[str, ...] = ()
+    """The nodes that must be left out for it, where the blamed part is no single node."""
+    suspects: tuple[str, ...] = ()
+    """The nodes among which the culprit lies, where no more is known."""
+    events: int = 0
+    """Of what comes and goes: how often, in how many operations through the blamed part."""
+    operations: int = 0
+    doubt: str = ""
+    """Why it cannot be judged, though it was slow: once, and there was no time to look again."""
+    note: str = ""
+    """What else its readings showed, of a pair that is fine."""
+    partial: str = ""
+    """Which end lacks rails, so that the pair was measured on the others only."""
+    short: str = ""
+    """How far it came, when its time was up before bandwidth could be judged."""
+    waited: bool = False
+    """Not measured because its nodes waited for another that is blamed: they are not judged."""
+    busy: tuple[str, ...] = ()
+    """Not measured because somebody uses these nodes."""
+    trouble: bool = False
+    """Not measured because a node that should have taken part in the sweep could not."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether it was measured, or tried, and is not fine."""
+        if self.lost:
+            return False
+        return bool(self.slow or self.blamed) or self.state not in ("measured", "not_run")
+
+    @property
+    def lost(self) -> bool:
+        """Whether an end's account was lost: who did not come for a reason is blamed for it."""
+        return self.state == "absent" and not self.blamed
+
+    @property
+    def remarks(self) -> str:
+        """What to say besides of a pair that is fine."""
+        once = f"; {self.note}, but not when it was measured again" if self.note else ""
+        return once + (f"; on {self.rails} rails: {self.partial}" if self.partial else "")
+
+    @property
+    def unheld(self) -> str:
+        """Why its bandwidth says nothing, though it was measured; nothing where it was judged."""
+        if self.limit_gbs is None or self.busbw_gbs is None:
+            return "no peers, no promise and no floor to compare with"
+        if self.decided_by == "least" and self.backend == "nccl":
+            # What any network reaches is no floor for one that carries NCCL.
+            reached = f"{gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
+            return f"{reached}: no peers, nothing promised and no earlier runs to hold it against"
+        return ""
+
+
+_WAITED = re.compile(
+    r"^(Dist(Store|Network)Error|Rendezvous\w*Error|TimeoutError|BrokenPipeError|Connection\w*Error)"
+    r"|torch\.rendezvous|Socket Timeout|client socket|Connection reset|Broken pipe|failed to recv"
+    r"|^the sweep.s store was silent"
+)
+NOBODY = "the nodes waited for one another and none of them says what went wrong"
+_ALONE = "it waited in vain for the sweep's store or the others, who went on without it"
+_MANY = 3
+
+
+class Word(Struct, frozen=True):
+    """What was heard of a node that did not get through."""
+
+    node: str
+    kind: Literal["said", "gone", "silent"]
+    """It said what went wrong; its conversation broke; it just said nothing more."""
+    reason: str
+
+    @property
+    def own(self) -> bool:
+        """Whether it tells of this node, and not of others for whom it waited."""
+        return self.kind == "gone" or (self.kind == "said" and not _WAITED.search(self.reason))
+
+
+class Silence(Struct, frozen=True):
+    """What the words come to. Nobody is in both; no culprits but victims: nobody is proven."""
+
+    culprits: dict[str, str] = {}
+    """Node name → what happened there."""
+    victims: dict[str, str] = {}
+    """Node name → for whom it waited, in words."""
+
+
+def explain(
+    words: Iterable[Word], *, nodes: Collection[str], host: str, through: Collection[str]
+) -> Silence:
+    """Tell culprits from victims, given the words in the order in which they arrived.
+
+    `host` hosts the store: after its loss, others can only fail. `through` are the nodes that
+    measured and finished: where there are any, who is missing was held up by nobody else.
+    """
+    heard = _heard(words, host)
+    own = {name: word.reason for name, word in heard.items() if word.own}
+    rest = {name: word for name, word in heard.items() if not word.own}
+    silent = {name: word.reason for name, word in rest.items() if word.kind == "silent"}
+    if through and heard.get(host, _FINE).kind != "gone":
+        own |= {name: silent.get(name, _ALONE) for name in rest}
+    elif not own and silent.keys() != set(nodes):
+        own = silent
+    return Silence(own, {name: _for_whom(own) for name in rest if name not in own})
+
+
+_FINE = Word("", "said", "")
+
+
+def _heard(words: Iterable[Word], host: str) -> dict[str, Word]:
+    """One word of each node: its first, unless a later one says more of the node itself."""
+    heard: dict[str, Word] = {}
+    for word in words:
+        known = heard.get(word.node)
+        storeless = heard.get(host, _FINE).kind == "gone" and word.kind == "said"
+        this = Word(word.node, "silent", word.reason) if storeless else word
+        if known is None or (this.own and not known.own):
+            heard[word.node] = this
+    return heard
+
+
+def _for_whom(culprits: Collection[str]) -> str:
+    names = list(culprits)
+    if not names:
+        return NOBODY
+    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
+    return f"waited for {', '.join(names[:_MANY])}{more}"

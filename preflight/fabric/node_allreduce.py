@@ -1,33 +1,244 @@
-"""Each node's own GPUs against those of its peers: a bad NVLink or PCIe path no network pair shows.
+"""Each node's own GPUs against those of its peers: measured, compared, judged.
 
 Peers are the other nodes of its group with as many rails. Then promise and shipped floor; without
 any of them nothing is known.
+
+The time of an operation is the shortest of all rails': that of the last one to begin it.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import median
+from preflight.core.text import gbs, size, time_us
 from preflight.fabric.advice import OWN_CAUSES, advice_on
-from preflight.fabric.inside_measure import measure_inside
-from preflight.fabric.inside_peers import Bound, Peers
 from preflight.fabric.limits import limit
-from preflight.fabric.measure import LATENCY_BELOW
+from preflight.fabric.measure import LATENCY_BELOW, WORST_FIRST, busbw_gbs, wire_from
 from preflight.fabric.observed import STOOD_STILL
-from preflight.fabric.words import gbs, size, time_us
-from preflight.facts.board_links import nvlink_gbs
-from preflight.facts.inside import Inside
+from preflight.fabric.samples import PairState
+from preflight.facts.boards import nvlink_gbs
+from preflight.facts.results import Inside
+from preflight.fleet.baselines import gpu_floor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.fabric.inside_measure import Events, Measured
-    from preflight.fabric.samples import InsideSamples, Sweep
+    from preflight.fabric.samples import End, InsideSamples, Sweep, Timing
     from preflight.facts import Gpu
-    from preflight.fleet.model import Host
+    from preflight.fleet.model import Host, Promise
+
+
+SPIKE_MEDIANS = 20.0
+"""What is no longer than so many medians of its size is no event."""
+
+CPU_WAIT = "cpu wait_s"
+"""What a rail calls it, among its counters."""
+
+_EXPLAINS = 0.5
+"""A rail is late if its own gap is at least that part of what the others waited for it."""
+
+
+class Size(Struct, frozen=True):
+    """One size on all rails."""
+
+    size_bytes: int
+    busbw_gbs: float
+    """Of the median operation."""
+    best_gbs: float
+    p50_us: float
+
+
+class Events(Struct, frozen=True):
+    """Operations that took far longer than usual."""
+
+    count: int = 0
+    operations: int = 0
+    worst_us: float = 0.0
+    lost_us: float = 0.0
+    """How much longer than usual all of them took together."""
+    late: dict[int, int] = {}
+    """Rail → for how many of them it kept the others waiting, by its own clock."""
+
+    @property
+    def rail(self) -> int | None:
+        """The one rail that explains most of them, if there is one."""
+        most = max(self.late, key=self.late.__getitem__, default=None)
+        return most if most is not None and self.late[most] * 4 >= self.count * 3 else None
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """One node."""
+
+    name: str
+    backend: str
+    rails: int
+    state: PairState
+    sizes: tuple[Size, ...] = ()
+    events: Events = Events()
+    net: str = ""
+    cpu_wait_us: float = 0.0
+    """For how long its processes were ready and did not run, all together."""
+
+
+def measure_inside(samples: InsideSamples) -> Measured:
+    """Join the accounts of all rails."""
+    ends = samples.rails
+    states: list[PairState] = ["absent" if end is None else end.state for end in ends]
+    state: PairState = min(states, key=WORST_FIRST.index, default="absent")
+    whole = [end for end in ends if end is not None]
+    columns = _columns(whole) if state == "measured" else {}
+    if state == "measured" and not columns:
+        state = "error"
+    return Measured(
+        name=samples.node,
+        backend=samples.backend,
+        rails=len(ends),
+        state=state,
+        sizes=tuple(_size(at, rows, len(ends)) for at, rows in columns.items()),
+        events=_events(samples.backend, columns, tuple(samples.numbered)),
+        net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
+        cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
+    )
+
+
+def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
+    """By size in ascending order: each rail's timing, of sizes that all rails measured."""
+    by_size: dict[int, list[Timing]] = {}
+    for end in ends:
+        for timing in end.timings:
+            by_size.setdefault(timing.size_bytes, []).append(timing)
+    return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
+
+
+def _size(size_bytes: int, rails: Sequence[Timing], count: int) -> Size:
+    times = _shortest(rails)
+    typical_us = median(times)
+    return Size(
+        size_bytes,
+        round(busbw_gbs(size_bytes, typical_us / 1e6, count), 6),
+        round(busbw_gbs(size_bytes, min(times) / 1e6, count), 6),
+        typical_us,
+    )
+
+
+def _shortest(rails: Sequence[Timing]) -> list[float]:
+    return [min(times) for times in zip(*(rail.times_us for rail in rails), strict=False)]
+
+
+def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[int]) -> Events:
+    count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
+    late: dict[int, int] = {}
+    for rails in columns.values():
+        usual_us = median(_shortest(rails))
+        cut_us = max(limit(backend, "spike_us") or 0.0, SPIKE_MEDIANS * usual_us)
+        gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
+        operations += len(gaps)
+        for at, times in enumerate(zip(*(rail.times_us for rail in rails), strict=False)):
+            if max(times) <= cut_us:
+                continue
+            count += 1
+            worst_us = max(worst_us, *times)
+            lost_us += max(times) - usual_us
+            last = times.index(min(times))
+            if gaps[at][last] >= _EXPLAINS * (max(times) - usual_us):
+                late[numbers[last]] = late.get(numbers[last], 0) + 1
+    return Events(count, operations, worst_us, lost_us, late)
+
+
+FEWEST = 2
+"""Other nodes; fewer are no yardstick."""
+
+DEVIATIONS, SIGMA = 6.0, 1.4826
+"""So many standard deviations off the peers' median, one being 1.4826 MAD for normal noise."""
+
+
+class Bound(NamedTuple):
+    """The strictest limit on a node's bandwidth, and who set it."""
+
+    gbs: float | None
+    origin: str
+    peers_gbs: float | None
+    beyond: int
+    """A larger size that the peers came to and this node did not; 0: none."""
+
+
+class Peers(NamedTuple):
+    """The other nodes of the same group with as many rails."""
+
+    nodes: tuple[Measured, ...]
+
+    def bound(self, own: Measured, promise: Promise) -> Bound:
+        """What the largest size that the node reached is held against, as best operation, GB/s."""
+        top = own.sizes[-1].size_bytes
+        furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
+        beyond = int(furthest) if len(self.nodes) >= FEWEST and furthest > top else 0
+        if top < wire_from(own.backend):
+            return Bound(None, "", None, beyond)
+        bounds: list[tuple[float, str]] = []
+        speeds = [math.log(one.best_gbs) for one in self._sizes(top)]
+        peers_gbs = None
+        if len(speeds) >= FEWEST:
+            peers_gbs = math.exp(median(speeds))
+            share = self._share(own.backend, speeds)
+            bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
+        if promise.intra_node_min_gbs is not None:
+            origin = promise.origin or "the inventory"
+            bounds.append((promise.intra_node_min_gbs, f"promised in {origin}"))
+        elif own.backend == "nccl":
+            known = gpu_floor(promise, "all_reduce", algorithm="ring")
+            if known is not None and top >= known.from_bytes:
+                bounds.append((known.value, known.origin))
+        floor = limit(own.backend, "inside_floor_gbs")
+        if floor is not None:
+            bounds.append((floor, f"shipped floor for {own.backend}"))
+        gbs, origin = max(bounds) if bounds else (None, "")
+        return Bound(gbs, origin, peers_gbs, beyond if gbs is None else 0)
+
+    def latency_us(self, own: Measured) -> float | None:
+        """The peers' median at the node's smallest size; None where there are too few."""
+        times = [one.p50_us for one in self._sizes(own.sizes[0].size_bytes)]
+        return median(times) if len(times) >= FEWEST else None
+
+    def latency_limit_us(self, own: Measured) -> float | None:
+        """What its own median must not exceed."""
+        usual = self.latency_us(own)
+        ratio, effect = limit(own.backend, "latency_ratio"), limit(own.backend, "latency_effect_us")
+        if usual is None or ratio is None or effect is None:
+            return None
+        return max(usual * ratio, usual + effect)
+
+    @property
+    def worst_events(self) -> Events | None:
+        """What came and went at the worst of them; None where there are too few."""
+        if len(self.nodes) < FEWEST:
+            return None
+        return max((one.events for one in self.nodes), key=lambda events: events.lost_us)
+
+    @property
+    def way(self) -> str:
+        """What carries most of them, where that is most."""
+        ways = Counter(one.net for one in self.nodes if one.net).most_common(1)
+        return ways[0][0] if ways and ways[0][1] * 2 > len(self.nodes) >= FEWEST else ""
+
+    def _sizes(self, size_bytes: int) -> Sequence[Size]:
+        return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
+
+    @staticmethod
+    def _share(backend: str, speeds: Sequence[float]) -> float:
+        """The part of the peers' median that is still healthy: beyond scatter, and by an effect."""
+        middle = median(speeds)
+        scatter = SIGMA * median([abs(speed - middle) for speed in speeds])
+        least = limit(backend, "inside_scatter") or 0.0
+        effect = limit(backend, "slow_effect") or 0.0
+        return min(1 - effect, math.exp(-DEVIATIONS * max(scatter, least)))
+
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
 """What comes and goes: at least so often, and so many times what it costs the worst peer."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.inside_measure import Measured, measure_inside
+from preflight.core.statistics import median
+from preflight.core.text import gbs, size
 from preflight.fabric.limits import limit
+from preflight.fabric.node_allreduce import Measured, measure_inside
 from preflight.fabric.samples import InsideSamples
-from preflight.fabric.words import gbs, size
-from preflight.facts.board_links import nvlink_gbs
-from preflight.facts.nvlink_domain import OverNvlink
-from preflight.stats.quantiles import median
+from preflight.facts.boards import nvlink_gbs
+from preflight.facts.results import OverNvlink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,23 +1,210 @@
-"""What statistics and blame are given: one fabric as it was seen, real, recorded or simulated.
+"""One fabric as it was seen, real, recorded or simulated: pairs, sizes, iterations condensed.
 
 As JSON this is the short form of stored samples (docs/samples.md); the long one is the `Sweep` with
 every iteration, from which `observe` makes it.
+
+An operation is long at both ends when one of them is frozen inside of it; if the partner was
+through with it by then, the partner's next one is. A supervisor that waited for a CPU explains
+nothing: the measuring process may have had another.
+
+Statistics and blame read digests alone: those of a real sweep come from every iteration of both
+ends, those of a simulated fabric of thousands of nodes are made as such.
 """
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
-from preflight.fabric.digest import Digest, digests
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
-from preflight.fabric.samples import Moved, PairState, StallKind
-from preflight.fabric.uncollected import uncollected
+from preflight.fabric.samples import Moved, PairState, Phase, StallKind, uncollected
 
 if TYPE_CHECKING:
-    from preflight.fabric.samples import End, PairSamples, Sweep
+    from collections.abc import Iterator, Sequence
+
+    from preflight.fabric.samples import End, PairSamples, Sweep, Timing
+
+
+def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
+    """When each operation began, by the clock of `started_s`."""
+    resumed = {one.operation: started_s + one.at_s for one in timing.resumed}
+    clock_s = started_s + timing.began_s
+    for number, (time_us, gap_us) in enumerate(zip(timing.times_us, timing.gaps_us, strict=False)):
+        clock_s = resumed.get(number, clock_s) + gap_us / 1e6
+        yield clock_s
+        clock_s += (time_us + timing.check_us) / 1e6
+
+
+class Still:
+    """How much of each operation of one end, and of the one before it, that end stood still."""
+
+    def __init__(self, end: End | None, timing: Timing | None) -> None:
+        self._times: list[tuple[float, float]] = []
+        if end is None or timing is None or not end.stalls:
+            return
+        self._times = _merged(
+            [(one.at_s, one.at_s + one.ms / 1e3) for one in end.stalls if one.what != "starved"]
+        )
+        self._timing = timing
+        self._starts_s = list(starts_s(end.started_s, timing))
+
+    def us(self, number: int) -> float:
+        """Around that operation."""
+        if not self._times:
+            return 0.0
+        since_s = self._starts_s[max(0, number - 1)]
+        until_s = self._starts_s[number] + self._timing.times_us[number] / 1e6
+        covered = sum(
+            max(0.0, min(until_s, ended_s) - max(since_s, began_s))
+            for began_s, ended_s in self._times
+        )
+        return round(covered * 1e6, 1)
+
+
+def _merged(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same without overlaps: process and host may stand still at once."""
+    merged: list[tuple[float, float]] = []
+    for began_s, ended_s in sorted(times):
+        if merged and began_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended_s))
+        else:
+            merged.append((began_s, ended_s))
+    return merged
+
+
+CUT_MEDIANS = 5.0
+"""An iteration that took more than so many medians at either end stands out."""
+
+KEPT = 256
+"""Of those, the longest that one digest keeps."""
+
+
+class Standout(Struct, frozen=True, array_like=True):
+    """One iteration that took long at either end.
+
+    `at_s`: when it began, seconds since 1970 by the first end's wall clock (the second's where only
+    that reported). `gap`: before it, between the operations, by each end's own clock.
+    """
+
+    at_s: float
+    operation: int
+    first_us: float
+    second_us: float
+    first_gap_us: float
+    second_gap_us: float
+    first_stall_us: float = 0.0
+    """For how long of it, and of the operation before it, that end stood still itself."""
+    second_stall_us: float = 0.0
+
+    @property
+    def network_us(self) -> float:
+        """The shorter of both: what began late at one end is long at the other only."""
+        return min(self.first_us, self.second_us)
+
+
+class Digest(Struct, frozen=True, kw_only=True):
+    """One size of one pair on one rail in one round. Times are the shorter of both ends'."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    size_bytes: int
+    phase: Phase = "ladder"
+    operations: int
+    """How many were timed (at both ends, where both reported)."""
+    loaded_s: float
+    """Their sum, at the end where it took longer: how long a rare event could have shown itself."""
+    best_us: float
+    p50_us: float
+    p99_us: float
+    p999_us: float
+    most_us: float
+    early_us: float = 0.0
+    """Median of the first half, and of the second: they drift apart where something heats up."""
+    late_us: float = 0.0
+    standouts: tuple[Standout, ...] = ()
+    """Every iteration over `cut_us` at either end, in time's order; the longest `KEPT` of them."""
+    cut_us: float = 0.0
+
+
+def digests(pair: PairSamples) -> Iterator[Digest]:
+    """Condense one pair, size by size, from what both ends (or the only one) kept."""
+    first, second = _by_kind(pair.first), _by_kind(pair.second)
+    for kind in sorted(first.keys() | second.keys()):
+        yield _digest(pair, first.get(kind), second.get(kind))
+
+
+def _by_kind(end: End | None) -> dict[tuple[int, Phase], Timing]:
+    timings = end.timings if end is not None else ()
+    return {(timing.size_bytes, timing.phase): timing for timing in timings if timing.times_us}
+
+
+def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> Digest:
+    mine, other = first or second, second or first
+    assert mine is not None
+    assert other is not None
+    network = list(map(min, mine.times_us, other.times_us))
+    ranked = sorted(network)  # once: what follows finds it in order
+    typical = median(ranked)
+    cut = CUT_MEDIANS * typical
+    half = len(network) // 2
+    return Digest(
+        a=pair.a,
+        b=pair.b,
+        rail=pair.rail,
+        round=pair.round,
+        size_bytes=mine.size_bytes,
+        phase=mine.phase,
+        operations=len(network),
+        loaded_s=max(sum(mine.times_us), sum(other.times_us)) / 1e6,
+        best_us=ranked[0],
+        p50_us=typical,
+        p99_us=nearest_rank(ranked, 0.99),
+        p999_us=nearest_rank(ranked, 0.999),
+        most_us=ranked[-1],
+        early_us=median(network[:half]) if half else typical,
+        late_us=median(network[half:]),
+        standouts=_standouts(pair, first, second, cut),
+        cut_us=cut,
+    )
+
+
+def _standouts(
+    pair: PairSamples, first: Timing | None, second: Timing | None, cut_us: float
+) -> tuple[Standout, ...]:
+    mine, other = first or second, second or first
+    assert mine is not None
+    assert other is not None
+    if max(mine.times_us) <= cut_us and max(other.times_us) <= cut_us:
+        return ()
+    end = pair.first if first is not None else pair.second
+    times_us, others_us = mine.times_us, other.times_us
+    over = [
+        number
+        for number, both in enumerate(zip(times_us, others_us, strict=False))
+        if max(both) > cut_us
+    ]
+    kept = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
+    began_s = list(starts_s(end.started_s if end is not None else 0.0, mine))
+    still, their_still = Still(pair.first, first), Still(pair.second, second)
+    return tuple(
+        Standout(
+            began_s[number],
+            number,
+            times_us[number],
+            others_us[number],
+            mine.gaps_us[number],
+            other.gaps_us[number],
+            still.us(number),
+            their_still.us(number),
+        )
+        for number in sorted(kept)
+    )
 
 
 STOOD_STILL = "its measuring process stood still"

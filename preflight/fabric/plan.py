@@ -1,11 +1,24 @@
-"""What one sweep is to do and how long each part of it may take."""
+"""What one sweep is to do, how long each part may take, and what share of it measured.
+
+Events that come once in so many seconds of load are seen with 1 - exp(-rate * loaded seconds).
+"""
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
 from msgspec import Struct
 
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preflight.fabric.samples import End, Sweep, Timing
+
 
 KIB, MIB = 1 << 10, 1 << 20
 _BYTES_EACH = 24  # an iteration's time and gap, in JSON
@@ -122,3 +135,117 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
         logs = LOGS_EACH * _LOG_BYTES * _RAILS if self.keep_logs else 0
         return most * _BYTES_EACH * _RAILS * (len(self.rounds) + _RETESTS) + logs
+
+
+MISS = 0.01
+"""The chance to miss an event of the wanted rate that is accepted."""
+
+DEEP_RATE = 0.1
+"""What `deep` catches unless told otherwise: one event in 10 s of load, 46 s of load per node."""
+
+MOST_ITERATIONS = 50_000
+"""Of one soak: every iteration is kept and sent."""
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_LEAST_S, _MOST_S = 0.1, 600.0
+
+_GLOO = ((256 * _KIB, 3e-4), (1 * _MIB, 1e-3), (4 * _MIB, 3e-3))
+_NCCL = ((64 * _MIB, 1.4e-3), (128 * _MIB, 2.8e-3))
+"""Sizes, and what one all-reduce of each takes at 1.3 and 47 GB/s: at most a third of 10 ms, so
+that a spike of 10 ms shows."""
+
+
+def loaded_s(rate_per_s: float, miss: float = MISS) -> float:
+    """Seconds of load after which an event of that rate was missed with probability `miss`.
+
+    T = ln(1 / miss) / rate: one event in 10 s needs 46 s for 99 %, one in a minute 276 s.
+    """
+    return math.log(1.0 / miss) / rate_per_s
+
+
+def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
+    """The part of that load that each pair has to bring: a node's partners add up."""
+    turns: dict[str, int] = {}
+    for around in rounds:
+        for name in (name for pair in around for name in pair):
+            turns[name] = turns.get(name, 0) + 1
+    fewest = min(turns.values(), default=1)
+    return min(_MOST_S, max(_LEAST_S, loaded_s(rate_per_s) / fewest))
+
+
+def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
+    """The same sweep, soaking for long enough to see an event of that rate on every node."""
+    seconds = per_pair_s(rate_per_s, plan.rounds)
+    return msgspec.structs.replace(
+        plan,
+        gloo_soak=_rung(_GLOO, seconds),
+        nccl_soak=_rung(_NCCL, seconds),
+        gloo_budget=msgspec.structs.replace(plan.gloo_budget, soak_s=seconds),
+        nccl_budget=msgspec.structs.replace(plan.nccl_budget, soak_s=seconds),
+    )
+
+
+def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Ladder:
+    """The smallest size that fills the time with no more iterations than are kept.
+
+    Twice the foreseen number is allowed, for links that are faster than foreseen.
+    """
+    fitting = (each for each in sizes if seconds / each[1] * 2 <= MOST_ITERATIONS)
+    size_bytes, one_s = next(fitting, sizes[-1])
+    return Ladder(size_bytes, 2, min(MOST_ITERATIONS, max(3, int(seconds / one_s * 2))))
+
+
+_US = 1e6
+
+
+class _Turn(Struct, frozen=True):
+    """One end's part in one pair: seconds, by the clock of its node."""
+
+    begins_s: float
+    ends_s: float
+    inside_s: float
+    """Of it, in operations that were timed."""
+
+
+def measured_share(sweep: Sweep) -> float | None:
+    """The part of their time, 0 to 1, that rails spent in timed operations; None: nothing was.
+
+    A rail's time runs from the start of its first scheduled pair, connecting included, to the end
+    of its last one's last operation, by its node's own clock: what start-up took is not in it, and
+    rounds in which it had no pair are. A node whose clock was set meanwhile does not count.
+    """
+    seats: dict[tuple[str, int], list[_Turn]] = {}
+    for node, rail, end in _scheduled(sweep):
+        seats.setdefault((node, rail), []).append(_turn(end))
+    inside_s = total_s = 0.0
+    most_s = sweep.seconds or math.inf
+    for turns in seats.values():
+        spent_s = sum(turn.inside_s for turn in turns)
+        window_s = max(turn.ends_s for turn in turns) - min(turn.begins_s for turn in turns)
+        if spent_s <= window_s <= most_s:
+            inside_s += spent_s
+            total_s += window_s
+    return inside_s / total_s if total_s > 0 else None
+
+
+def _scheduled(sweep: Sweep) -> Iterator[tuple[str, int, End]]:
+    for pair in sweep.pairs:
+        if sweep.retested and pair.round >= sweep.retested:
+            continue
+        for end in (pair.first, pair.second):
+            if end is not None and end.timings:
+                yield end.node, pair.rail, end
+
+
+def _turn(end: End) -> _Turn:
+    return _Turn(
+        begins_s=end.started_s - end.setup_ms / 1e3,
+        ends_s=end.started_s + max(map(_ends_s, end.timings)),
+        inside_s=sum(sum(timing.times_us) for timing in end.timings) / _US,
+    )
+
+
+def _ends_s(timing: Timing) -> float:
+    """Seconds after the end's `started_s`: times, gaps, and the checks that gaps leave out."""
+    checks_us = timing.check_us * len(timing.times_us)
+    return timing.began_s + (sum(timing.times_us) + sum(timing.gaps_us) + checks_us) / _US

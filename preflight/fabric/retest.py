@@ -1,24 +1,42 @@
-"""Suspects are measured again in the same launch, alone with partners that were cleared.
+"""Suspects are measured again: who, with whom, and what a second reading settles.
 
 The nodes' agents and ranks wait after the last scheduled round, so a retest costs no start-up. No
 measurement is replaced: retests are further rounds, numbered on from the scheduled ones.
+
+A path that is slow stays slow; a machine that was busy for half a second does not.
+
+A path that was measured once cannot be told from a bad moment; two ends that were only measured
+with each other cannot be told apart. Both are settled by a few more rounds in the same launch.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
+from preflight.fabric.compare import compare
+from preflight.fabric.culprit import Component
+from preflight.fabric.decoding import find
+from preflight.fabric.decoding.decode import decode
+from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget, rung_order, turns_of
 from preflight.fabric.samples import Ladder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from preflight.fabric.blame import Blame
+    from preflight.fabric.compare import Seen
+    from preflight.fabric.decoding import Findings
+    from preflight.fabric.observed import Observed
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.roster import Roster
+    from preflight.fabric.samples import PairSamples, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
+
 
 MOST_ROUNDS = 16
 """Of one sweep."""
@@ -88,3 +106,230 @@ def more_order(who: Roster, limits: Budget, name: str, first: int) -> dict[str, 
 
 def _longer(rung: Ladder) -> Ladder:
     return Ladder(rung.size_bytes, rung.warmup, rung.iterations * TIMES)
+
+
+if TYPE_CHECKING:
+    Where = tuple[str, str, int]
+
+
+def slow_parts(sweep: Sweep) -> list[Component]:
+    """Paths that are slower than their peers while both ends are fine with others.
+
+    And all nodes of a set in which a slow one lies: with others they can be told apart.
+    """
+    seen = compare(sweep, ())
+    slow = {(one.a, one.b) for one in seen if one.slow}
+    parts: list[Component] = []
+    for culprit in decode(seen, sweep.troubles):
+        if not set(culprit.pairs) <= slow:
+            continue
+        if culprit.kind == "path":
+            parts.append(Component("path", "-".join(culprit.among), culprit.among))
+        elif culprit.kind == "unresolved":
+            parts += [Component("node", name, (name,)) for name in culprit.among]
+    return parts
+
+
+def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
+    """Take slowness or a hang back where every retest of that pair was good and no counter moved.
+
+    A way that was bad stays bad; a busy moment and a lost operation do not.
+    """
+    if not sweep.retested:
+        return tuple(seen)
+    again: dict[Where, list[Seen]] = {}
+    for one in seen:
+        if one.round >= sweep.retested:
+            again.setdefault(_where(one), []).append(one)
+    moved = {_where(pair) for pair in sweep.pairs if _confesses(pair)}
+    acquitted = {
+        where
+        for where, readings in again.items()
+        if where not in moved and all(each.good for each in readings)
+    }
+    return tuple(_taken_back(one) if _where(one) in acquitted else one for one in seen)
+
+
+def _taken_back(one: Seen) -> Seen:
+    if one.state == "hung":
+        return replace(one, hung_once=True)
+    return replace(one, slow="", once=one.slow) if one.slow else one
+
+
+def _where(one: Seen | PairSamples) -> Where:
+    return one.a, one.b, one.rail
+
+
+def _confesses(pair: PairSamples) -> bool:
+    ends = (end for end in (pair.first, pair.second) if end is not None)
+    return any(each.proves for end in ends for each in end.moved)
+
+
+PARTNERS = 2
+"""With so many cleared nodes each suspect is measured again; a path so many times."""
+
+MOST = 8
+"""Parts that are looked at again; paths beyond that only where they cost no further round."""
+
+_LASTING = ("slow", "latency", "hung")
+_SUBTLE = ("slow", "latency", "spikes", "late")
+
+
+def suspects(sweep: Sweep) -> Rounds:
+    """The pairs to measure again, round by round; none after a retest, or where all is plain.
+
+    What is named for sure is not looked at again: a clean retest would not acquit it. A path that
+    was slow in its only round is not for sure.
+    """
+    if sweep.retested:
+        return ()
+    observed = observe(sweep)
+    findings = find(observed)
+    if findings.systemic:
+        return ()
+    open_ones = [
+        part
+        for one in findings.found
+        if one.named is None and one.symptom in _SUBTLE
+        for part in one.among
+    ]
+    wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
+    blamed = findings.nodes
+    parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
+    # A worker that failed once was replaced: its other pairs can be measured as anybody's.
+    slow = [part for part in slow_parts(sweep) if findings.lossy.isdisjoint(part.nodes)]
+    parts = _once_each([*parts, *slow, *_named_once(findings, observed)])
+    parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
+    doubtful = {name for part in parts for name in part.nodes}
+    cleared = [name for name in observed.nodes if name not in doubtful | blamed]
+    rounds = _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
+    return _with_room(rounds, [_path(part, observed.nodes) for part in beside])
+
+
+def _named_once(findings: Findings, observed: Observed) -> list[Component]:
+    """Paths that are named for being slow, or that hung in their only round.
+
+    Where a hang cannot be told from one of its ends, whether it comes again is told by the path.
+    """
+    paths = [
+        part
+        for one in findings.found
+        if one.symptom in _LASTING
+        for part in one.among
+        if part.kind == "path" and (one.named is not None or one.symptom == "hung")
+    ]
+    rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
+    for each in observed.tried:
+        rounds.get(frozenset((each.a, each.b)), set()).add(each.round)
+    blamed = findings.nodes
+    return [
+        part
+        for part in paths
+        if len(rounds[frozenset(part.nodes)]) == 1 and blamed.isdisjoint(part.nodes)
+    ]
+
+
+def _once_each(parts: Sequence[Component]) -> list[Component]:
+    """A path counts once, whatever its rails: a round measures all of them."""
+    found: dict[tuple[object, ...], Component] = {}
+    for part in parts:
+        key = ("path", frozenset(part.nodes)) if part.kind == "path" else (part,)
+        found.setdefault(key, part)
+    return list(found.values())
+
+
+def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
+    """Add paths, each so often as one is measured again, where their nodes would be idle."""
+    full = [list(around) for around in rounds]
+    for pair in dict.fromkeys(paths):
+        free = [around for around in full if _is_free(around, pair)]
+        for around in free[:PARTNERS] if len(free) >= PARTNERS else ():
+            around.append(pair)
+    return tuple(tuple(around) for around in full)
+
+
+def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
+    if part.kind == "path":
+        yield from [_path(part, nodes)] * PARTNERS
+    elif part.kind in ("node", "endpoint"):
+        # Spread over the fleet, so that not all suspects want the same partners.
+        at = nodes.index(part.nodes[0])
+        turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
+        for partner in turned[:PARTNERS]:
+            yield _ordered(part.nodes[0], partner, nodes)
+
+
+def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
+    """Lay them out so that no node is in two pairs at once."""
+    rounds: list[list[Pairing]] = []
+    for around in zip_longest(*wanted):
+        for pair in (one for one in around if one is not None):
+            free = (each for each in rounds if _is_free(each, pair))
+            found = next(free, None)
+            if found is None:
+                rounds.append([pair])
+            else:
+                found.append(pair)
+    return tuple(tuple(each) for each in rounds)
+
+
+def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
+    return all(set(pair).isdisjoint(other) for other in around)
+
+
+def _path(part: Component, nodes: Sequence[str]) -> Pairing:
+    return _ordered(part.nodes[0], part.nodes[1], nodes)
+
+
+def _ordered(one: str, other: str, nodes: Sequence[str]) -> Pairing:
+    a, b = sorted((one, other), key=nodes.index)
+    return a, b
+
+
+MORE_TIME = (
+    "run again with time for a second look (--preflight-budget=SECONDS); until then keep them in "
+    "different jobs"
+)
+_MOST = 8
+
+
+def unsettled_words(sweep: Sweep) -> str:
+    """Which pairs should have been measured again and were not; nothing where all were."""
+    names = [f"{a}-{b}" for a, b in sweep.unsettled]
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    told = ", ".join(names[:_MOST]) + more
+    return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
+
+
+def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[str, str]:
+    """By pair: why a path that was slow in its only round cannot be judged."""
+    slow = [one for one in blames if one.kind == "path" and not one.events]
+    readings: dict[str, list[Seen]] = {name: [] for one in slow for name in one.pairs}
+    for each in seen:
+        if each.name in readings and each.state != "not_run":
+            readings[each.name].append(each)
+    waiting = {f"{a}-{b}" for a, b in sweep.unsettled}
+    found: dict[str, str] = {}
+    for one in slow:
+        own = [each for name in one.pairs for each in readings[name]]
+        own = [each for each in own if one.rail in (None, each.rail)]
+        sizes = [size for each in own for size in each.summary.sizes[-1:]]
+        if sizes and _only_slow(own):
+            why = "no time to look again" if waiting.issuperset(one.pairs) else "not measured again"
+            often = f"slow once in {sizes[0].iterations} operations"
+            found |= dict.fromkeys(one.pairs, f"{often}, {why}: {one.sentence}")
+    return found
+
+
+def certain(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
+    """Those that are no mere doubt about a path."""
+    out = frozenset(doubted)
+    return [one for one in blames if one.kind != "path" or out.isdisjoint(one.pairs)]
+
+
+def _only_slow(readings: Sequence[Seen]) -> bool:
+    """Whether nothing else is wrong with a path, and all that is known of it is of one round."""
+    once = len({each.round for each in readings}) == 1
+    return once and all(each.state == "measured" for each in readings)

@@ -1,28 +1,115 @@
-"""Faults that only the samples of the whole fabric show, in words an operator can act on.
+"""Faults that only the samples of the whole fabric show, lasting or healed.
 
 A dead or very slow link condemns its own pairs; 15 per cent on one rail, a spike in a thousand
 operations, or a host that is late now and then show against everybody else's.
+
+A reading a little beyond the limit is a busy moment; one far beyond it, over a whole size, is not,
+unless an end waited for a CPU as long as such an operation took.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
+
+from preflight.core.text import either, gbs, size, time_us
 from preflight.fabric.advice import more_partners
-from preflight.fabric.blame import Blame
-from preflight.fabric.decoding.accounts import EVENTS
-from preflight.fabric.explained import ends_words
-from preflight.fabric.stood import late_advice, late_words
-from preflight.fabric.words import either, gbs, size, time_us
-from preflight.facts.xids import explained
+from preflight.fabric.blame import Blame, ends_words
+from preflight.fabric.decoding.explain import EVENTS
+from preflight.fabric.decoding.parts import number
+from preflight.facts.boards import explained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Component, Found, SecondLookSaid
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
+
+
+def late_words(one: Found, where: str, observed: Observed) -> str:
+    """What is said of it."""
+    often = f"{one.events} of {one.operations} operations"
+    if still := _explaining(one, observed):
+        return (
+            f"{where} stood still in {often}, for up to {time_us(one.worst_us)}, and its partners "
+            f"waited: {still.words}; the network was as fast as elsewhere"
+        )
+    return (
+        f"{where} began {often} late, by up to {time_us(one.worst_us)} by its own clock, and its "
+        "partners waited; the network was as fast as elsewhere"
+    )
+
+
+def late_advice(one: Found, observed: Observed) -> str:
+    """Where to look: never at the cable."""
+    name = one.among[0].nodes[0]
+    if still := _explaining(one, observed):
+        return f"look at what {still.suspects} on {name}, not at its link"
+    return f"look at what else runs on {name} (load, IRQs, throttling), not at its link"
+
+
+def _explaining(one: Found, observed: Observed) -> Stillness | None:
+    """What froze it, where that is behind most of its events."""
+    part = one.among[0]
+    still = stillness(observed, part.nodes[0], part.rail)
+    return still if still is not None and 2 * still.times >= one.events else None
+
+
+class Stillness(Struct, frozen=True, kw_only=True):
+    """All the times that one node, or one rail of it, stood still during its pairs."""
+
+    stopped: int = 0
+    """How often its measuring process was stopped."""
+    unrun: int = 0
+    """How often its supervisor did not run, and did not wait for a CPU either."""
+    most_ms: float
+
+    @property
+    def times(self) -> int:
+        """Of either kind."""
+        return self.stopped + self.unrun
+
+    @property
+    def words(self) -> str:
+        """What stood still: "its measuring process was stopped 9 times, for up to 152 ms"."""
+        what = "its measuring process was stopped" if self._by_signal else "the host did not run"
+        times = f"{self.times} times" if self.times > 1 else "once"
+        return f"{what} {times}, for up to {time_us(self.most_ms * 1e3)}"
+
+    @property
+    def suspects(self) -> str:
+        """What does that."""
+        if self._by_signal:
+            return "stops processes (SIGSTOP, a debugger or profiler, a job scheduler's suspend)"
+        return (
+            "freezes processes (swapping, stolen CPU or a paused VM, a cgroup's freezer or quota, "
+            "soft lockups in dmesg)"
+        )
+
+    @property
+    def _by_signal(self) -> bool:
+        return self.stopped >= self.unrun
+
+
+def stillness(observed: Observed, name: str, rail: int | None) -> Stillness | None:
+    """Sum it up; None where it never stood still."""
+    stood = [
+        stood
+        for each in observed.tried
+        if rail in (None, each.rail) and name in (each.a, each.b)
+        for stood in (each.stood_a if each.a == name else each.stood_b)
+    ]
+    stood = [one for one in stood if one.what != "starved"]
+    if not stood:
+        return None
+    stopped = sum(one.times for one in stood if one.what == "stopped")
+    unrun = sum(one.times for one in stood if one.what == "host")
+    most_ms = max(one.most_ms for one in stood)
+    return Stillness(stopped=stopped, unrun=unrun, most_ms=most_ms)
+
 
 _MOST_NAMES = 3
 _AGAIN: Mapping[SecondLookSaid, str] = {
@@ -232,3 +319,135 @@ def _advice(one: Found, observed: Observed, where: str) -> str:
         return f"look at the leaf switch and its uplinks for {where} before its nodes"
     what = "reseat or swap the cable" if one.symptom == "spikes" else "check link rate and cable"
     return f"{what} of {where}, read its port's error counters; exclude {name} until then"
+
+
+FAR = 0.25
+"""Of the limit: below it even the fastest operation was no busy moment (healthy pairs of shared
+cores were seen at half of it)."""
+
+_LEAST = 3  # operations: one alone may have waited for anything
+_CONFIDENCE = 0.5
+_ADVICE = (
+    "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
+    "apart: port errors of both, flaps in the switch's log, cables; run again"
+)
+_HUNG_ONCE = (
+    "one hang that does not come again cannot tell {0}, {1} and the way between them apart: look "
+    "at Xids and port errors of both; run again"
+)
+
+
+def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
+    """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
+
+    Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
+    components and pairs that are named anyway, with what went through them.
+    """
+    yield from _hung_once(seen, blamed)
+    yield from _far_off(seen, observed, blamed)
+    yield from _confessing(seen, observed, blamed)
+
+
+def _hung_once(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
+    many = len({one.rail for one in seen}) > 1
+    for one in (each for each in seen if each.hung_once):
+        if not {one.a, one.b, f"pair {one.a}-{one.b}"}.isdisjoint(blamed):
+            continue
+        readings = [each for each in seen if _healed_where(each) == _healed_where(one)]
+        then = " and ".join(gbs(each.busbw_gbs or 0.0) for each in readings if each.good)
+        where = f" on rail {one.rail}" if many else ""
+        yield Blame(
+            kind="path",
+            component=f"pair {one.a}-{one.b}",
+            sentence=f"an all-reduce hung once{where} ({one.summary.error}), then {then}",
+            confidence=_CONFIDENCE,
+            advice=_HUNG_ONCE.format(one.a, one.b),
+            pairs=(one.name,),
+            rail=one.rail if many else None,
+            events=1,
+            operations=len(readings),
+        )
+
+
+def _healed_where(one: Seen) -> tuple[str, str, int]:
+    return one.a, one.b, one.rail
+
+
+def _far_off(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
+    pairs = dict.fromkeys((one.a, one.b, one.rail) for one in seen if one.once)
+    for a, b, rail in pairs:
+        readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
+        far = [one for one in readings if _far(one) and not _starved(one, observed)]
+        if not far or not {a, b, f"pair {a}-{b}"}.isdisjoint(blamed):
+            continue
+        then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings if not one.once)
+        limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
+        many = len({one.rail for one in seen}) > 1
+        yield _healed_blame(far, len(readings), f"then {then} ({limit})", rail if many else None)
+
+
+def _confessing(
+    seen: Sequence[Seen], observed: Observed, blamed: Collection[str]
+) -> Iterator[Blame]:
+    border = observed.retested
+    again = {(one.a, one.b, one.rail) for one in observed.tried if 0 < border <= one.round}
+    moved: dict[tuple[str, str, int], dict[str, None]] = {}
+    for one in observed.tried:
+        for each in (*one.moved_a, *one.moved_b):
+            where = (one.a, one.b, one.rail)
+            if where in again and each.proves:
+                moved.setdefault(where, {})[each.name] = None
+    effect = number(observed.backend, "slow_effect") if moved else 0.0
+    for (a, b, rail), counters in moved.items():
+        readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
+        slow = [one for one in readings if one.round < border and _less(one, effect)]
+        quick = [one for one in readings if one.round >= border]
+        clean = quick and all(one.good and not _less(one, effect) for one in quick)
+        if not slow or not clean or not {a, b, f"{a}-{b}", f"pair {a}-{b}"}.isdisjoint(blamed):
+            continue
+        then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in quick)
+        peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
+        rest = f"then {then} ({peers}), but {', '.join(counters)} moved"
+        many = len({one.rail for one in seen}) > 1
+        yield _healed_blame(slow, len(readings), rest, rail if many else None)
+
+
+def _healed_blame(slow: Sequence[Seen], readings: int, rest: str, rail: int | None) -> Blame:
+    """A path that was slow in some of its readings; `rest`: how it went on."""
+    a, b, gbs_then = slow[0].a, slow[0].b, slow[0].busbw_gbs or 0.0
+    return Blame(
+        kind="path",
+        component=f"pair {a}-{b}",
+        sentence=f"slow when first measured, {gbs(gbs_then)}, {rest}",
+        confidence=_CONFIDENCE,
+        advice=_ADVICE.format(a, b),
+        pairs=(f"{a}-{b}",),
+        rail=rail,
+        events=len(slow),
+        operations=readings,
+    )
+
+
+def _less(one: Seen, effect: float) -> bool:
+    """Whether it is slower than its peers by as much as matters."""
+    peers = one.bound.peers_gbs
+    return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
+
+
+def _far(one: Seen) -> bool:
+    if one.once != "bandwidth" or one.bound.gbs is None:
+        return False
+    most = one.summary.sizes[-1]
+    return most.iterations >= _LEAST and most.best_gbs < FAR * one.bound.gbs
+
+
+def _starved(one: Seen, observed: Observed) -> bool:
+    """Whether others had an end's CPU for as long as one of those operations took."""
+    where = (one.a, one.b, one.rail, one.round)
+    took_ms = one.summary.sizes[-1].p50_us / 1e3
+    return any(
+        stood.what == "starved" and stood.most_ms >= took_ms
+        for tried in observed.tried
+        if (tried.a, tried.b, tried.rail, tried.round) == where
+        for stood in (*tried.stood_a, *tried.stood_b)
+    )

@@ -1,7 +1,8 @@
 """What the nodes said: the typed facts that checks judge."""
 
-from preflight.facts.gpu_model import GpuHealth
-from preflight.facts.kernel_model import KernelLog, LogLine
+from preflight.facts.decode import Attempt, MasterPort, Ports
+from preflight.facts.gpu import GpuHealth
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import (
     Driver,
     Extra,
@@ -19,7 +20,6 @@ from preflight.facts.model import (
     Rank,
 )
 from preflight.facts.node import Clock, Group, Majority, Net, Node, Reach
-from preflight.facts.ports import Attempt, MasterPort, Ports
 
 __all__ = [
     "Attempt",

@@ -1,4 +1,7 @@
-"""A node's GPU matrix in a form that can be compared with its peers': links, codes, distances.
+"""What is known of boards and Xids, and a node's GPU matrix in a form that can be compared.
+
+Only names of boards that are never sold without their links are known here; a card that takes a
+bridge has as many as the buyer paid for.
 
 Each reader is a named function of the facts, so that a group can vote on it
 (`Group.majority(nic_distances)`); a node that could not read a part returns None and abstains.
@@ -7,16 +10,93 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from datetime import date
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from preflight.facts.pci_distance import DISTANCES, Distance, pci_distance
+import msgspec
+
+from preflight.facts.node import DISTANCES, Distance, pci_distance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from preflight.facts.model import Facts, Gpu, GpuPair, Nic
+
+
+_MAKER: Final = r"(?:NVIDIA |Tesla )*"
+
+
+class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of board_links.toml."""
+
+    name: str
+    links: int
+    gbs: float
+    """What they carry one way, all together, GB/s."""
+    fabric: bool
+    off_in_mig: bool
+    source: str
+    date: date
+
+
+@cache
+def boards() -> dict[str, Board]:
+    """Every board whose name settles its links."""
+    text = files("preflight.facts").joinpath("board_links.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, Board])
+
+
+@cache
+def board(name: str) -> Board | None:
+    """The board of that name; None for a card that may do without links, or an unknown one."""
+    found = (one for one in boards().values() if re.fullmatch(_MAKER + one.name, name))
+    return next(found, None)
+
+
+def settled(gpu: Gpu) -> Board | None:
+    """Its board, where every link of that is listed: a part of them tells nothing of the rest."""
+    one = board(gpu.name)
+    return one if one is not None and len(gpu.links or ()) == one.links else None
+
+
+def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
+    """What the NVLinks of each GPU carry one way, GB/s, where they join all GPUs of the node.
+
+    Through switches they join any of them; from GPU to GPU, all of them together, so that as many
+    `rails` must take part. None where links are down, lead elsewhere, or are not known.
+    """
+    found = [settled(gpu) for gpu in gpus if not gpu.mig_enabled]
+    links = [link for gpu in gpus for link in gpu.links or ()]
+    if not found or len(found) < len(gpus) or not all(link.up for link in links):
+        return None
+    switched = all(link.remote_kind == "switch" for link in links)
+    bus_ids = {gpu.bus_id.lower() for gpu in gpus}
+    joined = rails == len(gpus) and all(link.remote.lower() in bus_ids for link in links)
+    if not (switched or joined):
+        return None
+    return min((one.gbs for one in found if one is not None), default=None) if all(found) else None
+
+
+def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Whether this GPU without any live link is surely at fault, however its peers fare.
+
+    A GPU that is handed alone to a virtual machine has nobody to be linked with.
+    """
+    one = settled(gpu)
+    alone = len(gpus) == 1 and gpu.index == 0
+    return one is not None and one.fabric and not alone
+
+
+def may_be_off(gpu: Gpu) -> bool:
+    """Whether MIG may have switched its links off, and nobody told whether it is on."""
+    one = settled(gpu)
+    return one is None or (one.off_in_mig and gpu.mig_enabled is None)
+
 
 Codes = tuple[tuple[int, int, str], ...]
 """(a, b, code) for every pair of GPUs a < b, in nvidia-smi's words."""
@@ -101,3 +181,80 @@ def _code(a: LinkEnds, b: LinkEnds, pair: GpuPair) -> str:
 def _short(bus_id: str) -> str:
     """Bus ids come with four or eight digits of PCI domain and in both cases of letters."""
     return bus_id[-_SHORT_BUS_ID:].lower()
+
+
+Grade = Literal["fatal", "reset", "configurable", "application", "notice"]
+GRADES: tuple[Grade, ...] = ("fatal", "reset", "configurable", "application", "notice")
+"""The gravest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One code of `xids.toml`."""
+
+    code: int
+    grade: Grade
+    meaning: str
+    advice: str
+    source: str
+    date: date
+    worded: bool = False
+    """The line itself says "Fatal" or "Nonfatal", and that decides."""
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = files("preflight.facts").joinpath("xids.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def in_recovery_action() -> frozenset[int]:
+    """The codes after which NVML's recovery action says whether something is still to be done."""
+    return frozenset(_table()["in_recovery_action"])
+
+
+@cache
+def advice_again() -> str:
+    """What to do of a program's exception that comes back to one part of a GPU."""
+    return str(_table()["again_on_one_tpc"]["advice"])
+
+
+@cache
+def catalog() -> dict[int, Known]:
+    """Every code we know of."""
+    table = _table()
+    return {
+        code: Known(
+            code=code,
+            grade=entry["class"],
+            meaning=entry["meaning"],
+            advice=entry["advice"],
+            source=table["sources"][entry["source"]],
+            date=table["date"],
+            worded=entry.get("worded", False),
+        )
+        for entry in table["xid"]
+        for code in entry["codes"]
+    }
+
+
+def known(code: int) -> Known:
+    """What is known of a code; of one that is not in the catalog, that it should be looked up."""
+    return catalog().get(code) or Known(
+        code=code,
+        grade="configurable",
+        meaning="not in preflight's catalog",
+        advice="look it up in NVIDIA's Xid catalog",
+        source="",
+        date=next(iter(catalog().values())).date,
+    )
+
+
+def explained(counter: str) -> str:
+    """Add its meaning to an Xid that was counted around a load: "Xid 79 0000:1b:00 (...)"."""
+    word, _, rest = counter.partition(" ")
+    code = rest.partition(" ")[0]
+    return (
+        f"{counter} ({known(int(code)).meaning})" if word == "Xid" and code.isdecimal() else counter
+    )

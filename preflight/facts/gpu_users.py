@@ -1,4 +1,4 @@
-"""What earlier jobs left on a node: each takes memory, a port or a GPU from the next one.
+"""Who uses the GPUs of a node: living jobs, and what earlier ones left there.
 
 Pure rules over the probe's list. `grave` findings make the node unfit; the others are worth a
 look. A process of a live job is never stale, however much it holds.
@@ -6,17 +6,90 @@ look. A process of a live job is never stale, however much it holds.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.kinship import holds_memory, is_daemon, is_orphan
-from preflight.facts.limits import limit
+from preflight.facts.basics import limit
 from preflight.facts.words import age, count, kill_command, memory, process
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.facts.model import Gpu, Process, Processes
+    from preflight.facts.model import Facts, Gpu, Process, Processes
+
+
+_DAEMONS: Final = (
+    "nvidia-persistenced",
+    "nvidia-fabricmanager",
+    "nv-fabricmanager",
+    "nv-hostengine",
+    "nvsm_core",
+    "dcgm-exporter",
+    "dcgmi",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-device-plugin",
+    "nvidia-smi",
+    "nvtop",
+    "nvitop",
+    "gpustat",
+    "Xorg",
+    "Xwayland",
+    "gnome-shell",
+    "gnome-session-binary",
+    "kwin_x11",
+    "kwin_wayland",
+    "plasmashell",
+    "compiz",
+    "sddm-greeter",
+)
+"""Drivers' own servers, monitors and desktops: they hold a GPU by design."""
+
+_REAPERS: Final = re.compile(
+    r"init|systemd|tini|dumb-init|docker-init|catatonit|s6-svscan|pause|conmon|sshd"
+    r"|containerd-shim.*|slurmstepd|slurmd|apptainer|starter|singularity|enroot"
+)
+"""What orphans are handed to. A shell is none: it may be a rank's own wrapper script."""
+
+_LAUNCHER: Final = re.compile(
+    r"torchrun|torch[./]distributed|torchelastic|accelerate|deepspeed|python|pypy|ray\b"
+)
+_CUT_AT: Final = (9, 15)
+"""lsof and the kernel cut names to this many letters."""
+
+
+def program(command: str) -> str:
+    """Name of the program in a command line: "python3" of "/usr/bin/python3 train.py"."""
+    first = command.strip("[]").split(maxsplit=1)[0] if command.strip("[] ") else ""
+    return PurePath(first.rstrip(":")).name
+
+
+def is_daemon(one: Process) -> bool:
+    """Whether it is a GPU's server, monitor or desktop, which belongs to no job."""
+    name = program(one.command)
+    return any(
+        name == known or (len(name) in _CUT_AT and known.startswith(name)) for known in _DAEMONS
+    )
+
+
+def is_orphan(one: Process, alive: Collection[Process]) -> bool:
+    """Whether the launcher that started it is gone. `alive`: the other processes we know of.
+
+    A child of a rank (a data loader, a wrapper) is as much alive as that rank.
+    """
+    if _LAUNCHER.search(one.parent_command):
+        return False
+    if any(other.pid == one.ppid and other.rank is not None for other in alive):
+        return False
+    return one.ppid <= 1 or bool(_REAPERS.fullmatch(program(one.parent_command)))
+
+
+def holds_memory(one: Process) -> bool:
+    """Whether it is known to have GPU memory of its own."""
+    return bool(one.gpu_mib)
+
 
 GRANT: Final = "let the probe see other users' processes: run it as root or give it CAP_SYS_PTRACE"
 _NAME_CHARS: Final = 60
@@ -202,3 +275,27 @@ def _holdings(ranks: Sequence[Process]) -> str:
     held = [f"{memory(mib)} of GPU memory"] if mib else []
     held += [f"port {', '.join(str(port) for port in ports)}"] if ports else []
     return f", {'holds' if len(ranks) == 1 else 'hold'} {' and '.join(held)}" if held else ""
+
+
+BUSY_WORD = "busy: "
+"""How every reason begins for which a node is spared, in a sweep's `left_out`."""
+
+
+def busy_with(facts: Facts) -> str:
+    """Name the living process that works on a GPU here, or nothing if none does.
+
+    Leftovers of dead jobs and the driver's own servers do not count: nobody waits for them.
+    """
+    if facts.processes is None:
+        return ""
+    stale = {
+        one.pid
+        for left in find_stale(facts.processes, facts.gpus or ())
+        for one in left.culprits
+        if left.grave
+    }
+    for one in facts.processes.notable:
+        uses = one.holds_gpu or holds_memory(one)
+        if uses and not one.ours and one.pid not in stale and not is_daemon(one):
+            return process(one)
+    return ""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from preflight.facts.basics import Count, Index, Line, Seconds, Text
-from preflight.facts.kernel_model import KernelLog
+from preflight.facts.machine import KernelLog
 
 Pid = Annotated[int, Meta(ge=0, le=2**31)]
 Share = Annotated[float, Meta(ge=0, le=1e6)]

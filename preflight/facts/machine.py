@@ -1,4 +1,4 @@
-"""What a node says of the machine around its GPUs: limits, memory, file systems, cgroup, load.
+"""The machine around the GPUs: limits, memory, file systems, kernel log, software.
 
 One section of the wire document (`docs/wire.md`). A part that could not be read is None.
 """
@@ -180,3 +180,65 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     file_systems: Annotated[tuple[FileSystem, ...], Meta(max_length=64)] | None = None
     clock_kept: bool | None = None
     """Whether the kernel says that somebody keeps its clock in step (NTP, PTP)."""
+
+
+_Text = Annotated[str, Meta(max_length=512)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class LogLine(Struct, frozen=True, forbid_unknown_fields=True):
+    """One line, and how often its like came; `at_s` and `last_s` are seconds since boot."""
+
+    text: _Text
+    """Without its time stamp and what a log daemon put before it."""
+    at_s: _Seconds | None = None
+    last_s: _Seconds | None = None
+    times: Annotated[int, Meta(ge=1, le=2**53)] = 1
+
+
+class KernelLog(Struct, frozen=True, forbid_unknown_fields=True):
+    """The lines that matter, in the order in which each came first."""
+
+    source: Literal["kmsg", "journal", "dmesg", "text"]
+    seen: _Count
+    """How many lines the log held; a running kernel has never said nothing."""
+    begins_s: _Seconds | None = None
+    """When the oldest line that is still there was said; the kernel forgets what was before."""
+    after_s: _Seconds = 0.0
+    """Only lines from then on were looked at: 0 for all since boot."""
+    lines: Annotated[tuple[LogLine, ...], Meta(max_length=4096)] = ()
+    dropped: _Count = 0
+    """Further lines that matter, of which only the number is known."""
+    dropped_of: dict[_Text, _Count] = {}
+    """The same by the node's kind of line; "any": records that were not read at all."""
+
+
+Lines = Annotated[tuple[Line, ...], Meta(max_length=64)]
+
+
+class Torch(Struct, frozen=True, forbid_unknown_fields=True):
+    """The torch that this Python would import."""
+
+    version: Line
+    cuda: Line | None = None
+    """The CUDA it is built for, "12.4"; None for a build without."""
+    hip: Line | None = None
+    """The same for ROCm."""
+    archs: Lines | None = None
+    """What its kernels are compiled for, in cuobjdump's words: "sm_90" is code, "compute_90" PTX.
+
+    Read from the library's own table; None where that could not be read."""
+
+
+class Software(Struct, frozen=True, forbid_unknown_fields=True):
+    """Versions as packages and file names tell them; None where neither does."""
+
+    torch: Torch | None = None
+    """None: this Python finds no torch."""
+    nccl: Line | None = None
+    cudnn: Line | None = None
+    cuda_compat: Line | None = None
+    """Driver version of the forward-compatibility libraries in cuda*/compat."""
+    net_plugins: Lines = ()
+    """Paths of NCCL network plugins where the loader looks: libnccl-net*.so."""

@@ -12,14 +12,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text
-from preflight.facts.gpu_model import GpuHealth
-from preflight.facts.kernel_model import KernelLog
-from preflight.facts.machine_model import Machine
-from preflight.facts.nccl_conf_model import ConfFile
-from preflight.facts.network_model import Network
-from preflight.facts.rdma_model import Counters, Gid, GpuDirect, PcieLink
-from preflight.facts.software_model import Software
-from preflight.facts.switch_model import Switch
+from preflight.facts.gpu import GpuHealth
+from preflight.facts.machine import KernelLog, Machine, Software
+from preflight.facts.network import ConfFile, Counters, Gid, GpuDirect, Network, PcieLink, Switch
 
 WIRE = 1
 """Version of the document. A change that an older reader would misread raises it."""

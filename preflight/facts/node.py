@@ -1,25 +1,38 @@
-"""A node as a check sees it: what was promised, what it said, and what its peers said."""
+"""A node as a check sees it: what was promised, what it said, and what its peers said.
+
+The rule is nvidia-smi's legend: PIX crosses at most one PCIe bridge or switch, PXB several, PHB
+the host bridge they share, NODE two host bridges of one NUMA node, SYS the link between sockets.
+A switch shows in sysfs as an upstream and a downstream port, so paths that part one port above
+the device still meet in one switch.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from preflight.transport.protocol import Shortfall, Step
+from preflight.core.remote_command import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.facts.burn import Burn
-    from preflight.facts.inside import Inside
+    from preflight.facts.decode import Attempt, Ports
     from preflight.facts.model import Facts
-    from preflight.facts.nvlink_domain import OverNvlink
-    from preflight.facts.ports import Attempt, Ports
+    from preflight.facts.results import Burn, Inside, OverNvlink
     from preflight.fleet.model import Job, Promise
+
+
+class Shortfall(Struct, frozen=True):
+    """What a node that answers lacks all the same: some of the processes that the job has there."""
+
+    sentence: str
+    advice: str
+
 
 T = TypeVar("T")
 
@@ -154,3 +167,75 @@ class Node:
     def environ(self) -> Mapping[str, str] | None:
         """The job's environment on this node; None when no source for it is known."""
         return self.job.environ_of(self.name)
+
+
+PEERS_T = TypeVar("PEERS_T")
+
+
+def decided(usual: Majority[PEERS_T] | None) -> Majority[PEERS_T] | None:
+    """The majority, if it is one that a node can be odd against."""
+    return usual if usual is not None and usual.decides else None
+
+
+def others(usual: Majority[PEERS_T], what: str) -> str:
+    """12 of 13 nodes of its group have WHAT."""
+    return f"{usual.votes} of {usual.of} nodes of its group have {what}"
+
+
+Interface = IPv4Interface | IPv6Interface
+
+
+def parsed(text: str) -> Interface | None:
+    """An address with or without the length of its network; None for anything else."""
+    try:
+        return ip_interface(text)
+    except ValueError:
+        return None
+
+
+def is_loopback(text: str) -> bool:
+    """Whether only this machine itself is there: 127.0.1.1, ::1."""
+    found = parsed(text)
+    return found is not None and found.ip.is_loopback
+
+
+def family(text: str) -> int:
+    """4 or 6; 0 for what is no address."""
+    found = parsed(text)
+    return 0 if found is None else found.version
+
+
+def addresses_of(facts: Facts) -> set[str]:
+    """All addresses of a node but its loopback's."""
+    interfaces = (facts.network.interfaces if facts.network else None) or ()
+    its = (each.partition("/")[0] for one in interfaces for each in one.addresses)
+    return {each for each in its if not is_loopback(each)}
+
+
+Distance = Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]
+
+DISTANCES: Final[tuple[Distance, ...]] = ("PIX", "PXB", "PHB", "NODE", "SYS", "unknown")
+"""Near to far."""
+
+_ONE_SWITCH: Final = 2
+"""Path elements below the meeting point that one switch accounts for: its port, the device."""
+
+
+def pci_distance(
+    a: Sequence[str] | None, b: Sequence[str] | None, numa_a: int | None, numa_b: int | None
+) -> Distance:
+    """Distance of two devices from their sysfs paths (root complex first) and NUMA nodes."""
+    if not a or not b:
+        return "unknown"
+    shared = 0
+    for one, other in zip(a, b, strict=False):
+        if one != other:
+            break
+        shared += 1
+    if shared == 0:
+        if numa_a is None or numa_b is None:
+            return "unknown"
+        return "NODE" if numa_a == numa_b else "SYS"
+    if shared == 1:
+        return "PHB"
+    return "PIX" if max(len(a), len(b)) - shared <= _ONE_SWITCH else "PXB"

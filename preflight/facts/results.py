@@ -1,12 +1,18 @@
-"""A node's devices under load, as its checks see them: measured, expected, whose fault."""
+"""What was measured on a node: its devices under load, its own all-reduce, NVLink to others."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.facts.burned import Kind, Measure
+from preflight.facts.burn import Kind, Measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.model import Gpu
+
 
 BurnState = Literal["not_run", "trouble", "no_cuda", "measured"]
 """`trouble`: it should have taken part and could not. `no_cuda`: it has GPUs that torch does not
@@ -99,3 +105,81 @@ class Burn(Struct, frozen=True, kw_only=True):
     def of(self, *measures: Measure) -> tuple[Unit, ...]:
         """The units of these measures."""
         return tuple(unit for unit in self.units if unit.measure in measures)
+
+
+InsideState = Literal[
+    "one_rail", "not_run", "trouble", "measured", "hung", "no_connect", "absent", "error", "corrupt"
+]
+"""`one_rail`: there is nothing to measure. `trouble`: it should have taken part and could not."""
+
+
+class Inside(Struct, frozen=True, kw_only=True):
+    """The all-reduce among the rails of one node, held against its peers."""
+
+    state: InsideState
+    rails: int = 1
+    backend: str = ""
+    reason: str = ""
+    """Why it was not measured, or what its rails said went wrong."""
+    stopped: bool = False
+    """Not measured for what is no fault of the node's: it is not judged."""
+    way: str = ""
+    """What carried it, as the library says: "P2P", "SHM"."""
+    lacks: str = ""
+    """Which rails it lacks that its group has, and by what that is known."""
+    why: str = ""
+    """What is wrong, in one sentence; nothing where it is fine or cannot be judged."""
+    advice: str = ""
+    at_bytes: int = 0
+    """The size at which bandwidth is judged: the largest that was measured."""
+    busbw_gbs: float | None = None
+    """Of the median operation."""
+    best_gbs: float | None = None
+    """Of the fastest, which is what is held against the limit."""
+    limit_gbs: float | None = None
+    limit_origin: str = ""
+    peers_gbs: float | None = None
+    peers: int = 0
+    """Other nodes of its group with as many rails."""
+    latency_us: float | None = None
+    events: int = 0
+    """Of what comes and goes: how many operations, out of how many."""
+    operations: int = 0
+
+
+class OverNvlink(Struct, frozen=True, kw_only=True):
+    """One node's pairs over NVLink with its neighbours in the domain, on its worst rail."""
+
+    state: Literal["alone", "not_run", "trouble", "measured", "broken"]
+    """`alone`: no other node of its domain takes part. `broken`: no pair came to a result."""
+    domain: str = ""
+    nodes: int = 1
+    """How many nodes of the domain take part."""
+    rails: int = 0
+    rail: int = 0
+    """On which it is slowest, or broken."""
+    partners: tuple[str, ...] = ()
+    """With whom it was measured there."""
+    reason: str = ""
+    """Why it was not measured."""
+    stopped: bool = False
+    """Not measured for what is no fault of the node's: it is not judged."""
+    way: str = ""
+    """What carried it, as NCCL says: "P2P MNNVL"."""
+    at_bytes: int = 0
+    """The size at which bandwidth is judged: the largest that was measured."""
+    best_gbs: float | None = None
+    """Of the fastest operation with the faster partner."""
+    peers_gbs: float | None = None
+    """The median of that on all rails of the other nodes."""
+    why: str = ""
+    """What is wrong, in one sentence."""
+    advice: str = ""
+    proven: bool = False
+    """Whether its partners are fine with others: then it is this node's fault."""
+
+
+def nvlink_domain(gpus: Sequence[Gpu]) -> str | None:
+    """The domain that all GPUs of a node are in; None without one, or where they disagree."""
+    named = {gpu.health.fabric_domain if gpu.health is not None else None for gpu in gpus}
+    return named.pop() if len(named) == 1 else None

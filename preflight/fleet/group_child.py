@@ -25,8 +25,8 @@ from ClusterShell.NodeUtils import (
     GroupSourceError,
 )
 
+from preflight.core.files import refuse_all_below
 from preflight.errors import UsageError
-from preflight.fleet.files import refuse_all_below
 from preflight.fleet.nodeset import MOST_NODES, refuse_bombs
 
 MOST_MEMORY = 4 << 30

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from msgspec import Struct
 
+from preflight.core.remote_command import TIMED_OUT, LocalConnection
+from preflight.core.text import did_you_mean, last_line, legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold, refuse_bombs, split
-from preflight.fleet.words import did_you_mean
-from preflight.transport.legible import last_line, legible
-from preflight.transport.local import LocalConnection
-from preflight.transport.streams import TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

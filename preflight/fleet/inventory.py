@@ -1,4 +1,4 @@
-"""The inventory file: who belongs to the fleet, how to reach them, what they were promised.
+"""Inventory files of every kind: ours in TOML, Ansible's, or what Ansible wrote.
 
 TOML (or YAML) with the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`, `[checks]` and
 `[[waive]]`. A key that is not known is refused, since a misspelled promise that is ignored would be
@@ -7,26 +7,117 @@ a false pass.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
+from preflight.core.files import parse_toml, read_regular, refuse_others
+from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular
 from preflight.fleet.groups import expand_written
-from preflight.fleet.inventory_keys import plainly, refuse_unknown_keys
-from preflight.fleet.inventory_tables import FILES, PROMISES, WAYS_IN, FileTable
-from preflight.fleet.inventory_text import parse
-from preflight.fleet.inventory_values import command, own_numbers, refuse_impossible
+from preflight.fleet.inventory_tables import (
+    FILES,
+    PROMISES,
+    WAYS_IN,
+    FileTable,
+    command,
+    own_numbers,
+    plainly,
+    refuse_impossible,
+    refuse_unknown_keys,
+)
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 from preflight.fleet.waivers import Waiver, read_waivers, refuse_hiding
-from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
-    from preflight.fleet.inventory_tables import GroupTable, Layer
-    from preflight.numbers import Told
+    from collections.abc import Mapping, Sequence
+
+    from preflight.core.thresholds import Told
+    from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
+
+
+DEEPEST = 32
+"""Levels of nesting; an inventory needs four."""
+
+_MANY_LINES = ("nodes", "launch")
+"""Keys whose text may go over several lines."""
+
+
+def parse(path: Path, text: str) -> Any:
+    """Read TOML, or YAML by its suffix; UsageError says what to correct."""
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    content = _parse_yaml(text) if is_yaml else _parse_toml(text)
+    _refuse_control(content, "")
+    return content
+
+
+def _parse_toml(text: str) -> Any:
+    try:
+        return parse_toml(text)
+    except (RecursionError, ValueError) as error:
+        raise UsageError(
+            f"not TOML: {error}; correct that line (a YAML file must end in .yaml)"
+        ) from error
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    loader = _strict_loader()
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            # A few lines of anchors and aliases can stand for more than all memory.
+            if isinstance(event, yaml.AliasEvent):
+                raise UsageError("uses YAML aliases (*name): write the values out")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise UsageError("not YAML of an inventory: nested too deep; correct the file")
+        return yaml.load(text, Loader=loader) or {}  # noqa: S506  a safe loader, made strict
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"not YAML: {reason}; correct the file") from error
+
+
+@lru_cache(maxsize=1)
+def _strict_loader() -> Any:
+    """The loader of libyaml where there is one (40 times faster), without repeated keys."""
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Strict(base):  # type: ignore[misc]  # which of the two is known only now
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  PyYAML's
+            seen = set()
+            for key, _ in node.value:
+                if (key.tag, str(key.value)) in seen:
+                    line = key.start_mark.line + 1
+                    raise UsageError(f"line {line} repeats the key {key.value!a}: keep one of them")
+                seen.add((key.tag, str(key.value)))
+            return super().construct_mapping(node, deep)
+
+    return Strict
+
+
+def _refuse_control(content: Any, key: str) -> None:
+    """A NUL or an escape sequence in a name, a path or a command is a mistake or a trap."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            _refuse_control(str(name), "a key")
+            _refuse_control(value, str(name))
+    elif isinstance(content, list):
+        for value in content:
+            _refuse_control(value, key)
+    elif isinstance(content, str):
+        text = " ".join(content.split("\n")) if key in _MANY_LINES else content
+        text = text.replace("\t", " ").replace("\r", " ") if key in _MANY_LINES else text
+        if not text.isprintable():
+            raise UsageError(f"{key} holds a control character: {content[:60]!a}; remove it")
+
 
 LARGEST = 4 << 20
 """Bytes of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
@@ -207,3 +298,120 @@ def _layers(content: FileTable) -> list[tuple[str, Layer]]:
         *((f"[group.{name}]", table) for name, table in content.group.items()),
         *((f"[node.{name}]", table) for name, table in content.node.items()),
     ]
+
+
+OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
+_AFTER: Final = {"key": "value", "value": "key", "item": "item"}
+_NOTHING: Final = ("", "~", "null")
+_LARGEST: Final = 32 << 20
+"""Bytes of an Ansible inventory whose layout is looked at."""
+
+_OF_A_GROUP: Final = frozenset(("hosts", "children", "vars"))
+
+
+class AnyInventory(Protocol):
+    """What a fleet is drawn from, whoever's notation it is in."""
+
+    path: Path
+    job: JobTable
+    waivers: tuple[Waiver, ...]
+
+    def switched(self) -> Sequence[tuple[str, str]]:
+        """Every check that a table switches on or off, and where."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every node, group by group."""
+
+    @property
+    def groups(self) -> Mapping[str, tuple[str, ...]]:
+        """The nodes of each group, for `@inventory:NAME`."""
+
+    def names_way(self, name: str) -> bool:
+        """Whether it says itself by which transport a node is reached."""
+
+    def host(self, name: str) -> Host:
+        """Join what is said of one node."""
+
+    def beside(self, file: str) -> str:
+        """Read a relative path as beside the inventory."""
+
+
+def open_inventory(path: Path) -> AnyInventory:
+    """Read an inventory of any kind; UsageError that names the path and what to change.
+
+    It decides whom we log in to and what is run there, or here: root takes none of somebody else.
+
+    TOML is ours; YAML is ours unless it is laid out as Ansible's; JSON is the output of
+    `ansible-inventory --list`; a folder, a script and anything else is for Ansible to read.
+    """
+    from preflight.fleet.ansible import read_ansible, read_listed
+
+    refuse_others(path)
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return read_inventory(path)
+    if path.is_dir():
+        return read_ansible(path)
+    _refuse_unreadable(path)
+    if suffix in (".yaml", ".yml"):
+        return read_ansible(path) if _is_ansibles(path) else read_inventory(path)
+    return read_listed(path) if suffix == ".json" else read_ansible(path)
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Say here what Ansible would only warn of; a pipe or a device is left alone."""
+    try:
+        is_plain = path.is_file()
+        path.stat()
+        reason = "it is not a regular file (a pipe or a device is not read)"
+    except OSError as error:
+        is_plain, reason = False, error.strerror or "it cannot be read"
+    except ValueError:
+        is_plain, reason = False, "its name holds a NUL byte or is no text"
+    if not is_plain:
+        raise UsageError(
+            f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
+            "file: TOML or YAML of preflight's, or an Ansible inventory"
+        )
+
+
+def _is_ansibles(path: Path) -> bool:
+    """Whether a YAML file is laid out as an Ansible inventory (or configures a plugin of it)."""
+    import yaml
+
+    try:
+        below = _outline(read_regular(path, _LARGEST).decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False  # read as ours, it gets its sentence
+    if OURS.issuperset(below):
+        return False
+    if "all" in below or "plugin" in below:
+        return True
+    return any(below.values()) and all(keys <= _OF_A_GROUP for keys in below.values())
+
+
+def _outline(text: str) -> dict[str, set[str]]:
+    """The keys at the top of a YAML file, and those right below each; no value is made of it."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    below: dict[str, set[str]] = {}
+    top = ""
+    awaited: list[str] = []  # by each open collection: "key", "value" or "item"
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            awaited.pop()
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        word = str(getattr(event, "value", ""))
+        if awaited == ["key"]:
+            top = word
+            below.setdefault(top, set())
+        elif awaited == ["value", "key"] or (awaited == ["value"] and word not in _NOTHING):
+            below[top].add(word)
+        if awaited:
+            awaited[-1] = _AFTER[awaited[-1]]
+        if isinstance(event, yaml.CollectionStartEvent):
+            awaited.append("key" if isinstance(event, yaml.MappingStartEvent) else "item")
+    return below

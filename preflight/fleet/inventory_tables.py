@@ -1,15 +1,104 @@
-"""The tables of an inventory file, as types: what may be said where, and in which bounds."""
+"""The tables of an inventory file, as types: keys, values and their bounds.
+
+A name that nobody asks for would be a threshold that is silently not applied, so it is refused.
+"""
 
 from __future__ import annotations
 
-from datetime import date
-from typing import Annotated, Literal
+import math
+import re
+import shlex
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.fleet.model import Promise
-from preflight.fleet.own_numbers import Baselines, Limits
+from preflight.core.text import did_you_mean
+from preflight.core.thresholds import Told, shipped
+from preflight.errors import UsageError
+from preflight.fleet.baselines import UNITS, highest_ceiling
+from preflight.fleet.model import TRANSPORTS, Promise
+from preflight.fleet.topology import LEAF_NAME
 from preflight.fleet.waivers import CheckTable, WaiveTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+SWEPT = ("gloo.", "nccl.")
+"""Numbers of a sweep, which is decoded once for all nodes."""
+
+FARTHEST = 10
+"""Times the highest ceiling that is known: a later GPU may be faster, a slipped unit is more."""
+
+_TIME_ZONES = timedelta(days=1)
+_FLEET_WIDE = "one sweep judges all groups together: put it into [defaults.limits]"
+
+
+class BaselineTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """A baseline with its story, as `preflight learn` writes it."""
+
+    value: float
+    learned: date | None = None
+    of: Annotated[str, Meta(max_length=200)] = ""
+
+
+Limits = dict[str, float | dict[str, float]]
+Baselines = dict[str, float | BaselineTable]
+
+
+def told_limits(said: Limits | None, origin: str, *, for_all: bool) -> dict[str, Told]:
+    """The limits of one table by full name; UsageError names the table and the nearest name.
+
+    `for_all`: the table is said of all nodes, so that it may set the numbers of a sweep.
+    """
+    told: dict[str, Told] = {}
+    known = {*shipped(), *UNITS}
+    for name, value in _flat(said or {}):
+        if name not in known:
+            raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, known)}")
+        if name.startswith(SWEPT) and not for_all:
+            raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
+        told[name] = Told(_sound(name, value, origin), origin)
+    return told
+
+
+def told_baselines(said: Baselines | None, origin: str) -> dict[str, Told]:
+    """The baselines of one table by measure."""
+    told: dict[str, Told] = {}
+    for name, value in (said or {}).items():
+        if name not in UNITS:
+            hint = did_you_mean(name, UNITS)
+            raise UsageError(f"unknown baseline {name[:80]!a} in {origin}{hint}")
+        one = value if isinstance(value, BaselineTable) else BaselineTable(value)
+        learned = ", ".join(filter(None, [str(one.learned or ""), one.of]))
+        if one.learned and one.learned > datetime.now(UTC).date() + _TIME_ZONES:
+            come = f"{name} in {origin} was learned {one.learned}, a day that is to come"
+            raise UsageError(f"{come}: correct it")
+        told[name] = Told(_sound(name, one.value, origin), origin, learned)
+    return told
+
+
+def _flat(said: Limits) -> Iterator[tuple[str, float]]:
+    """Read `nccl.peers_ratio = 0.5` and `[...limits.nccl]` alike."""
+    for name, value in said.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", number) for inner, number in value.items())
+        else:
+            yield name, value
+
+
+def _sound(name: str, value: float, origin: str) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(f"{name} in {origin} is {value}: give a number, 0 or more")
+    most = highest_ceiling(name)
+    if most is not None and value > FARTHEST * most:
+        raise UsageError(
+            f"{name} in {origin} is {value:g} {UNITS[name]}: no part that is known comes "
+            f"to more than {most:g}; correct the unit or the decimal point"
+        )
+    return float(value)
+
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=0, le=1024)]
@@ -91,3 +180,128 @@ PROMISES = tuple(
 """Of each the nearest layer wins; limits and baselines are joined name by name."""
 FILES = ("identity_file", "known_hosts", "ssh_config")
 WAYS_IN = ("transport", "user", "port", *FILES)
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+    "null": "nothing",
+}
+
+
+def plainly(reason: str) -> str:
+    """Say a schema's complaint in words: "expected a whole number, got text, at job.port"."""
+
+    def words(match: re.Match[str]) -> str:
+        named = [_WORDS.get(word, word) for word in match[1].split(" | ")]
+        # That a key may be left out is nobody's question.
+        return " or ".join(word for word in named if word != "nothing" or len(named) == 1)
+
+    said, _, place = reason.partition(" - at `")
+    said = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", said)
+    said = re.sub(r"`([a-z |]+)`", words, said).replace("`", "'")
+    place = place.rstrip("`").removeprefix("$").removeprefix(".") or "the top of the file"
+    return f"{said[:1].lower()}{said[1:]}, at {place}"
+
+
+def refuse_unknown_keys(content: Any) -> None:
+    """Name an unknown key by its table and the nearest known one, which msgspec does not do."""
+    if not isinstance(content, dict):
+        raise UsageError('holds no tables: write [group.NAME] with nodes = "gpu[001-064]"')
+    _refuse_others(content, FileTable, "the file")
+    tables: tuple[tuple[str, type[Struct]], ...] = (("defaults", Layer), ("job", JobTable))
+    for table, kind in tables:
+        if isinstance(content.get(table), dict):
+            _refuse_others(content[table], kind, f"[{table}]")
+    for table, kind in (("group", GroupTable), ("node", NodeTable)):
+        named = content.get(table)
+        for name, keys in named.items() if isinstance(named, dict) else ():
+            if isinstance(keys, dict):
+                _refuse_others(keys, kind, f"[{table}.{name}]")
+    waived = content.get("waive")
+    for keys in waived if isinstance(waived, list) else ():
+        if isinstance(keys, dict):
+            _refuse_others(keys, WaiveTable, "[[waive]]")
+    _refuse_nested(content)
+
+
+def _refuse_nested(content: dict[Any, Any]) -> None:
+    """The same one level below: tables of checks and of learned baselines."""
+    named: list[tuple[str, Any]] = [("", content), ("defaults.", content.get("defaults"))]
+    for table in ("group", "node"):
+        below = content.get(table)
+        if isinstance(below, dict):
+            named += [(f"{table}.{name}.", keys) for name, keys in below.items()]
+    kinds: tuple[tuple[str, type[Struct]], ...] = (
+        ("checks", CheckTable),
+        ("baselines", BaselineTable),
+    )
+    for where, keys in named:
+        for key, kind in kinds:
+            tables = keys.get(key) if isinstance(keys, dict) else None
+            for name, inner in tables.items() if isinstance(tables, dict) else ():
+                if isinstance(inner, dict):
+                    _refuse_others(inner, kind, f'[{where}{key}."{name}"]')
+
+
+def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None:
+    for key in keys:
+        if key not in kind.__struct_fields__:
+            hint = did_you_mean(str(key), kind.__struct_fields__)
+            raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")
+
+
+def refuse_impossible(where: str, layer: Layer) -> None:
+    """Refuse what has the right type and still cannot be."""
+    if layer.transport is not None:
+        refuse_unknown_transport(layer.transport, where)
+    if layer.leaf is not None and not LEAF_NAME.fullmatch(layer.leaf):
+        raise UsageError(
+            f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
+            "digits and ._:/@+-"
+        )
+    for key in ("identity_file", "known_hosts", "ssh_config"):
+        if any(sign in (getattr(layer, key) or "") for sign in ('"', "\\", "${")):
+            raise UsageError(
+                f"{key} in {where} holds a quote, a backslash or ${{, which ssh would read in its "
+                "own way: rename it"
+            )
+    own_numbers(layer, "limits", where)
+    own_numbers(layer, "baselines", where)
+    for key in ("allreduce_min_gbs", "intra_node_min_gbs"):
+        number = getattr(layer, key)
+        if number is not None and not math.isfinite(number):
+            raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
+
+
+def own_numbers(layer: Layer, kind: Literal["limits", "baselines"], origin: str) -> dict[str, Told]:
+    """The numbers that one table sets; only what is said of all nodes may set a sweep's."""
+    if kind == "baselines":
+        return told_baselines(layer.baselines, origin)
+    return told_limits(layer.limits, origin, for_all=origin.endswith("[defaults]"))
+
+
+def refuse_unknown_transport(name: str, where: str) -> None:
+    """Raise UsageError with the nearest name there is."""
+    if name not in TRANSPORTS:
+        hint = did_you_mean(name, TRANSPORTS)
+        raise UsageError(f"unknown transport {name[:40]!a} in {where}{hint}")
+
+
+def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
+    """Read the job's Python as an argv prefix; no shell will ever see it."""
+    if words is None:
+        return ("python3",)
+    try:
+        argv = shlex.split(words) if isinstance(words, str) else words
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}; quote it as the shell would") from error
+    if not argv or not argv[0]:
+        raise UsageError(f"{where} is empty: give a command such as /opt/venv/bin/python")
+    if not all(word.isprintable() for word in argv):
+        raise UsageError(f"{where} holds a control character: {' '.join(argv)[:60]!a}; remove it")
+    return tuple(argv)

@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.core.files import read_regular
+from preflight.core.text import starred
+from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
-from preflight.fleet.files import read_regular
-from preflight.fleet.starred import starred
-from preflight.trust import NAMES_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

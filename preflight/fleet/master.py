@@ -1,18 +1,24 @@
-"""Which node hosts the job's rendezvous, as the launch line, the environment or the file says."""
+"""Which nodes are the job's: the one that hosts the rendezvous, and those with ranks."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+from msgspec import Struct
+
+from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
+from preflight.fleet.model import Host
 from preflight.fleet.nodeset import is_address
-from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from preflight.fleet.model import Fleet, Host
+    from preflight.fleet.inventory import AnyInventory
+    from preflight.fleet.model import Fleet
+
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _A_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
@@ -84,3 +90,72 @@ def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
 def _is_short_for(name: str, address: str, short: str) -> bool:
     """One of both is the bare name of the other: h1 and h1.cluster.example."""
     return name.partition(".")[0] == short and short in (name, address)
+
+
+ORIGIN = "torchrun"
+ENVIRONMENT = "torchrun rank"
+
+
+class RankedNode(Struct, frozen=True, kw_only=True):
+    """One node of the job; `environ` is None if none of its ranks was heard of."""
+
+    group: int
+    """Its GROUP_RANK, which orders the fleet."""
+    label: str
+    hostname: str = ""
+    address: str
+    python: tuple[str, ...] = ("python3",)
+    environ: dict[str, str] | None = None
+    uneven: dict[str, tuple[str | None, ...]] = {}
+    """Variables that its ranks do not share: their values in the order of the local ranks."""
+
+
+class Ranked(Struct, frozen=True, kw_only=True):
+    """The whole job as torchrun started it."""
+
+    nodes: tuple[RankedNode, ...]
+    ranks: int
+    per_node: int
+    restarts: int
+    """torchrun's --max-restarts."""
+
+    def hosts(self, inventory: AnyInventory | None) -> list[Host]:
+        """The fleet, with what the inventory promises of each node that it knows."""
+        return [_host(node, inventory) for node in self.nodes]
+
+    def environs(self, hosts: list[Host]) -> dict[str, dict[str, str]]:
+        """The job's environment by node name; "" for those who were not heard of."""
+        told = {
+            host.name: node.environ
+            for host, node in zip(hosts, self.nodes, strict=True)
+            if node.environ is not None
+        }
+        common = next(iter(told.values()), {})
+        names = ("MASTER_ADDR", "MASTER_PORT")
+        shared = {name: value for name, value in common.items() if name in names}
+        return {"": shared, **told}
+
+
+def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
+    name = _known(node, inventory) if inventory else node.label
+    host = inventory.host(name) if inventory else Host(name=name, address=name)
+    return msgspec.structs.replace(
+        host,
+        address=node.address,
+        transport="torchrun",
+        python=node.python,
+        group_rank=node.group,
+    )
+
+
+def _known(node: RankedNode, inventory: AnyInventory) -> str:
+    """The inventory's own name for a node: its host name, long or short, or its address."""
+    short = node.hostname.partition(".")[0]
+    for name in (node.hostname, short, node.label):
+        if name in inventory.names:
+            return name
+    for name in inventory.names:
+        if inventory.host(name).address == node.address and not node.address.startswith("127."):
+            return name
+    longer = [name for name in inventory.names if short and name.partition(".")[0] == short]
+    return longer[0] if len(longer) == 1 else node.label

@@ -2,15 +2,117 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from preflight.fleet.jobenv import measured_in
-from preflight.fleet.launch_shape import Shape
+from preflight.core.thresholds import Told
+from preflight.errors import UsageError
+from preflight.fleet.job_environment import measured_in
 from preflight.fleet.waivers import Waiver
 from preflight.lint.lint import Linted
-from preflight.numbers import Told
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+_ENVIRONMENT: Final = "PET_"
+"""torchrun takes each option from PET_<OPTION> where the line does not have it."""
+
+_NODES: Final = ("-N", "--nodes")
+_TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
+
+
+class Shape(Struct, frozen=True, kw_only=True):
+    """A launch as its launcher will understand it. None: not told as a number."""
+
+    launcher: str
+    """torchrun, accelerate, deepspeed."""
+    nnodes: tuple[int, int] | None = (1, 1)
+    """Fewest and most nodes."""
+    nproc: int | None = None
+    """Ranks per node; torchrun's default is 1."""
+    standalone: bool = False
+    static: bool = True
+    """The static rendezvous, which needs --node-rank; else c10d or another."""
+    endpoint: str = ""
+    """As --rdzv-endpoint says, else --master-addr where that counts."""
+    ignored: tuple[str, ...] = ()
+    """Options that have no effect beside the others."""
+    node_rank: bool = False
+    srun_nodes: int | None = None
+    srun_tasks: int | None = None
+    """How many nodes srun starts it on, and how often on each."""
+
+
+def shape_of(
+    launcher: str,
+    options: Mapping[str, str],
+    before: Sequence[str],
+    environ: Mapping[str, str],
+    nproc: int | None,
+) -> Shape | None:
+    """Read a launch; None for a launcher whose ranks we cannot count. UsageError for nonsense.
+
+    `before`: the words in front of the launcher, such as srun's own.
+    """
+    if not launcher:
+        return None
+    nodes, tasks = _srun(before, _NODES), _srun(before, _TASKS)
+    if launcher != "torchrun":
+        nnodes = _nnodes(options["nnodes"]) if "nnodes" in options else None
+        return Shape(launcher=launcher, nnodes=nnodes, srun_nodes=nodes, srun_tasks=tasks)
+    told = {
+        key.removeprefix(_ENVIRONMENT).lower().replace("_", "-"): value
+        for key, value in environ.items()
+        if key.startswith(_ENVIRONMENT)
+    }
+    options = {**told, **options}
+    static = options.get("rdzv-backend", "static") == "static"
+    endpoint = options.get("rdzv-endpoint", "")
+    masters = tuple(f"--{name}" for name in ("master-addr", "master-port") if name in options)
+    by_master = static and not endpoint
+    said = options.get("nproc-per-node", "1")
+    return Shape(
+        launcher=launcher,
+        nnodes=_nnodes(options.get("nnodes", "1")),
+        nproc=nproc
+        if nproc is not None
+        else int(said)
+        if re.fullmatch("[1-9]\\d{0,3}", said)
+        else None,
+        standalone="standalone" in options,
+        static=static,
+        endpoint=options.get("master-addr", "") if by_master else endpoint,
+        ignored=() if by_master else masters,
+        node_rank="node-rank" in options,
+        srun_nodes=nodes,
+        srun_tasks=tasks,
+    )
+
+
+def _nnodes(text: str) -> tuple[int, int] | None:
+    if "$" in text:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", text)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise UsageError(f"--preflight-launch: --nnodes is {text!a}: give a number, or MIN:MAX")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _srun(words: Sequence[str], names: Sequence[str]) -> int | None:
+    """The number that srun's option has; None where it is not there, or no plain number."""
+    if not any(word.rpartition("/")[2] == "srun" for word in words):
+        return None
+    for at, word in enumerate(words):
+        for name in names:
+            value = word.removeprefix(name).removeprefix("=") if word.startswith(name) else ""
+            value = next(iter(words[at + 1 : at + 2]), "") if word == name else value
+            if re.fullmatch(r"[1-9]\d{0,5}", value):
+                return int(value)
+    return None
+
 
 MOST_LIBRARIES = 64
 """Folders of a LD_LIBRARY_PATH that are looked into."""
@@ -172,3 +274,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     def master(self) -> Host:
         """The node on which the job's rendezvous will live."""
         return self.host(self.job.master) if self.job.master else self.hosts[0]
+
+
+TRANSPORTS = ("ssh", "paramiko", "openssh", "srun", "local")
+"""Every way there is, as inventories name them; for "ssh" see `Ways`."""

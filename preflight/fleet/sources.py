@@ -1,4 +1,7 @@
-"""Where this run's nodes come from; the first source that says something wins, and is named."""
+"""Where this run's nodes come from; the first source that says something wins, and is named.
+
+Loopback leads from no node to another: every pair would fail, and healthy nodes would be blamed.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,157 @@ import re
 import shutil
 import socket
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
+from preflight.core.files import read_regular, refuse_others
+from preflight.core.text import did_you_mean
+from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.fleet.allocation import by_slurm
-from preflight.fleet.any_inventory import open_inventory
-from preflight.fleet.files import refuse_others
 from preflight.fleet.groups import expand_written, groups_in
-from preflight.fleet.interface import OPTION, sweep_interface
-from preflight.fleet.inventory_tables import JobTable
-from preflight.fleet.inventory_values import command, refuse_unknown_transport
-from preflight.fleet.jobenv import public, read_env_file
+from preflight.fleet.inventory import open_inventory
+from preflight.fleet.inventory_tables import JobTable, command, refuse_unknown_transport
+from preflight.fleet.job_environment import public, read_env_file
 from preflight.fleet.launch import Launch, port_number, read_launch
-from preflight.fleet.launch_shape import Shape, shape_of
-from preflight.fleet.leaves import with_leaves
-from preflight.fleet.master import choose_master
-from preflight.fleet.model import Fleet, Host, Job
+from preflight.fleet.master import ENVIRONMENT, ORIGIN, Ranked, choose_master
+from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
 from preflight.fleet.nodeset import expand, fold, split
-from preflight.fleet.ranked import ENVIRONMENT, ORIGIN, Ranked
-from preflight.fleet.script import lint_file
-from preflight.fleet.twins import refuse_twins
-from preflight.fleet.words import did_you_mean
-from preflight.trust import who_may_change
+from preflight.fleet.topology import with_leaves
+from preflight.lint.lint import Linted, lint
+from preflight.lint.reading import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.fleet.any_inventory import AnyInventory
-    from preflight.lint.lint import Linted
+    from preflight.fleet.inventory import AnyInventory
+
+
+def offers_srun(environ: Mapping[str, str]) -> bool:
+    """Whether we run inside an allocation whose launcher is at hand."""
+    return bool(environ.get("SLURM_JOB_ID")) and shutil.which("srun") is not None
+
+
+def refuse_many(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several tasks: each would judge, and load, the whole fleet.
+
+    Ranks of torchrun are another matter: those know of each other.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "TORCHELASTIC_RUN_ID" not in environ and tasks.isdecimal() and int(tasks) > 1:
+        raise UsageError(
+            f"this is one of {tasks} tasks of a Slurm step, and each would judge the whole fleet: "
+            "run pytest --preflight once, in the batch script or after salloc, without srun"
+        )
+
+
+def by_slurm(
+    hosts: tuple[Host, ...], inventory: AnyInventory | None, wish: Wish
+) -> tuple[Host, ...]:
+    """Let srun reach the allocation's nodes, where neither an option nor the inventory says how.
+
+    UsageError outside of an allocation, and if we are one of several tasks of a step.
+    """
+    asked = [host.name for host in hosts if host.transport == "srun"]
+    if asked and not wish.environ.get("SLURM_JOB_ID"):
+        raise UsageError(
+            "the transport srun works inside a Slurm allocation only: "
+            "start with sbatch or salloc, or leave --preflight-transport out"
+        )
+    ours = _allocated(wish.environ)
+    inside = ours.issuperset(host.name for host in hosts)
+    if asked or inside:
+        refuse_many(wish.environ)
+    if wish.transport is not None or not inside or not offers_srun(wish.environ):
+        return hosts
+    return tuple(
+        host
+        if host.transport in ("local", "torchrun") or (inventory and inventory.names_way(host.name))
+        else msgspec.structs.replace(host, transport="srun")
+        for host in hosts
+    )
+
+
+def _allocated(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the nodes of the allocation that we run in; none outside of one."""
+    nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodes or not environ.get("SLURM_JOB_ID"):
+        return frozenset()
+    try:
+        return frozenset(expand(nodes))
+    except UsageError:  # it is refused where it names the fleet
+        return frozenset()
+
+
+OPTION = "--preflight-interface"
+
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
+"""IFNAMSIZ leaves 15 characters; a dash in front is refused with the rest."""
+
+_LOOPBACK = "lo"
+
+
+def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str | None:
+    """Return the name if it can be one; UsageError (exit 4) says what to type instead.
+
+    `origin`: who named it, as the operator would find it.
+    """
+    if name is None:
+        return None
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
+    if name == _LOOPBACK and machines(hosts) > 1:
+        raise UsageError(
+            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it away (each "
+            f"node then takes its way to the others), or name the network's, as in {OPTION}=eth0"
+        )
+    return name
+
+
+def machines(hosts: Sequence[Host]) -> int:
+    """How many there are behind these names; all that are local are this one."""
+    here = [host.transport == "local" or _is_here(host.address) for host in hosts]
+    away = {host.address for host, local in zip(hosts, here, strict=True) if not local}
+    return len(away) + any(here)
+
+
+def _is_here(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def lint_file(path: Path) -> Linted:
+    """Read and judge one file; UsageError where there is none to read."""
+    try:
+        content = read_regular(path.expanduser(), LARGEST)
+    except OSError as error:
+        said = f"cannot read {path}: {error.strerror}"
+        raise UsageError(f"{said}; give the training script itself") from error
+    return lint(content, str(path))
+
+
+BY_ADDRESS = ("ssh", "paramiko", "openssh")
+"""Transports that log in to the address: processes here and Slurm's nodes go by name."""
+
+
+def refuse_twins(hosts: Iterable[Host]) -> None:
+    """UsageError when two nodes are logged in to at one address and port."""
+    known: dict[tuple[str, int | None, str | None], str] = {}
+    for host in hosts:
+        if host.transport not in BY_ADDRESS:
+            continue
+        # One private address may be another machine in each cluster's own ssh_config.
+        first = known.setdefault((host.address.lower(), host.port, host.ssh_config), host.name)
+        if first != host.name:
+            raise UsageError(
+                f"{first} and {host.name} have the same address {host.address}: one machine would "
+                "count as two; correct the address of one, or leave one out"
+            )
 
 
 _PARTED = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.fleet.words import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

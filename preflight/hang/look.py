@@ -3,7 +3,7 @@
 For a fleet: `look(hosts, ways, nonce)` gives a `JobState`; a node that cannot be reached is in it,
 with the sentence that says why. For this machine alone: `look_here(pids=(...))`. Both only read:
 nothing is killed, and of the ranks only some at rest are paused for some ms, for their native
-stacks (`native=False`: none). What they return is for `preflight.triage.diagnose.judge.diagnose`.
+stacks (`native=False`: none). What they return is for `preflight.hang.diagnose.judge.diagnose`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
 from preflight.facts.decode import decode_look
 from preflight.fleet.model import Host
-from preflight.transport.bundle import start_payload
+from preflight.hang.diagnose.model import JobState, NodeState
+from preflight.transport.bundle import offer, start_payload
 from preflight.transport.fanout import Gate, TooSlowError, fan_out
-from preflight.transport.protocol import ReachError
-from preflight.transport.pyspy import offer
 from preflight.transport.ways import Ways
-from preflight.triage.diagnose.model import JobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.facts.look_model import NodeLook
+    from preflight.facts.job import NodeLook
+    from preflight.transport.payload_session import Talk
     from preflight.transport.protocol import Connection
-    from preflight.transport.talk import Talk
 
 LOOK_S = 3.0
 """Between the two looks: long enough to see progress in steps of a second."""

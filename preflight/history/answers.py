@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from preflight.history.night import Covered, State
+from preflight.history.run_record import Covered, State
 
 
 class Ran(Struct, frozen=True, kw_only=True):

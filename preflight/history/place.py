@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.history.trouble import HistoryError
-from preflight.trust import who_may_change
+from preflight.history.run_record import HistoryError
 
 NAME = "history.sqlite"
 

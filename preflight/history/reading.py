@@ -40,9 +40,8 @@ def reading(place: Place) -> Iterator[History]:
 
     One of an older schema is brought up to date first. HistoryError if it cannot be read.
     """
-    from preflight.history.database import transaction
     from preflight.history.queries import History
-    from preflight.history.schema import known_schema, newest, prepare
+    from preflight.history.tables import known_schema, newest, prepare, transaction
 
     if not there(place):
         yield History(None)

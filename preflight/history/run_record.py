@@ -1,4 +1,4 @@
-"""What one run leaves behind, as plain values: whoever writes it down needs to know no more."""
+"""What one run leaves behind, as plain values, by GPU and by node."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
+from preflight.errors import UsageError
+
 if TYPE_CHECKING:
-    from preflight.history.past import Past
+    from preflight.history.coverage_file import Past
+
 
 State = Literal["ready", "flaky", "unfit", "unjudged"]
 """Of a node in one run. `flaky`: nothing but k of n tries stands against it."""
@@ -126,3 +129,39 @@ class Swept(Protocol):
 def unswept(past: Past) -> tuple[Past, Covered | None]:
     """Of a run that measured no pairs: nothing new is known of them."""
     return past, None
+
+
+OF_DEVICES = frozenset({"gemm_tflops", "sustained_tflops", "memory_gbs"})
+"""What a GPU takes along when it moves; all else is its slot's, too, and counts where it is."""
+
+_GPU = "GPU "
+
+
+def unit_key(owner: str, measure: str, unit: str, under: str) -> str:
+    """Name one series. `owner`: the GPU's UUID, or the node's name; `unit`: what is left of it."""
+    return f"{owner} {measure} {unit} ({under})"
+
+
+def of_slot(unit: str, slot: int) -> str | None:
+    """What a unit's name says beside its GPU: "GPU 5 with NUMA node 1" is "with NUMA node 1".
+
+    None for what is not that GPU's, or is a way between two.
+    """
+    own = f"{_GPU}{slot}"
+    if unit == own:
+        return ""
+    if unit.startswith(f"{own} ") and not unit.startswith(f"{own} to "):
+        return unit.removeprefix(f"{own} ")
+    return None
+
+
+def of_gpu(unit: str) -> bool:
+    """Whether a unit is some GPU's."""
+    return unit.startswith(_GPU)
+
+
+class HistoryError(UsageError):
+    """Locked, damaged, read-only, full, or written by a newer preflight: said in one line.
+
+    A run goes on without it; the `history` command has nothing else to tell and ends with it.
+    """

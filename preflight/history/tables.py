@@ -1,13 +1,23 @@
-"""The tables of a history (schema 3), in SQL that SQLite and PostgreSQL both speak.
+"""The tables of a history (schema 3), their migration, and one transaction at a time.
 
 Numbers of rows are chosen here and not by the database: whoever writes holds the one lock that
 there is. What repeats (sentences, names of units) is kept once and referred to.
+
+Schema 1 was `coverage.json`, the rounds alone. It is taken in once, by whoever makes the database.
 """
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
 from sqlalchemy import (
     Column,
+    Engine,
     Float,
     ForeignKey,
     Index,
@@ -18,7 +28,31 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
 )
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from preflight.errors import UsageError
+from preflight.history.coverage_file import NAME, read_coverage
+from preflight.history.place import in_words
+from preflight.history.run_record import HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from sqlalchemy import Connection
+
+    from preflight.history.place import Place
+
 
 METADATA = MetaData()
 
@@ -184,3 +218,220 @@ MEASURES = Table(
     # A node's numbers lie side by side, so that a night touches one page of it per node.
     Index("measures_by_node", "node_id", "run_id"),
 )
+
+
+SCHEMA = 2
+
+
+def _waves(connection: Connection) -> None:
+    """Schema 3: the waves of one sweep are known as such."""
+    added = "ALTER TABLE runs ADD COLUMN sweep VARCHAR(64) DEFAULT '' NOT NULL"
+    connection.execute(text(added))
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_waves,)
+"""What leads from schema 2 to 3, from 3 to 4, and so on. A step that was released is not changed:
+it names its tables and columns itself, as `tables.py` may have gone on since."""
+
+
+def newest() -> int:
+    """The schema that this preflight writes."""
+    return SCHEMA + len(STEPS)
+
+
+def known_schema(connection: Connection, place: Place) -> int:
+    """The schema of a database, 0 for an empty one; HistoryError for one that is not ours."""
+    its = inspect(connection)
+    tables = its.get_table_names()
+    if place.file is not None and (its.get_view_names() or _triggers(connection)):
+        raise HistoryError(
+            f"cannot use the history {place.words}: it has views or triggers, which none of ours "
+            "has; give another folder: --preflight-history=DIR"
+        )
+    if META.name not in tables:
+        if tables and place.file is not None:
+            raise HistoryError(
+                f"cannot use the history {place.words}: it is somebody else's database; give "
+                "another folder: --preflight-history=DIR"
+            )
+        return 0
+    found = connection.execute(select(META.c.schema_version)).scalar_one()
+    if not isinstance(found, int) or found > newest():
+        raise HistoryError(
+            f"cannot use the history {place.words}: a newer preflight wrote it (schema {found}, "
+            f"this one knows {newest()}); update preflight, or give another folder: "
+            "--preflight-history=DIR"
+        )
+    return found
+
+
+def _triggers(connection: Connection) -> bool:
+    found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE type = 'trigger'")
+    return found.first() is not None
+
+
+def prepare(connection: Connection, place: Place) -> None:
+    """Make the tables, or bring them up to date, and hold the lock of whoever writes."""
+    found = known_schema(connection, place)
+    if not found:
+        METADATA.create_all(connection)
+        connection.execute(insert(META).values(id=1, schema_version=newest(), writes=0))
+        _take_in(connection, place)
+    for step in STEPS[found - SCHEMA :] if found else ():
+        step(connection)
+    connection.execute(
+        update(META).where(META.c.id == 1).values(schema_version=newest(), writes=META.c.writes + 1)
+    )
+
+
+def _take_in(connection: Connection, place: Place) -> None:
+    """Take in the rounds that a folder's `coverage.json` knows of."""
+    if place.folder is None or not (place.folder / NAME).exists():
+        return
+    try:
+        fleets = read_coverage(place.folder).fleets
+    except UsageError as error:
+        raise HistoryError(str(error)) from error
+    rows = [
+        {
+            "id": number,
+            "key": key,
+            "nodes": kept.nodes,
+            "past": msgspec.json.encode(kept.past).decode(),
+            "last_run": 0,
+        }
+        for number, (key, kept) in enumerate(fleets.items(), 1)
+    ]
+    if rows:
+        connection.execute(insert(FLEETS), rows)
+
+
+_AT_ONCE = 500
+"""Values in one query; SQLite's oldest limit is 999."""
+
+
+class Rows:
+    """New rows of one table: each gets its number at once and is written with all the others."""
+
+    def __init__(self, connection: Connection, table: Table) -> None:
+        self._connection = connection
+        self._table = table
+        highest = connection.execute(select(func.max(table.c.id))).scalar_one()
+        self._next = (highest or 0) + 1
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, **values: object) -> int:
+        """Note a row, and say its number."""
+        number = self._next
+        self._next += 1
+        self._waiting.append({"id": number, **values})
+        return number
+
+    def write(self) -> None:
+        """Write what was noted."""
+        if self._waiting:
+            self._connection.execute(insert(self._table), self._waiting)
+            self._waiting = []
+
+
+def in_pieces(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """Cut a long list into what one query may hold."""
+    rest = list(values)
+    for start in range(0, len(rest), _AT_ONCE):
+        yield rest[start : start + _AT_ONCE]
+
+
+PATIENCE_S = 10.0
+"""For another run that is writing; a night of 1,000 nodes takes about one second."""
+
+_WAL_FILES = ("-wal", "-shm")
+
+
+@contextmanager
+def transaction(place: Place, *, writes: bool) -> Iterator[Connection]:
+    """Hold one transaction: all of it is kept, or nothing. HistoryError for whatever goes wrong.
+
+    Who writes holds the lock from the start, so that what he read stays true until he is done.
+    """
+    engine = _engine(place, writes=writes)
+    try:
+        with engine.connect() as connection, connection.begin():
+            yield connection
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise HistoryError(in_words(place, str(getattr(error, "orig", None) or error))) from error
+    finally:
+        engine.dispose()
+
+
+def _engine(place: Place, *, writes: bool) -> Engine:
+    if place.file is None:
+        try:
+            return create_engine(place.url, poolclass=NullPool)
+        except (ImportError, NoSuchModuleError) as error:
+            raise HistoryError(
+                f"cannot use the history {place.words}: {error}; install the database's driver "
+                "beside preflight (psycopg for postgresql+psycopg://)"
+            ) from error
+        except ArgumentError as error:
+            raise HistoryError(in_words(place, str(error))) from error
+    engine = create_engine(
+        "sqlite://", creator=lambda: _connect(place, writes=writes), poolclass=NullPool
+    )
+    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+
+    @event.listens_for(engine, "begin")
+    def _(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _connect(place: Place, *, writes: bool) -> sqlite3.Connection:
+    """Connect without Python's own idea of when a transaction begins."""
+    connection = _file(place, "mode=rw" if writes else "mode=ro")
+    connection.execute("PRAGMA trusted_schema = OFF")  # what the file itself says runs no function
+    if writes:
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # A night touches a page per node and index: they should be read once.
+        connection.execute("PRAGMA cache_size = -65536")
+        _write_ahead(connection)
+    elif not _readable(connection):
+        connection.close()
+        # A file that nobody writes, where we may not: its index of the log cannot be made.
+        connection = _file(place, "mode=ro&immutable=1" if _settled(place) else "mode=ro")
+    return connection
+
+
+def _file(place: Place, how: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"file:{quote(str(place.file))}?{how}",
+        uri=True,
+        timeout=PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Let readers read while somebody writes; on a file system that cannot, do without."""
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+
+
+def _readable(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError as error:
+        return not any(word in str(error) for word in ("unable to open", "readonly"))
+    return True
+
+
+def _settled(place: Place) -> bool:
+    """Whether all that was written is in the file itself."""
+    file = place.file
+    return file is not None and not any(os.access(f"{file}{end}", os.F_OK) for end in _WAL_FILES)

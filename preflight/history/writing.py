@@ -1,33 +1,341 @@
-"""Writing nights down: whole nights or nothing, and one writer at a time."""
+"""Writing nights down: whole nights or nothing, and one writer at a time.
+
+An episode is one finding for as long as it lasts. It ends in the night in which its check is fine
+on that component; a night in which nobody looked ends nothing.
+
+A node is its board's serial number; while none is told, its name stands for it. A GPU is its UUID,
+wherever it sits.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
-from preflight.history.coverage_file import MOST_FLEETS, fleet_key
-from preflight.history.database import transaction
-from preflight.history.ids import Rows
-from preflight.history.night import BAD
-from preflight.history.past import Past
-from preflight.history.schema import prepare
-from preflight.history.tables import COUNTS, FLEETS, RUNS, STATES
-from preflight.history.trouble import HistoryError
-from preflight.history.writing_found import Finds
-from preflight.history.writing_numbers import Figures
-from preflight.history.writing_who import Who
-from preflight.stats.shared_cause import shared_cause
+from preflight.check import FLEET
+from preflight.core.statistics import shared_cause
+from preflight.history.coverage_file import MOST_FLEETS, Past, fleet_key
+from preflight.history.run_record import BAD, DIGITS, LONGEST, LONGEST_WORD, HistoryError
+from preflight.history.tables import (
+    BLAMED,
+    COUNTS,
+    EPISODES,
+    FLEETS,
+    GPUS,
+    LAYOUTS,
+    MEASURES,
+    NODES,
+    PLACES,
+    RUNS,
+    STATES,
+    TEXTS,
+    VERDICTS,
+    Rows,
+    in_pieces,
+    prepare,
+    transaction,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sqlalchemy import Connection
 
-    from preflight.history.night import Covered, Night, Swept
     from preflight.history.place import Place
+    from preflight.history.run_record import Covered, Found, Night, Numbers, Swept
+
+
+_Key = tuple[str, str, int]
+"""(check, component, fleet); fleet 0 for what is a node's or pair's own in whatever fleet."""
+
+
+class Finds:
+    """The episodes that have not ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._episodes = Rows(connection, EPISODES)
+        self._verdicts = Rows(connection, VERDICTS)
+        self._texts = Rows(connection, TEXTS)
+        self._known_texts: dict[str, int] = {}
+        still = select(EPISODES).where(EPISODES.c.closed_run.is_(None))
+        self._open: dict[_Key, int] = {
+            (row.check_id, row.about, row.fleet_id): row.id for row in connection.execute(still)
+        }
+
+    def take(self, night: Night, run: int, fleet: int, nodes: Mapping[str, int]) -> None:
+        """Note what was found, and end what is mended."""
+        self._learn_texts([_short(one.sentence) for one in night.found])
+        self._close(night, run, fleet)
+        goes_on: list[dict[str, object]] = []
+        blamed: list[dict[str, int]] = []
+        for one in night.found:
+            text = self._known_texts[_short(one.sentence)]
+            key = (one.check, one.about, fleet if _of_fleet(one) else 0)
+            episode = self._open.get(key)
+            if episode is None:
+                episode = self._begin(key, one, run, text)
+            else:
+                goes_on.append({"episode": episode, "outcome": one.outcome, "text": text,
+                                "run": run})  # fmt: skip
+            number = self._verdicts.add(
+                run_id=run,
+                episode_id=episode,
+                outcome=one.outcome,
+                text_id=text,
+                verdicts=one.verdicts,
+            )
+            blamed += [
+                {"node_id": nodes[name], "verdict_id": number}
+                for name in dict.fromkeys(one.nodes)
+                if name in nodes
+            ]
+        self._episodes.write()
+        if goes_on:
+            self._connection.execute(_GOES_ON, goes_on)
+        self._verdicts.write()
+        if blamed:
+            self._connection.execute(insert(BLAMED), blamed)
+
+    def _begin(self, key: _Key, one: Found, run: int, text: int) -> int:
+        check, about, fleet = key
+        episode = self._episodes.add(
+            check_id=check,
+            about=about,
+            fleet_id=fleet,
+            outcome=one.outcome,
+            text_id=text,
+            first_run=run,
+            last_run=run,
+            times=1,
+            closed_run=None,
+        )
+        self._open[key] = episode
+        return episode
+
+    def _close(self, night: Night, run: int, fleet: int) -> None:
+        """End every episode whose component was judged tonight and is fine."""
+        found = {(one.check, one.about) for one in night.found}
+        ended: list[dict[str, int]] = []
+        for key, episode in list(self._open.items()):
+            check, about, own = key
+            fine = night.fine.get(check)
+            if fine is None or (check, about) in found or (own and own != fleet):
+                continue
+            # What is no node and no pair (an uplink): whoever looked at this fleet looked at it.
+            if about in fine or (own and about != FLEET):
+                ended.append({"episode": episode, "run": run})
+                del self._open[key]
+        if ended:
+            self._connection.execute(_ENDS, ended)
+
+    def _learn_texts(self, texts: list[str]) -> None:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
+        for piece in in_pieces(new):
+            query = select(TEXTS).where(TEXTS.c.text.in_(piece))
+            self._known_texts |= {row.text: row.id for row in self._connection.execute(query)}
+        for text in new:
+            if text not in self._known_texts:
+                self._known_texts[text] = self._texts.add(text=text)
+        self._texts.write()
+
+
+_GOES_ON = (
+    update(EPISODES)
+    .where(EPISODES.c.id == bindparam("episode"))
+    .values(
+        outcome=bindparam("outcome"),
+        text_id=bindparam("text"),
+        last_run=bindparam("run"),
+        times=EPISODES.c.times + 1,
+    )
+)
+
+_ENDS = (
+    update(EPISODES)
+    .where(EPISODES.c.id == bindparam("episode"))
+    .values(closed_run=bindparam("run"))
+)
+
+
+def _short(sentence: str) -> str:
+    return sentence if len(sentence) <= LONGEST else sentence[: LONGEST - 3] + "..."
+
+
+def _of_fleet(one: Found) -> bool:
+    """Whether it is about no node or pair in particular: another fleet's is another finding."""
+    return one.about == FLEET or not one.own
+
+
+_LARGEST = 1e300
+"""Rounded, a larger one may be none any more."""
+
+_Layout = tuple[str, str, str]
+"""(measure, under, units): of most nodes and nights the same."""
+
+
+class Figures:
+    """Writes numbers by the layouts that are known."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._layouts = Rows(connection, LAYOUTS)
+        self._measures = Rows(connection, MEASURES)
+        self._known: dict[_Layout, int] = {
+            (row.measure, row.under, row.units): row.id
+            for row in connection.execute(select(LAYOUTS))
+        }
+
+    def take(self, night: Night, run: int, nodes: Mapping[str, int]) -> None:
+        """Note the numbers of one night."""
+        for one in night.numbers:
+            if one.node in nodes and any(value is not None for value in one.values):
+                self._measures.add(
+                    run_id=run,
+                    node_id=nodes[one.node],
+                    layout_id=self._layout(one),
+                    numbers=packed(one.values),
+                )
+        self._layouts.write()
+        self._measures.write()
+
+    def _layout(self, one: Numbers) -> int:
+        units = msgspec.json.encode(one.units).decode()
+        key = (one.measure, one.under[:LONGEST_WORD], units)
+        if key not in self._known:
+            self._known[key] = self._layouts.add(measure=key[0], under=key[1], units=units)
+        return self._known[key]
+
+
+def packed(values: tuple[float | None, ...]) -> str:
+    """Write numbers as JSON of four significant digits; what is no number is null."""
+    return "[" + ",".join(map(_one, values)) + "]"
+
+
+def _one(value: float | None) -> str:
+    if value is None or not abs(value) <= _LARGEST:  # NaN is not
+        return "null"
+    return f"{value:.{DIGITS}g}"
+
+
+class _Known(NamedTuple):
+    id: int
+    serial: str | None
+    last_run: int
+
+
+class _Place(NamedTuple):
+    id: int
+    node: int
+    slot: int
+
+
+class Who:
+    """Machines and GPUs as they are known so far."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._nodes = Rows(connection, NODES)
+        self._gpus = Rows(connection, GPUS)
+        self._places = Rows(connection, PLACES)
+        self._by_serial: dict[str, _Known] = {}
+        self._by_name: dict[str, _Known] = {}
+        for row in connection.execute(select(NODES)):
+            self._learn(row.name, _Known(row.id, row.serial, row.last_run))
+        self._by_uuid: dict[str, int] = {
+            row.uuid: row.id for row in connection.execute(select(GPUS))
+        }
+        still = select(PLACES).where(PLACES.c.until_run.is_(None))
+        self._sits = {
+            row.gpu_id: _Place(row.id, row.node_id, row.slot) for row in connection.execute(still)
+        }
+
+    def take(self, night: Night, run: int) -> dict[str, int]:
+        """Note who took part; return the number of each node by its name."""
+        serials = Counter(one.serial[:LONGEST_WORD] for one in night.machines)
+        numbers: dict[str, int] = {}
+        seen: list[dict[str, object]] = []
+        for one in night.machines:
+            # Boards that were made with one serial number, or virtual machines: no identity.
+            serial = one.serial[:LONGEST_WORD]
+            serial = serial if serials[serial] == 1 else ""
+            known = self._node(one.name, serial, run)
+            numbers[one.name] = known.id
+            seen.append({"node": known.id, "name": one.name, "serial": known.serial, "run": run})
+        self._nodes.write()
+        self._connection.execute(
+            update(NODES)
+            .where(NODES.c.id == bindparam("node"))
+            .values(name=bindparam("name"), serial=bindparam("serial"), last_run=bindparam("run")),
+            seen,
+        )
+        states = [
+            {"node_id": numbers[one.name], "run_id": run, "state": one.state}
+            for one in night.machines
+        ]
+        self._connection.execute(insert(STATES), states)
+        self._seat(night, run, numbers)
+        return numbers
+
+    def _learn(self, name: str, known: _Known) -> None:
+        if known.serial:
+            self._by_serial[known.serial] = known
+        if name not in self._by_name or self._by_name[name].last_run <= known.last_run:
+            self._by_name[name] = known
+
+    def _node(self, name: str, serial: str, run: int) -> _Known:
+        named = self._by_name.get(name)
+        if serial:
+            found = self._by_serial.get(serial)
+            if found is None and named is not None and named.serial is None:
+                found = named  # it has only now told its serial number
+        else:
+            found = named
+        if found is None:
+            number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
+            found = _Known(number, serial or None, run)
+        known = _Known(found.id, found.serial or serial or None, run)
+        self._learn(name, known)
+        return known
+
+    def _seat(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
+        """Note which GPU sits where, if that changed."""
+        told = [one for one in night.machines if one.gpus is not None]
+        uuids = Counter(gpu.uuid for one in told for gpu in one.gpus or ())
+        left: list[int] = []
+        sits: dict[int, tuple[int, int]] = {}
+        for one in told:
+            for gpu in one.gpus or ():
+                if gpu.uuid and uuids[gpu.uuid] == 1:
+                    sits[self._gpu(gpu.uuid, gpu.model)] = numbers[one.name], gpu.slot
+        self._gpus.write()
+        asked = {numbers[one.name] for one in told}
+        for gpu_id, place in list(self._sits.items()):
+            now = sits.get(gpu_id)
+            if now == (place.node, place.slot) or (now is None and place.node not in asked):
+                continue
+            left.append(place.id)
+            del self._sits[gpu_id]
+        if left:
+            leave = update(PLACES).where(PLACES.c.id == bindparam("place")).values(until_run=run)
+            self._connection.execute(leave, [{"place": place} for place in left])
+        for gpu_id, (node, slot) in sits.items():
+            if gpu_id not in self._sits:
+                place_id = self._places.add(
+                    gpu_id=gpu_id, node_id=node, slot=slot, since_run=run, until_run=None
+                )
+                self._sits[gpu_id] = _Place(place_id, node, slot)
+        self._places.write()
+
+    def _gpu(self, uuid: str, model: str) -> int:
+        uuid, model = uuid[:LONGEST_WORD], model[:LONGEST_WORD]
+        if uuid not in self._by_uuid:
+            self._by_uuid[uuid] = self._gpus.add(uuid=uuid, model=model)
+        return self._by_uuid[uuid]
 
 
 @contextmanager

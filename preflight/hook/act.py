@@ -1,22 +1,181 @@
-"""Carries a decision out: asks what it needs to know, tells Slurm, and remembers what it told."""
+"""Carries a decision out: asks what it needs to know, tells Slurm, and remembers what it told.
+
+Asked in a folder that all nodes share (exact), or by counting drains at the controller (a race,
+which is looked at once more after the own drain).
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from math import floor
+from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
-from preflight.hook.boot_clock import now
-from preflight.hook.breaker import allowed, breaker_of
-from preflight.hook.decision import Known, cause_of, decide, is_mine
-from preflight.hook.drained import forget, recall, remember
-from preflight.hook.model import Decision, Drained, Tokens
-from preflight.hook.slurm import Slurm, SlurmError
+from preflight.core.files import read_regular, refuse_others, remove, write_atomically
+from preflight.core.trust import who_may_change
+from preflight.errors import UsageError
+from preflight.hook.decision import Known, cause_of, decide, is_mine, parse
+from preflight.hook.model import Decision, Drained, Tokens, now
+from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
 if TYPE_CHECKING:
-    from preflight.hook.breaker import Breaker
-    from preflight.hook.model import Call, HookConfig, Judged
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from preflight.hook.model import BreakerConfig, Call, HookConfig, Judged
+    from preflight.hook.slurm import Noted
+
+
+FOLDER_S: Final = 2.0
+"""What a shared file system has to answer in."""
+
+
+class Breaker(Protocol):
+    """Grants one more drain, or does not."""
+
+    def ask(self, node: str, most: int) -> Tokens:
+        """Ask for a token for this node, of so many; never raises."""
+
+    def stands(self, node: str, most: int) -> bool:
+        """Whether the drain that was just set is within the number still."""
+
+
+def breaker_of(config: BreakerConfig, slurm: Slurm, until_s: float) -> Breaker:
+    """Choose by the configuration; the folder, which is exact, where both are given."""
+    if config.directory is not None:
+        return InFolder(config.directory, config.window_s, until_s)
+    return BySlurm(slurm, config.window_s)
+
+
+def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequence[str]) -> int:
+    """The greater of a number and a share of the partition: the job's, else the node's smallest."""
+    known = [sizes[name] for name in ((job,) if job in sizes else own) if name in sizes]
+    share = floor(config.most_share * min(known)) if known else 0
+    return max(config.most_nodes, share)
+
+
+class InFolder:
+    """Tokens in a shared folder, asked for by a process that may hang without us."""
+
+    def __init__(self, folder: Path, window_s: float, until_s: float) -> None:
+        self._folder = folder
+        self._window_s = window_s
+        self._until_s = until_s
+
+    def ask(self, node: str, most: int) -> Tokens:
+        """Take the next token, if so many nodes do not hold one yet."""
+        words = [sys.executable, "-IB", "-m", "preflight.hook.tokens", str(self._folder), node]
+        until_s = min(time.monotonic() + FOLDER_S, self._until_s)
+        try:
+            told = answer_of([*words, str(most), str(self._window_s)], _environ(), until_s)
+        except OSError as error:
+            return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
+        if told is None:
+            return Tokens(granted=False, trouble=f"{self._folder} gave no answer in time")
+        try:
+            return msgspec.json.decode(told.out, type=Tokens)
+        except ValueError:
+            said = told.err or told.out[:80] or "no word"
+            return Tokens(granted=False, trouble=f"{self._folder}: {said}")
+
+    def stands(self, node: str, most: int) -> bool:
+        """It does: tokens are exact."""
+        del node, most
+        return True
+
+
+class BySlurm:
+    """Counts the nodes that carry a reason of ours, set within the window."""
+
+    def __init__(self, slurm: Slurm, window_s: float) -> None:
+        self._slurm = slurm
+        self._window_s = window_s
+
+    def ask(self, node: str, most: int) -> Tokens:
+        """Count the others; several nodes that ask at once may all be granted.
+
+        Where the controller tells no time, each drain of ours counts, however old: rather too many
+        than too few.
+        """
+        now_s = self._slurm.now_s()
+        try:
+            others = {one.node for one in self._young(self._slurm.noted(node), now_s)} - {node}
+        except SlurmError as error:
+            return Tokens(granted=False, trouble=str(error))
+        granted = len(others) < most
+        if now_s is None and not granted:
+            why = f"scontrol show config told no time, so {len(others)} drains of any age count"
+            return Tokens(granted=False, trouble=f"{why}, and {most} are allowed")
+        return Tokens(granted=granted, used=len(others) + granted, most=most)
+
+    def stands(self, node: str, most: int) -> bool:
+        """Count again. Of those that raced, the latest find too many before them, and step back.
+
+        All drains of the same second count as earlier, so that no two nodes each take the other for
+        the later one. Where the controller does not tell, the drain is left as it is. What time it
+        is says the own drain, which has just been set.
+        """
+        try:
+            ours = [one for one in self._slurm.noted(node) if parse(one.reason) is not None]
+        except SlurmError:
+            return True
+        mine = next((one.time_s for one in ours if one.node == node), None)
+        if mine is None:
+            return True
+        counted = self._young(ours, mine)
+        return sum(one.time_s is None or one.time_s <= mine for one in counted) <= most
+
+    def _young(self, noted: Iterable[Noted], now_s: float | None) -> Iterable[Noted]:
+        """Keep those with a reason of ours, set within the window or nobody knows when."""
+        for one in noted:
+            age_s = 0.0 if one.time_s is None or now_s is None else now_s - one.time_s
+            if age_s < self._window_s and parse(one.reason) is not None:
+                yield one
+
+
+def _environ() -> dict[str, str]:
+    """What this very Python may need to start; nothing else."""
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": libraries} if libraries else {}
+
+
+NAME: Final = "drained.json"
+_LARGEST = 64 << 10
+
+
+def recall(folder: Path) -> Drained | None:
+    """Read it back; None where there is none, or where another than root could have written it."""
+    path = folder / NAME
+    try:
+        if os.geteuid() == 0 and who_may_change(path):
+            return None
+        return msgspec.json.decode(read_regular(path, _LARGEST), type=Drained)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def remember(folder: Path, drained: Drained) -> str:
+    """Write it down before Slurm is told; says what went wrong, "" if nothing did."""
+    try:
+        refuse_others(folder)
+        write_atomically(folder / NAME, msgspec.json.encode(drained))
+    except (OSError, UsageError) as error:
+        why = getattr(error, "strerror", "") or str(error)
+        return f"cannot write {folder / NAME} ({why}), so it will not be undone by itself"
+    return ""
+
+
+def forget(folder: Path) -> None:
+    """Another drain, or none, took its place."""
+    with suppress(OSError, UsageError):
+        refuse_others(folder)
+        remove(folder / NAME)
+
 
 _TELL_S = 0.2
 """Of the time, to say what was done: who is cut off in the middle says nothing."""

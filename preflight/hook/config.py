@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from preflight.core.files import parse_toml, read_regular, refuse_others
 from preflight.errors import UsageError
-from preflight.fleet.files import parse_toml, read_regular, refuse_others
 from preflight.hook.model import HookConfig
 
 if TYPE_CHECKING:

@@ -16,30 +16,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
+from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.hook.said import Level
 
-HEALTHY, UNHEALTHY, UNJUDGED = 0, 1, 2
 BUDGET_S: Final = {"prolog": 8.0, "healthcheck": 30.0}
 """Until the configuration has been read, which may say otherwise."""
 
-SHARE_S: Final = 0.5
-"""What is kept of the budget to end the child and to say so."""
 
 _LARGEST: Final = 8 << 20
 _RESULT: Final = "end"
 _LEVELS: Final = ("info", "warning", "error")
-
-
-class Ended(NamedTuple):
-    """What came of the work: how to exit, what to print, and what to log ("" keeps silent)."""
-
-    code: int
-    out: str = ""
-    log: str = ""
-    level: Level = "warning"
 
 
 class Told(NamedTuple):
@@ -76,7 +65,7 @@ def _guarded(words: Sequence[str]) -> int:
     options = parsed(words)
     told, ended, why = _worked(list(words), began, Told(BUDGET_S[options.occasion]))
     if ended is None:
-        from preflight.hook.said import say
+        from preflight.hook.child import say
 
         held = options.fail_closed and not told.observing
         act = "the job is kept away, as --fail-closed says" if held else "no reason to drain"
@@ -89,7 +78,7 @@ def _guarded(words: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.write(ended.out)
     if ended.log:
-        from preflight.hook.said import say
+        from preflight.hook.child import say
 
         say(ended.log, ended.level, told.log)
     return ended.code
@@ -158,7 +147,7 @@ def _work(words: list[str], began: float, its: int, mine: int, parent: int) -> N
     """
     try:
         signal.signal(signal.SIGTERM, _leave)
-        from preflight.hook.lifeline import bind
+        from preflight.hook.child import bind
 
         bind(parent)
         os.close(mine)
@@ -195,11 +184,11 @@ def _last_words(its: int, error: BaseException) -> None:
 def _leave(*_: object) -> NoReturn:
     """End, and with us what was started for the node's facts, and to ask the scheduler."""
     with contextlib.suppress(BaseException):
-        bounded = sys.modules.get("preflight.hook.bounded")
+        bounded = sys.modules.get("preflight.hook.slurm")
         if bounded is not None:
             bounded.end_what_runs()
     with contextlib.suppress(BaseException):
-        pipes = sys.modules.get("preflight.transport.pipes")
+        pipes = sys.modules.get("preflight.core.remote_command")
         if pipes is not None:
             pipes._end_what_is_left()  # noqa: SLF001  what atexit would do
     os._exit(0)
@@ -227,7 +216,7 @@ def _end(pid: int) -> None:
 
 def _complain(text: str) -> None:
     with contextlib.suppress(BaseException):
-        from preflight.hook.said import say
+        from preflight.hook.child import say
 
         say(text, "error")
 

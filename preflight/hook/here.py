@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 import time
 from dataclasses import dataclass, field
@@ -11,23 +12,72 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.errors import PreflightError, UsageError
-from preflight.fleet.files import read_regular, refuse_others
+from preflight.core.files import read_regular, refuse_others
+from preflight.core.remote_command import ReachError
+from preflight.errors import PreflightError, UsageError, WireError
+from preflight.facts.decode import decode_facts
 from preflight.fleet.model import Fleet, Host
-from preflight.hook.asking import LEAST_S, SilentError, ask
-from preflight.hook.job_gpus import Share, share_of, view
-from preflight.hook.judging import checks, judge
+from preflight.hook.judging import Patched, Share, checks, judge, patched, share_of, view
 from preflight.hook.model import Judged, Unjudged
-from preflight.hook.periodic import Patched, patched
 from preflight.hook.second_look import seen_before
+from preflight.run.probe_stage import DRIVER_S
+from preflight.transport.bundle import start_payload
+from preflight.transport.ways import LocalTransport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from preflight.core.registry import Registry
     from preflight.facts.model import Facts
     from preflight.hook.model import HookConfig, Occasion
-    from preflight.registry import Registry
+
+
+LAST_S: Final = 1.8
+"""What the probe keeps of its time for the processes, which it asks for after the driver, and for
+its answer."""
+
+LEAST_S: Final = 0.5
+
+
+class SilentError(PreflightError):
+    """The probe was not done when its time was up: nothing is known of the node, good or bad."""
+
+
+def ask(name: str, config: HookConfig, deadline_s: float, *, spare: bool) -> Facts:
+    """Read this node's facts; `spare` leaves out nvidia-smi, which takes longer than all the rest.
+
+    SilentError when the time is up; WireError for an answer that is none, which is a fault of ours.
+    """
+    host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
+    request = {
+        "nonce": (nonce := secrets.token_hex(16)),
+        "name": name,
+        "deadline_s": deadline_s,
+        "driver_deadline_s": driver_s(deadline_s),
+        "sysfs": str(config.sysfs),
+        "kmsg": str(config.kernel_log),
+        "spare": spare,
+    }
+    began = time.monotonic()
+    try:
+        connection = LocalTransport().connect(host, deadline_s)
+        talk = start_payload(connection, host, "probe", request, deadline_s)
+        try:
+            talk.finish()
+            return decode_facts(talk.read(deadline_s), nonce)
+        finally:
+            talk.close()
+    except (ReachError, TimeoutError) as error:
+        if time.monotonic() - began >= deadline_s:
+            raise SilentError(f"the probe gave no answer within {deadline_s:.1f} s") from error
+        raise WireError(f"the probe gave no answer: {error}") from error
+
+
+def driver_s(deadline_s: float) -> float:
+    """How long the driver may take, of so much for the whole probe."""
+    return max(LEAST_S, min(DRIVER_S, deadline_s - LAST_S))
+
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
 
@@ -107,8 +157,8 @@ def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
     if config.inventory is None:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")
     else:
+        from preflight.core.text import did_you_mean
         from preflight.fleet.sources import Wish, resolve
-        from preflight.fleet.words import did_you_mean
 
         names = _names_in(config.inventory)
         if name not in names:

@@ -1,33 +1,48 @@
-"""Facts of this node become findings by the judges of every run; the unjudged blames nobody."""
+"""Facts of this node become findings; a prolog judges the GPUs of its job.
+
+Slurm numbers GPUs as the host does, by the minor number of their device file; a GPU that is gone
+moves NVML's own numbers up, so these are only gone by where the minor number is not told.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.checks.gpu.driver_log import missing_slots, roots, slot_of, troubles
+from preflight.core.files import write_atomically
+from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.errors import UsageError
+from preflight.facts.model import WIRE, Facts
 from preflight.facts.node import Reach
+from preflight.hook.config import read_trusted
 from preflight.hook.model import Finding, Unjudged
 from preflight.hook.second_look import FILES, HUNG, is_hung, is_late
-from preflight.judgement import Judgement
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.stages.measured import Measured
-from preflight.stages.probe import DRIVER_S
+from preflight.run.judgement import Judgement
+from preflight.run.measured import Measured
+from preflight.run.probe_stage import DRIVER_S
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from preflight.check import Check
-    from preflight.facts.model import Driver, Facts
-    from preflight.fleet.model import Fleet
-    from preflight.hook.job_gpus import View
-    from preflight.registered import Registered
+    from preflight.core.registry import Registered
+    from preflight.facts.machine import KernelLog
+    from preflight.facts.model import Driver, Gpu
+    from preflight.fleet.model import Fleet, Promise
+    from preflight.hook.model import HookConfig
     from preflight.verdict import Verdict
+
 
 CHECK_S: Final = 1.0
 """Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
@@ -186,3 +201,166 @@ def _alarm(seconds: float) -> Iterator[list[bool]]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+VARIABLE: Final = "SLURM_JOB_GPUS"
+_MOST: Final = 1024
+_PART: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The job's GPUs as far as the scheduler tells. `ids` is None for all GPUs of the node."""
+
+    ids: tuple[int, ...] | None = None
+    unclear: str = ""
+    """Why it cannot be told which GPUs they are; then none is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The node as if it had the job's GPUs alone."""
+
+    facts: Facts
+    promised: Promise
+    unclear: str = ""
+
+
+def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
+    """Read which GPUs a job is given; without a word of it all, or none where GRES is in use."""
+    text = environ.get(VARIABLE)
+    if text is None:
+        return Share(() if config.gpus_by_gres else None)
+    ids: list[int] = []
+    for part in text.strip().split(",") if text.strip() else ():
+        found = _PART.fullmatch(part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        # A range that runs backwards, or has no end, would silently be none or some of the GPUs.
+        if not first <= last < _MOST:
+            return Share(unclear=f"{VARIABLE} is {text[:80]!a}, which is no list of GPUs")
+        ids += range(first, last + 1)
+        if len(ids) > _MOST:
+            return Share(unclear=f"{VARIABLE} names more than {_MOST} GPUs")
+    return Share(tuple(dict.fromkeys(ids)))
+
+
+def view(facts: Facts, promised: Promise, share: Share) -> View:
+    """Leave out what is about GPUs of others. A numbering that fits no GPU here is `unclear`."""
+    if share.unclear or share.ids is None or facts.gpus is None:
+        return View(facts, promised, share.unclear)
+    if any(gpu.mig_enabled for gpu in facts.gpus):
+        why = f"a GPU is cut into MIG instances, which {VARIABLE} does not number as the host does"
+        return View(facts, promised, why)
+    own = tuple(gpu for gpu in facts.gpus if _number(gpu) in share.ids)
+    gone = len(share.ids) - len(own)
+    if gone > _absent(facts, promised):
+        seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
+        given = ",".join(map(str, share.ids))
+        return View(facts, promised, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
+    return View(
+        _with_only(facts, own, gone, len(share.ids)), replace(promised, gpus=len(share.ids))
+    )
+
+
+def _number(gpu: Gpu) -> int:
+    return gpu.index if gpu.minor is None else gpu.minor
+
+
+def _absent(facts: Facts, promised: Promise) -> int:
+    """How many GPUs this node lacks, as NVML or the promise tells."""
+    answering = len(facts.gpus or ())
+    return max(facts.driver.counted or 0, promised.gpus or 0, answering) - answering
+
+
+def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Facts:
+    indices = {gpu.index for gpu in own}
+    whole = len(own) == len(facts.gpus or ())
+    pairs = facts.gpu_pairs
+    return replace(
+        facts,
+        gpus=own,
+        gpu_pairs=pairs and tuple(p for p in pairs if p.a in indices and p.b in indices),
+        driver=replace(facts.driver, counted=given),
+        # The matrix that nvidia-smi prints is of all GPUs: it has nothing to be held to.
+        topo_text=facts.topo_text if whole else None,
+        kernel_log=facts.kernel_log and _log_of(facts.kernel_log, facts, own, gone),
+        problems=facts.problems if gone else _not_of_lost(facts),
+    )
+
+
+def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> KernelLog:
+    """Without the Xids of others' GPUs, and what these made the job's own GPUs echo.
+
+    Those of a lost one are the job's if it lacks one.
+    """
+    mine = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
+    mine |= set(missing_slots(facts)) if gone else set()
+    theirs = [one for one in troubles(log.lines) if one.slot not in mine]
+    lines = tuple(
+        line
+        for line in log.lines
+        if all(one.slot in mine and one in roots([one, *theirs]) for one in troubles((line,)))
+    )
+    return replace(log, lines=lines)
+
+
+def _not_of_lost(facts: Facts) -> tuple[str, ...]:
+    """The job's GPUs are all here: that another one is lost is not told of them."""
+    here = tuple(f"GPU {gpu.index}:" for gpu in facts.gpus or ())
+    return tuple(
+        line for line in facts.problems if not line.startswith("GPU ") or line.startswith(here)
+    )
+
+
+NAME: Final = "facts.json"
+_LARGEST: Final = 16 << 20
+_SAME_BOOT_S: Final = 30.0
+"""Two readings of when the machine was started differ by what its clock was set by meanwhile."""
+
+_SLOW_TO_CHANGE: Final = ("software", "gpudirect", "topo_text", "nccl_conf")
+"""What a job cannot change in an hour, and what takes long to read."""
+
+
+class Patched(Struct, frozen=True):
+    """Facts of now, with what is taken from earlier; `age_s` is None where nothing was."""
+
+    facts: Facts
+    age_s: float | None = None
+
+
+def keep(folder: Path, facts: Facts) -> None:
+    """Write them where only root may; OSError if that cannot be done."""
+    write_atomically(folder / NAME, msgspec.json.encode(facts))
+
+
+def patched(facts: Facts, config: HookConfig) -> Patched:
+    """Fill what there was no time to read; facts of another boot, or too old, are no use."""
+    earlier = _kept(config, facts)
+    if earlier is None:
+        return Patched(facts)
+    changes: dict[str, object] = {
+        name: getattr(earlier, name)
+        for name in _SLOW_TO_CHANGE
+        if getattr(facts, name) is None and getattr(earlier, name) is not None
+    }
+    # A matrix of other GPUs has nothing to be held to.
+    if _places(facts) != _places(earlier):
+        changes.pop("topo_text", None)
+    if not changes:
+        return Patched(facts)
+    return Patched(replace(facts, **changes), facts.time_s - earlier.time_s)
+
+
+def _places(facts: Facts) -> tuple[str, ...] | None:
+    return None if facts.gpus is None else tuple(gpu.bus_id for gpu in facts.gpus)
+
+
+def _kept(config: HookConfig, now: Facts) -> Facts | None:
+    try:
+        content = read_trusted(config.state_dir / NAME, _LARGEST)
+        facts = msgspec.json.decode(content, type=Facts)
+    except (UsageError, ValueError, RecursionError):
+        return None
+    fresh = 0 <= now.time_s - facts.time_s <= config.facts_max_age_s
+    same = facts.wire == WIRE and abs(facts.boot_s - now.boot_s) <= _SAME_BOOT_S
+    return facts if fresh and same and facts.host == now.host else None

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.hook.boot_clock import Moment
 from preflight.verdict import Outcome
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Moment(Struct, frozen=True):
+    """As `now` returns it; the default is of a boot that is unknown."""
+
+    boot_id: str = ""
+    up_s: float = 0.0
+
+    def age_s(self) -> float | None:
+        """Seconds since then; None where that was before a reboot."""
+        here = now()
+        return here.up_s - self.up_s if here.boot_id == self.boot_id else None
+
+    def least_age_s(self) -> float:
+        """The same; where that was before a reboot, seconds since that."""
+        age_s = self.age_s()
+        return now().up_s if age_s is None else age_s
+
+
+def now() -> Moment:
+    """Return the moment that it is."""
+    try:
+        boot_id = _BOOT_ID.read_text().strip()
+    except OSError:
+        boot_id = ""
+    return Moment(boot_id, time.clock_gettime(time.CLOCK_BOOTTIME))
+
 
 Action = Literal["none", "drain", "undrain", "withheld", "observe"]
 """`observe`: it would have drained, and was not told to enforce. `withheld`: the breaker is open,

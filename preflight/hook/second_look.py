@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
-from preflight.fleet.files import refuse_others
-from preflight.hook.boot_clock import Moment, now
 from preflight.hook.config import read_trusted
-from preflight.report.files import remove, write_atomically
-from preflight.stages.probe import DRIVER_S
+from preflight.hook.model import Moment, now
+from preflight.run.probe_stage import DRIVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,21 +5,227 @@ By absolute path, as a prolog has no PATH; never through a shell; by the name of
 
 from __future__ import annotations
 
+import calendar
+import errno
 import os
 import re
+import selectors
+import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
+from preflight.core.trust import who_may_change
 from preflight.errors import PreflightError
-from preflight.hook.bounded import answer_of
-from preflight.hook.lifeline import orphaned
-from preflight.hook.slurm_words import parse_listed, parse_node, parse_now, parse_sizes
-from preflight.trust import who_may_change
+from preflight.hook.child import leash, orphaned
+from preflight.hook.model import NodeState
 
 if TYPE_CHECKING:
-    from preflight.hook.model import NodeState
-    from preflight.hook.slurm_words import Noted
+    from collections.abc import Mapping, Sequence
+
+
+_REAP_S: Final = 0.2
+LARGEST: Final = 4 << 20
+"""Bytes of an answer: sinfo says some 200 of a node, and half of an answer is none."""
+
+_SHOWN: Final = 4096
+_RUNNING: Final[list[subprocess.Popen[bytes]]] = []
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a program said, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def answer_of(
+    words: Sequence[str | Path], environ: Mapping[str, str], until_s: float
+) -> Answer | None:
+    """Run a program until then (monotonic clock); None where it was not done by that time.
+
+    OSError where it cannot be started, or says more than is read. What outlives SIGKILL, since it
+    waits in the kernel, holds no descriptor of ours and is not waited for.
+    """
+    if until_s <= time.monotonic():
+        return None
+    process = subprocess.Popen(
+        words,
+        env=environ,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=leash(),  # noqa: PLW1509  it imports nothing and takes no lock
+    )
+    _RUNNING.append(process)
+    try:
+        told = _heard(process, until_s)
+        if told is None:
+            return None
+        process.wait(max(0.0, until_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _RUNNING.remove(process)
+        _leave(process)
+    shown = " ".join(told[1].decode(errors="replace").split())
+    return Answer(code=process.returncode, out=told[0].decode(errors="replace"), err=shown[:200])
+
+
+def end_what_runs() -> None:
+    """End what is asked at this moment: nobody would hear its answer."""
+    for process in _RUNNING:
+        _leave(process)
+
+
+def _heard(process: subprocess.Popen[bytes], until_s: float) -> tuple[bytes, bytes] | None:
+    """Read both of its pipes to their ends; None where one was still open when the time was up."""
+    out, err = bytearray(), bytearray()
+    with selectors.DefaultSelector() as pipes:
+        for pipe, said in ((process.stdout, out), (process.stderr, err)):
+            if pipe is not None:
+                pipes.register(pipe, selectors.EVENT_READ, said)
+        while pipes.get_map():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            for key, _ in pipes.select(left_s):
+                part = os.read(key.fd, 1 << 16)
+                if not part:
+                    pipes.unregister(key.fileobj)
+                elif key.data is err:
+                    err += part[: _SHOWN - len(err)]
+                else:
+                    out += part
+            if len(out) > LARGEST:
+                raise OSError(errno.EFBIG, f"it says more than {LARGEST >> 20} MiB")
+    return bytes(out), bytes(err)
+
+
+def _leave(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_REAP_S)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End it, and a wrapper's children too: until it is waited for, its session has its number."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+MARKS: Final = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINT",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+"""How sinfo, and scontrol of older versions, mark a state."""
+
+_ONE_WORD: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
+_STATE = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
+_PARTITIONS = re.compile(r"^[ \t]*Partitions=(\S+)", re.MULTILINE)
+_REASON = re.compile(r"^ *Reason=(?P<first>.*)(?P<rest>(?:\n {10}.*)*)", re.MULTILINE)
+_STAMP = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@]*)@(?P<time>[^\[\]]*)\]")
+_NOW = re.compile(r"^Configuration data as of (\S+)$", re.MULTILINE)
+_SIZE = re.compile(r"[0-9]{1,7}")  # Slurm itself holds no more than 65,536 nodes
+_TIME = "%Y-%m-%dT%H:%M:%S"
+
+
+class Noted(Struct, frozen=True):
+    """A node, and the reason that it carries."""
+
+    node: str
+    reason: str
+    time_s: float | None
+    """When that was set, in seconds since the epoch."""
+
+
+def parse_node(text: str) -> NodeState | None:
+    """Read `scontrol show node` for one node; None where it tells no state."""
+    state = _STATE.search(text)
+    if state is None:
+        return None
+    partitions = _PARTITIONS.search(text)
+    reason, user, when = _reason(text)
+    return NodeState(
+        states=frozenset(_states(state[1])),
+        reason=reason,
+        reason_user=user,
+        reason_time=when,
+        partitions=tuple(filter(None, partitions[1].split(","))) if partitions else (),
+    )
+
+
+def parse_listed(text: str) -> dict[str, Noted]:
+    """Read `sinfo --Node --format=%N|%H|%E`: every node; one without a reason has "none"."""
+    rows = (line.split("|", 2) for line in text.splitlines() if line.count("|") > 1)
+    return {node: Noted(node, reason, seconds(when)) for node, when, reason in rows}
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Read `sinfo --format=%R %D`: how many nodes each partition has."""
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, number = line.rpartition(" ")
+        if name and _SIZE.fullmatch(number):
+            found[name] = max(int(number), found.get(name, 0))
+    return found
+
+
+def parse_now(text: str) -> float | None:
+    """Read the head of `scontrol show config`, which bears the time of the controller's own clock.
+
+    slurmctld stamps each answer anew (_fill_ctld_conf). None where it tells none.
+    """
+    found = _NOW.search(text)
+    return seconds(found[1]) if found else None
+
+
+def seconds(told: str) -> float | None:
+    """Read Slurm's time, which was asked for in UTC; None for "Unknown" and the like."""
+    try:
+        return float(calendar.timegm(time.strptime(told, _TIME)))
+    except ValueError:
+        return None
+
+
+def _reason(text: str) -> tuple[str, str, float | None]:
+    """The whole reason: what somebody added in lines of its own is part of it."""
+    found = _REASON.search(text)
+    if found is None:
+        return "", "", None
+    rest = "".join(f"\n{line[10:]}" for line in found["rest"].splitlines()[1:])
+    stamp = _STAMP.fullmatch(found["first"].rstrip())
+    if stamp is None:
+        return found["first"].strip() + rest, "", None
+    return stamp["text"] + rest, stamp["user"], seconds(stamp["time"])
+
+
+def _states(told: str) -> list[str]:
+    words: list[str] = []
+    for part in told.upper().split("+"):
+        bare = part.rstrip("".join(MARKS))
+        words += [MARKS[mark] for mark in part[len(bare) :]]
+        words += _ONE_WORD.get(bare, (bare,))
+    return [word for word in words if word]
+
 
 FOLDERS: Final = (
     "/usr/bin",

@@ -140,7 +140,7 @@ def _tidy(folder: Path, found: list[_Token], now_s: float) -> None:
 
 def main(words: list[str]) -> int:
     """Print one JSON document: what came of it, or why the folder cannot be used."""
-    from preflight.trust import who_may_change
+    from preflight.core.trust import who_may_change
 
     folder, node, most, window_s = Path(words[0]), words[1], int(words[2]), float(words[3])
     try:

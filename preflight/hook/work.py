@@ -1,33 +1,107 @@
-"""The hook's whole work: what was chosen, what is found, what is done about it, what is kept."""
+"""The hook's whole work, and what it writes into last.json."""
 
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight import __version__
+from preflight.core.files import refuse_others, remove, write_atomically
+from preflight.core.text import plain_json
 from preflight.errors import UsageError
-from preflight.fleet.files import refuse_others
-from preflight.hook import kept
 from preflight.hook.act import act
+from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
 from preflight.hook.config import load, refuse_longer
-from preflight.hook.decision import only_observing
+from preflight.hook.decision import notes, only_observing
 from preflight.hook.here import look, node_name
+from preflight.hook.judging import keep
 from preflight.hook.model import Call, Decision, Judged, Unjudged
 from preflight.hook.options import parsed
-from preflight.hook.outermost import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
-from preflight.hook.periodic import keep
 from preflight.hook.second_look import FILES, keep_look
-from preflight.hook.sentences import notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from preflight.hook.child import Level
     from preflight.hook.here import Look
     from preflight.hook.model import HookConfig
     from preflight.hook.options import Options
-    from preflight.hook.said import Level
+
+
+LAST: Final = "last.json"
+_JOBS: Final = "jobs"
+_MOST_JOBS: Final = 100
+"""Files of jobs that are kept on a node, the newest."""
+
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_FILE: Final = re.compile(r"[0-9]{1,12}\.json")
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """What `--json` prints and last.json holds; docs/prolog.md."""
+
+    schema: int = 1
+    preflight: str = __version__
+    time: str
+    """When it was judged, UTC."""
+    call: Call
+    judged: Judged
+    decision: Decision | None = None
+    """None where nothing was decided: judged with --plain, or what was found comes first."""
+
+    def text(self) -> str:
+        """Lay it out for a person and a program alike."""
+        return plain_json(self, indent=2)
+
+
+def document(call: Call, judged: Judged, decision: Decision | None = None) -> Document:
+    """Put the time of now on it."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Document(time=now, call=call, judged=judged, decision=decision)
+
+
+def write(folder: Path, one: Document) -> None:
+    """Write last.json, and the same for its job; OSError or UsageError where that is not safe."""
+    refuse_others(folder)
+    content = one.text().encode()
+    write_atomically(folder / LAST, content)
+    if _NUMBER.fullmatch(one.call.job):
+        _refuse_strange(folder / _JOBS)
+        write_atomically(folder / _JOBS / f"{one.call.job}.json", content)
+        _prune(folder / _JOBS)
+
+
+def _refuse_strange(jobs: Path) -> None:
+    """Files are removed in there: it must be the hook's own folder, and no link to another."""
+    if jobs.is_symlink():
+        raise UsageError(f"{jobs} is a symbolic link, which is not followed; make it a folder")
+    refuse_others(jobs)
+
+
+def _prune(folder: Path) -> None:
+    """Keep the newest: the files of ended jobs must not fill the disk that they are to explain.
+
+    What somebody else has put there, or named otherwise, is his.
+    """
+    # Two prologs of one node may do this at once: what the other has removed is no trouble.
+    with suppress(FileNotFoundError):
+        ours = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_uid == os.geteuid():
+                        ours.append((found.st_mtime, entry.name))
+        for _, name in sorted(ours)[:-_MOST_JOBS]:
+            remove(folder / name)
+
 
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 """A prolog is started without any."""
@@ -99,7 +173,7 @@ def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple
             refuse_others(config.state_dir)
             keep(config.state_dir, seen.facts)
         if _worth_a_file(judged):
-            kept.write(config.state_dir, kept.document(call, judged))
+            write(config.state_dir, document(call, judged))
     except (OSError, UsageError) as error:
         twice = [each for each in judged.findings if each.check in FILES and each.condemns]
         unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
@@ -123,9 +197,9 @@ def _ended(options: Options, call: Call, seen: Look, config: HookConfig, ends: f
     decision = act(call, judged, config, ends)
     if _worth_a_file(judged):
         try:
-            kept.write(config.state_dir, kept.document(call, judged, decision))
+            write(config.state_dir, document(call, judged, decision))
         except (OSError, UsageError) as error:
-            unwritten = unwritten or f"cannot write {config.state_dir / kept.LAST}: {_words(error)}"
+            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {_words(error)}"
     return _said(options, call, judged, decision, unwritten)
 
 
@@ -133,7 +207,7 @@ def _said(
     options: Options, call: Call, judged: Judged, decision: Decision | None, unwritten: str = ""
 ) -> Ended:
     """Put it in the words of the shell that asked: with --plain nothing was decided."""
-    text = kept.document(call, judged, decision).text() if options.json else ""
+    text = document(call, judged, decision).text() if options.json else ""
     grave = judged.trouble or unwritten or (decision is not None and decision.action == "drain")
     level: Level = "error" if grave else "warning"
     code, log = plain_code(judged), notes(judged)

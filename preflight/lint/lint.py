@@ -1,4 +1,4 @@
-"""All rules over one script; what a comment switches off is counted and not told."""
+"""All rules over one script, the gravest first; what a comment switches off is counted."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.lint.job import is_distributed
-from preflight.lint.model import Finding, Severity
+from preflight.lint import rules_on_collectives, rules_on_start
+from preflight.lint.names import is_distributed
 from preflight.lint.reading import Unread, read_script
-from preflight.lint.rules import RULES
+from preflight.lint.script import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.model import Script
+    from preflight.lint.script import Script
+
+
+RULES = (
+    rules_on_collectives.COLLECTIVE_ON_SOME_RANKS,
+    rules_on_collectives.CHECKPOINT_ON_ONE_RANK,
+    rules_on_collectives.SKIPPED_STEP,
+    rules_on_collectives.UNEVEN_BATCHES,
+    rules_on_collectives.BARRIER_AFTER_LONG_WORK,
+    rules_on_start.NO_SET_DEVICE,
+    rules_on_start.FIXED_DEVICE,
+    rules_on_start.GLOBAL_RANK_AS_DEVICE,
+    rules_on_start.LOCAL_RANK_ARGUMENT,
+    rules_on_start.CUDA_VISIBLE_DEVICES,
+    rules_on_start.INIT_TIMEOUT,
+    rules_on_start.INIT_DEVICE_ID,
+    rules_on_start.NO_RECORD,
+    rules_on_start.NO_DESTROY,
+)
+"""Every rule; their ids are a promise, scripts name them in comments."""
+
 
 _ORDER = tuple(Severity)
 

@@ -1,12 +1,17 @@
-"""What a name in a script stands for, by the script's own imports."""
+"""What a name in a script stands for, and what the script says of its job."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, Final
 
+from preflight.lint.script import Who, once
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from preflight.lint.script import Call, Script
+
 
 _SAME: Final = (
     ("torch.distributed.distributed_c10d.", "torch.distributed."),
@@ -81,3 +86,121 @@ def constant(node: ast.expr | None) -> object:
         value = constant(node.operand)
         return -value if isinstance(value, int | float) else None
     return node.value if isinstance(node, ast.Constant) else None
+
+
+INIT: Final = "torch.distributed.init_process_group"
+DDP: Final = "torch.nn.parallel.DistributedDataParallel"
+_WRAPS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
+                 "torch.distributed.fsdp.fully_shard")  # fmt: skip
+_FRAMEWORKS: Final = ("accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod",
+                      "composer", "ray")  # fmt: skip
+_MINUTE_S: Final = 60
+_UNITS_S: Final = {"weeks": 604800, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1,
+                   "milliseconds": 1e-3, "microseconds": 1e-6}  # fmt: skip
+_IN_ORDER: Final = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
+
+
+@once
+def init_calls(script: Script) -> tuple[Call, ...]:
+    """Where the script itself makes the process group; a world of one is none."""
+    return tuple(
+        call for call in script.called([INIT]) if constant(call.keyword("world_size")) != 1
+    )
+
+
+def is_distributed(script: Script) -> bool:
+    """Whether anything in it is for several ranks."""
+    if script.imported(*_FRAMEWORKS):
+        return True
+    if any(name.startswith("torch.distributed") for name in script.imports.values()):
+        return True
+    if any(call.name.startswith("torch.distributed.") for call in script.calls):
+        return True
+    return any(True for _ in script.called([*_WRAPS, "transformers.Trainer"]))
+
+
+def makes_group(script: Script) -> bool:
+    """Whether this file starts the job's ranks up, or wraps the model for them by itself."""
+    return bool(init_calls(script)) or wraps_model(script)
+
+
+def wraps_model(script: Script) -> bool:
+    """Whether it wraps a model by itself, so that its backward passes need every rank."""
+    return any(True for _ in script.called(_WRAPS))
+
+
+@once
+def spawns(script: Script) -> bool:
+    """Whether it starts its ranks by itself: torchrun has no part in it."""
+    return any(call.last in ("spawn", "start_processes") for call in script.calls)
+
+
+def own_gpu(script: Script) -> str:
+    """The expression for a rank's GPU: torchrun gives LOCAL_RANK, `spawn` an argument."""
+    return "local_rank" if spawns(script) else "int(os.environ['LOCAL_RANK'])"
+
+
+@once
+def backend(script: Script) -> str:
+    """The backend that every `init_process_group` names: "" where they differ or are variables."""
+    told = set()
+    for call in init_calls(script):
+        given = call.node.args[0] if call.node.args else call.keyword("backend")
+        value = constant(given)
+        told.add(value if isinstance(value, str) else "")
+    return told.pop().lower() if len(told) == 1 else ""
+
+
+@once
+def timeout_words(script: Script) -> str:
+    """How long a rank waits for one that never comes, as the script sets it or by default."""
+    for call in init_calls(script):
+        given = call.keyword("timeout")
+        if given is not None:
+            seconds = _seconds(script, given)
+            return _worded(seconds) if seconds else f"as long as line {call.line} says"
+    if "nccl" in (told := backend(script)):
+        return "10 min (NCCL's default)"
+    return "30 min (gloo's default)" if told == "gloo" else "10 min (NCCL's default; gloo: 30)"
+
+
+def _worded(seconds: float) -> str:
+    return f"{seconds / _MINUTE_S:g} min" if seconds >= _MINUTE_S else f"{seconds:g} s"
+
+
+def _seconds(script: Script, node: ast.expr) -> float | None:
+    """`timedelta(minutes=30)`, in seconds; None where it is computed."""
+    if not isinstance(node, ast.Call) or script.dotted(node.func).split(".")[-1] != "timedelta":
+        return None
+    named = [(one.arg or "", one.value) for one in node.keywords]
+    pairs = [*zip(_IN_ORDER, node.args, strict=False), *named]
+    total = 0.0
+    for unit, value in pairs:
+        number = _number(value)
+        if number is None or unit not in _UNITS_S:
+            return None
+        total += number * _UNITS_S[unit]
+    return total
+
+
+def _number(node: ast.expr) -> float | None:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _number(node.left), _number(node.right)
+        return None if left is None or right is None else left * right
+    value = constant(node)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def alone_words(who: Who) -> tuple[str, str]:
+    """(subject, "waits"/"wait") for a sentence about those ranks."""
+    return str(who), "waits" if who is Who.FIRST else "wait"
+
+
+def entry(script: Script) -> bool:
+    """Whether the file is started itself: `if __name__ == "__main__"`, or work at its top level."""
+    for node in script.tree.body:
+        if isinstance(node, ast.If) and any(
+            isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
+        ):
+            return True
+    return any(not call.place.function for call in init_calls(script))

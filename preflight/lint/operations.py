@@ -6,11 +6,11 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.model import once
 from preflight.lint.names import canonical
+from preflight.lint.script import once
 
 if TYPE_CHECKING:
-    from preflight.lint.model import Call, Function, Script
+    from preflight.lint.script import Call, Function, Script
 
 _MOST: Final = 100
 """Operations of one function that are told apart: of functions that call each other twice they

@@ -1,4 +1,8 @@
-"""From the bytes of a file to a script, or one sentence why it is none that can be read here."""
+"""From the bytes of a file to a script: its calls, and which ranks get to them.
+
+A `return` under a condition on the rank keeps those ranks away from all that follows in the
+function, a `continue` or `break` from the rest of the loop.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,234 @@ import io
 import re
 import tokenize
 import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.lint.model import Script
-from preflight.lint.names import dotted, imports_of
+from preflight.lint.names import constant, dotted, imports_of, names_in
 from preflight.lint.ranks import Ranks
-from preflight.lint.walk import Walker
+from preflight.lint.script import Assign, Call, Function, Guard, Place, Script, Who
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+_FIRST_ONLY: Final = frozenset((
+    "rank_zero_only", "on_main_process", "on_local_main_process", "main_process_only",
+    "master_only", "rank0_only", "rank_0_only", "only_on_rank_zero", "main_process",
+))  # fmt: skip
+"""Decorators under which a function is nothing on the other ranks."""
+
+_EXITS: Final = frozenset(("sys.exit", "exit", "quit", "os._exit"))
+_LONGEST_TEXT: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Who goes on after a statement, where others have left the function or the loop."""
+
+    function: tuple[Guard, ...] = ()
+    loop: tuple[Guard, ...] = ()
+    tests: frozenset[str] = frozenset()
+
+    def __add__(self, other: _Left) -> _Left:
+        return _Left(
+            _innermost(self.function + other.function),
+            _innermost(self.loop + other.loop),
+            self.tests | other.tests,
+        )
+
+
+class Walker:
+    """Collects calls, assignments, functions and classes of one script."""
+
+    def __init__(self, imports: Mapping[str, str], ranks: Ranks) -> None:
+        self._imports = imports
+        self._ranks = ranks
+        self.calls: list[Call] = []
+        self.assigns: list[Assign] = []
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, tuple[str, ...]] = {}
+
+    def module(self, tree: ast.Module) -> None:
+        """Go through the whole file."""
+        self._block(tree.body, Place())
+
+    def _block(self, body: Sequence[ast.stmt], place: Place) -> _Left:
+        left = _Left()
+        for statement in body:
+            here = replace(
+                place,
+                guards=_innermost(place.guards + left.function + left.loop),
+                tests=place.tests | left.tests,
+            )
+            left += self._statement(statement, here)
+        return left
+
+    def _statement(self, node: ast.stmt, place: Place) -> _Left:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._function(node, place)
+            case ast.ClassDef():
+                self._class(node, place)
+            case ast.If():
+                return self._if(node, place)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return self._loop(node, place)
+            case ast.Try() | ast.TryStar():
+                return self._try(node, place)
+            case ast.With() | ast.AsyncWith():
+                self._expressions((one.context_expr for one in node.items), place)
+                return self._block(node.body, place)
+            case _:
+                self._simple(node, place)
+        return _Left()
+
+    def _simple(self, node: ast.stmt, place: Place) -> None:
+        self._assignment(node, place)
+        children = (one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr))
+        self._expressions(children, place)
+        for case in node.cases if isinstance(node, ast.Match) else ():
+            self._block(case.body, place)
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
+        around = place.function
+        owner = around if around in self.classes else ""
+        prefix = f"{around}." if owner else f"{around}.<locals>." if around else ""
+        name = f"{prefix}{node.name}"
+        arguments = node.args
+        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        decorators = tuple(dotted(one, self._imports) for one in node.decorator_list)
+        self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
+        self.functions[name] = Function(
+            name, node.lineno, frozenset(one.arg for one in every), decorators, owner
+        )
+        only = next((one for one in decorators if one.rpartition(".")[2] in _FIRST_ONLY), "")
+        guards = (Guard(Who.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
+        self._block(node.body, Place(function=name, guards=guards))
+
+    def _class(self, node: ast.ClassDef, place: Place) -> None:
+        name = f"{place.function}.{node.name}" if place.function else node.name
+        self.classes[name] = tuple(dotted(base, self._imports) for base in node.bases)
+        self._expressions(node.decorator_list, place)
+        self._block(node.body, Place(function=name))
+
+    def _if(self, node: ast.If, place: Place) -> _Left:
+        self._expressions([node.test], place)
+        sides = self._ranks.sides(node.test)
+        text = ast.unparse(node.test)[:_LONGEST_TEXT]
+        branches = (node.body, node.orelse)
+        left = _Left()
+        for side, body, other in zip(sides, branches, branches[::-1], strict=True):
+            inside = place
+            if side is not Who.ALL:
+                guard = Guard(side, node.lineno, text, other=self._called_in(other))
+                inside = replace(place, guards=_innermost((*place.guards, guard)))
+            elif sides == (Who.ALL, Who.ALL):
+                inside = replace(place, tests=place.tests | self._asked(node.test, place))
+            self._block(body, inside)
+            how = _ends(body, self._imports)
+            if not how:
+                continue
+            rest = sides[1] if body is node.body else sides[0]
+            if rest is not Who.ALL:
+                stays = Guard(rest, node.lineno, text, left=True, other=self._called_in(body))
+                left += _Left((stays,)) if how == "function" else _Left(loop=(stays,))
+            elif sides == (Who.ALL, Who.ALL):
+                left += _Left(tests=self._asked(node.test, place))
+        return left
+
+    def _asked(self, test: ast.expr, place: Place) -> frozenset[str]:
+        """What of a condition counts: parameters of the function, and whether it names others."""
+        names = names_in(test)
+        function = self.functions.get(place.function)
+        own = names & function.parameters if function else frozenset[str]()
+        return own | {""} if len(own) < len(names) else own
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Left:
+        around = [node.test] if isinstance(node, ast.While) else [node.iter]
+        self._expressions(around, place)
+        inside = replace(place, loops=(*place.loops, node.lineno))
+        left = self._block(node.body, inside)
+        self._block(node.orelse, place)
+        return _Left(left.function, tests=left.tests)
+
+    def _try(self, node: ast.Try | ast.TryStar, place: Place) -> _Left:
+        left = self._block(node.body, place)
+        for handler in node.handlers:
+            self._block(handler.body, place)
+        return left + self._block(node.orelse, place) + self._block(node.finalbody, place)
+
+    def _assignment(self, node: ast.stmt, place: Place) -> None:
+        value = getattr(node, "value", None)
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(value, ast.expr):
+            return
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+            for part in parts:
+                if name := self._target(part):
+                    self.assigns.append(Assign(name, node.lineno, value, place))
+
+    def _target(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Subscript):
+            key = constant(node.slice)
+            name = dotted(node.value, self._imports)
+            return f"{name}[{key}]" if name and isinstance(key, str) else ""
+        return dotted(node, self._imports)
+
+    def _expressions(self, nodes: Iterable[ast.expr], place: Place) -> None:
+        for node in nodes:
+            self._expression(node, place)
+
+    def _expression(self, node: ast.AST, place: Place) -> None:
+        if isinstance(node, ast.IfExp):
+            self._expression(node.test, place)
+            sides = self._ranks.sides(node.test)
+            for part, side in zip((node.body, node.orelse), sides, strict=True):
+                self._expression(part, self._past(place, side, node.test))
+            return
+        if isinstance(node, ast.BoolOp):
+            for part in node.values:
+                self._expression(part, place)
+                side = self._ranks.sides(part)[0 if isinstance(node.op, ast.And) else 1]
+                place = self._past(place, side, part)
+            return
+        if isinstance(node, ast.Lambda):
+            place = Place(function=f"{place.function}.<lambda>")
+        elif isinstance(node, ast.Call) and (name := dotted(node.func, self._imports)):
+            self.calls.append(Call(name, node.lineno, node, place))
+        for child in ast.iter_child_nodes(node):
+            self._expression(child, place)
+
+    def _past(self, place: Place, who: Who, test: ast.expr) -> Place:
+        if who is Who.ALL:
+            return place
+        guard = Guard(who, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
+        return replace(place, guards=_innermost((*place.guards, guard)))
+
+    def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
+        called = (one for each in body for one in ast.walk(each) if isinstance(one, ast.Call))
+        return tuple(dict.fromkeys(dotted(one.func, self._imports) for one in called))
+
+
+def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
+    some = [one for one in guards[:-1] if one.who is Who.SOME]
+    return (*some[-1:], *guards[-1:])
+
+
+def _ends(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
+    """Whether whoever gets into a block leaves the function, or the loop, at its end."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.Return):
+        return "function"
+    if isinstance(last, ast.Continue | ast.Break):
+        return "loop"
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return "function" if dotted(last.value.func, imports) in _EXITS else ""
+    return ""
+
 
 LARGEST: Final = 4 << 20
 """Bytes of one script; a file of millions of lines is data."""

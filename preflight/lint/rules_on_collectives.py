@@ -1,25 +1,241 @@
-"""Ranks that get different numbers of batches: the one with more waits at the end of the epoch."""
+"""Collectives that some ranks never reach, or reach too late."""
 
 from __future__ import annotations
 
 import ast
+import re
+import sys
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.job import timeout_words, wraps_model
-from preflight.lint.model import Found, Rule, Severity, once
-from preflight.lint.operations import reached
+from preflight.lint.names import alone_words, init_calls, timeout_words, wraps_model
+from preflight.lint.operations import operation, reached
+from preflight.lint.ranks import divided
+from preflight.lint.script import Found, Rule, Severity, Who, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.model import Assign, Call, Script
+    from preflight.lint.ranks import Divided
+    from preflight.lint.script import Assign, Call, Script
+
+
+if TYPE_CHECKING:
+    _Before = tuple[int, bool, Call]
+    """A line, whether every rank is needed there, and the call in it."""
+
+_LONG: Final = re.compile(
+    r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
+    r"generate|tokeni[sz]e_(?:data|dataset|files|corpus)|prepare_(?:data|dataset|datasets)|"
+    r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$)"
+)
+_WAITS: Final = frozenset(("barrier", "monitored_barrier"))
+
+
+def _find_barrier_after_long_work(script: Script) -> Iterator[Found]:
+    inits = init_calls(script)
+    if not inits or any(call.keyword("timeout") is not None or call.open_ended for call in inits):
+        return
+    for barrier in script.calls:
+        one = operation(script, barrier)
+        if one is None or one.label not in _WAITS or barrier.keyword("timeout") is not None:
+            continue
+        work = None if barrier.place.guard else _alone_before(script, barrier)
+        if work is not None:
+            yield Found(
+                barrier.line,
+                f"every rank waits in this barrier while rank 0 alone does {work.last}() "
+                f"(line {work.line}), and init_process_group (line {inits[0].line}) sets no "
+                "timeout",
+                f"if {work.last}() takes longer than {timeout_words(script)}, the other ranks "
+                "are ended in the barrier",
+                "init_process_group(timeout=timedelta(hours=2)), or do the work before the job",
+            )
+
+
+def _alone_before(script: Script, barrier: Call) -> Call | None:
+    """The last long work of rank 0 before the barrier, with no other barrier between."""
+    place = barrier.place
+    own: list[_Before] = []
+    for depth in range(len(place.loops) + 1):
+        there = _before(script).get((place.function, place.loops[:depth]), [])
+        at = bisect_left(there, barrier.line, key=itemgetter(0))
+        own += there[max(at - 1, 0) : at]
+    last = max(own, key=itemgetter(0, 1), default=None)
+    return None if last is None or last[1] else last[2]
+
+
+@once
+def _before(script: Script) -> dict[tuple[str, tuple[int, ...]], list[_Before]]:
+    """By function and loops: every operation of all ranks, and all long work of rank 0."""
+    found: dict[tuple[str, tuple[int, ...]], list[_Before]] = {}
+    for call in script.calls:
+        every = operation(script, call) is not None
+        if every or _is_long(call):
+            there = found.setdefault((call.place.function, call.place.loops), [])
+            there.append((call.line, every, call))
+    for there in found.values():
+        there.sort(key=itemgetter(0, 1))
+    return found
+
+
+def _is_long(call: Call) -> bool:
+    guard = call.place.guard
+    alone = guard is not None and guard.who is Who.FIRST and not guard.left
+    return alone and _LONG.search(call.last) is not None
+
+
+BARRIER_AFTER_LONG_WORK = Rule(
+    "barrier-after-long-work", Severity.WARNING, _find_barrier_after_long_work
+)
+
+
+def _find_checkpoint_on_one_rank(script: Script) -> Iterator[Found]:
+    for one in divided(script):
+        if not one.operation.saves:
+            continue
+        subject, waits = alone_words(one.guard.who)
+        yield Found(
+            one.operation.call.line,
+            f"{one.operation.words} gathers from every rank, and only {subject} "
+            f"{'gets' if waits == 'waits' else 'get'} to it "
+            f"(`{one.guard.text}`, line {one.guard.line})",
+            f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
+            "then the job dies without a checkpoint",
+            "call it on every rank; it writes once by itself, or write its result on rank 0",
+        )
+
+
+CHECKPOINT_ON_ONE_RANK = Rule(
+    "checkpoint-on-one-rank", Severity.ERROR, _find_checkpoint_on_one_rank
+)
+
+
+def _find_collective_on_some_ranks(script: Script) -> Iterator[Found]:
+    for one in divided(script):
+        if not one.operation.saves:
+            yield Found(one.operation.call.line, _said(one), _will(script, one), _remedy(one))
+
+
+def _said(one: Divided) -> str:
+    who, guard = one.guard.who, one.guard
+    leads = "" if one.operation.call.line == one.operation.line else (
+        f"{one.operation.call.last}(), which leads to "
+    )  # fmt: skip
+    more = f" and {one.more} more of its kind" if one.more else ""
+    how = "the others left" if guard.left else "it stands"
+    why = f"{how} under `{guard.text}` in line {guard.line}"
+    if guard.text.startswith("@"):
+        why = f"{guard.text} makes the function nothing on the others"
+    verb = "calls" if str(who) == "rank 0" else "call"
+    return f"only {who} {verb} {leads}{one.operation.words}{more}: {why}"
+
+
+def _will(script: Script, one: Divided) -> str:
+    subject, waits = alone_words(one.guard.who)
+    return (
+        f"{subject} {waits} in {one.operation.label} (line {one.operation.line}) for "
+        f"{timeout_words(script)}, or in the others' next collective, then the job dies"
+    )
+
+
+def _remedy(one: Divided) -> str:
+    if one.operation.label.startswith("new_"):
+        return "make every group on every rank, also on those that are not in it"
+    if "barrier" in one.operation.label or "wait_for_everyone" in one.operation.label:
+        return "move it behind the condition, where every rank comes by"
+    return "call it on every rank; leave only what one rank does (print, write) in the condition"
+
+
+COLLECTIVE_ON_SOME_RANKS = Rule(
+    "collective-on-some-ranks", Severity.ERROR, _find_collective_on_some_ranks
+)
+
+
+if TYPE_CHECKING:
+    _Loop = tuple[str, tuple[int, ...]]
+    """Its function, and the lines of the loops around it."""
+
+_OWN: Final = frozenset((
+    "torch.isnan", "torch.isinf", "torch.isfinite", "math.isnan", "math.isfinite", "math.isinf",
+    "numpy.isnan", "numpy.isfinite", "numpy.isinf",
+))  # fmt: skip
+
+
+def _find_skipped_step(script: Script) -> Iterator[Found]:
+    if not wraps_model(script):
+        return
+    for call in script.called(_OWN):
+        after = _behind(script, call)
+        leaves = _leaves(script, call) if after is not None else None
+        if after is None or leaves is None or _agreed(script, call):
+            continue
+        yield Found(
+            leaves.lineno,
+            f"a rank whose own loss is not finite (line {call.line}) skips "
+            f"backward in line {after.line}, which averages gradients over all ranks",
+            f"the other ranks wait for its gradients in line {after.line} for "
+            f"{timeout_words(script)}, then the job dies",
+            "agree first: all_reduce the flag (MAX), so that every rank skips the step or none",
+        )
+
+
+def _behind(script: Script, call: Call) -> Call | None:
+    """The next backward pass in the same turn of the same loop."""
+    there = _backward(script).get((call.place.function, call.place.loops), [])
+    at = bisect_right(there, call.line, key=lambda one: one.line)
+    return there[at] if call.place.loops and at < len(there) else None
+
+
+@once
+def _backward(script: Script) -> dict[_Loop, list[Call]]:
+    found: dict[_Loop, list[Call]] = {}
+    for call in script.calls:
+        if call.last == "backward":
+            found.setdefault((call.place.function, call.place.loops), []).append(call)
+    return found
+
+
+@once
+def _conditions(script: Script) -> dict[int, ast.stmt]:
+    """The last statement of each `if`, by the id of every node in its condition."""
+    tests = (node for node in ast.walk(script.tree) if isinstance(node, ast.If))
+    return {id(one): node.body[-1] for node in tests for one in ast.walk(node.test)}
+
+
+def _leaves(script: Script, call: Call) -> ast.stmt | None:
+    """The `continue` or `break` at the end of the `if` whose condition the call is."""
+    last = _conditions(script).get(id(call.node))
+    return last if isinstance(last, ast.Continue | ast.Break) else None
+
+
+@once
+def _first_talk(script: Script) -> dict[_Loop, int]:
+    """The first line in each loop that leads to an operation of all ranks."""
+    found: dict[_Loop, int] = {}
+    for one in script.calls:
+        loop = one.place.function, one.place.loops
+        if one.line < found.get(loop, sys.maxsize) and reached(script, one):
+            found[loop] = one.line
+    return found
+
+
+def _agreed(script: Script, call: Call) -> bool:
+    """Whether ranks talk in that loop before the question is asked: the value may be shared."""
+    first = _first_talk(script).get((call.place.function, call.place.loops))
+    return first is not None and first <= call.line
+
+
+SKIPPED_STEP = Rule("skipped-step", Severity.WARNING, _find_skipped_step)
+
 
 _LOADER: Final = "torch.utils.data.DataLoader"
 _STREAM: Final = "torch.utils.data.IterableDataset"
 _EVEN: Final = ("drop_last", "join", "Join", "even_batches", "islice", "cycle")
 
 
-def _find(script: Script) -> Iterator[Found]:
+def _find_uneven_batches(script: Script) -> Iterator[Found]:
     if not wraps_model(script) or _cares(script):
         return
     for call in script.called([_LOADER]):
@@ -101,4 +317,4 @@ def _step(script: Script) -> Call | None:
     return None
 
 
-RULE = Rule("uneven-batches", Severity.WARNING, _find)
+UNEVEN_BATCHES = Rule("uneven-batches", Severity.WARNING, _find_uneven_batches)

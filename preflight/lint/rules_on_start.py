@@ -1,20 +1,113 @@
-"""The global rank as the number of a GPU: from the second node on there is no such GPU."""
+"""How ranks start and end: which GPU each chooses, how their group comes up and goes."""
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from preflight.lint.model import Found, Rule, Severity, once
+from preflight.lint.names import (
+    DDP,
+    backend,
+    constant,
+    entry,
+    init_calls,
+    makes_group,
+    own_gpu,
+    spawns,
+    timeout_words,
+)
 from preflight.lint.ranks import variable
+from preflight.lint.script import Found, Rule, Severity, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.model import Call, Script
+    from preflight.lint.script import Call, Place, Script
 
 
-def _find(script: Script) -> Iterator[Found]:
+_NAME: Final = "CUDA_VISIBLE_DEVICES"
+_STARTED: Final = ("accelerate.Accelerator", "deepspeed.initialize")
+
+
+def _find_cuda_visible_devices(script: Script) -> Iterator[Found]:
+    started = makes_group(script) or any(True for _ in script.called(_STARTED))
+    if not started or spawns(script):
+        return  # one process, or one that chooses the GPUs of the ranks that it starts
+    for line, value, place in _set(script):
+        listed = constant(value)
+        if not isinstance(listed, str) or listed.strip() in ("", "-1"):
+            continue  # computed, or a process that is to have no GPU
+        if place.tests or place.guards:
+            continue
+        yield Found(
+            line,
+            f"every rank sees the GPUs {listed[:40]!r}, whatever its launcher or Slurm gave it",
+            "LOCAL_RANK counts along this list: `invalid device ordinal` for more ranks than it "
+            "has entries, and another job's GPUs where they were not allotted",
+            "leave it to the launcher: CUDA_VISIBLE_DEVICES=... torchrun ...",
+        )
+
+
+def _set(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
+    for one in script.assigns:
+        if one.target == f"os.environ[{_NAME}]":
+            yield one.line, one.value, one.place
+    for call in script.called(["os.putenv"]):
+        if len(call.node.args) > 1 and constant(call.node.args[0]) == _NAME:
+            yield call.line, call.node.args[1], call.place
+
+
+CUDA_VISIBLE_DEVICES = Rule("cuda-visible-devices", Severity.WARNING, _find_cuda_visible_devices)
+
+
+def _find_fixed_device(script: Script) -> Iterator[Found]:
+    by_calls = any("distributed.rpc" in name for name in script.imports.values())
+    if not makes_group(script) or by_calls:
+        return  # under RPC ranks have different parts, and GPUs by them
+    for call in script.calls:
+        if call.place.guards or call.place.tests:
+            continue  # for one rank only, or for the run that is not distributed
+        where = _fixed(call)
+        if where:
+            yield Found(
+                call.line,
+                f"{where} is the same GPU on every rank",
+                "all ranks of a node use that one: out of memory, or NCCL's "
+                "`Duplicate GPU detected`",
+                f"use the rank's own: torch.device('cuda', {own_gpu(script)})",
+            )
+
+
+def _fixed(call: Call) -> str:
+    """The fixed device as the script names it, of a call that puts the rank's work there."""
+    first = call.node.args[0] if call.node.args else None
+    value = constant(first)
+    if call.last == "set_device" and call.name.startswith("torch."):
+        return f"set_device({value!r})" if value in (0, "cuda:0") and value is not False else ""
+    if call.name == DDP:
+        return _of_ddp(call)
+    if call.last in ("to", "cuda") and call.receiver:
+        given = value if call.node.args else constant(call.keyword("device"))
+        number = call.last == "cuda" and type(given) is int
+        return f"{call.last}({given!r})" if given == "cuda:0" or number else ""
+    if call.name == "torch.load":
+        where = constant(call.keyword("map_location"))
+        return f"map_location={where!r}" if where == "cuda:0" else ""
+    return ""
+
+
+def _of_ddp(call: Call) -> str:
+    ids = call.keyword("device_ids")
+    if not isinstance(ids, ast.List | ast.Tuple) or len(ids.elts) != 1:
+        return ""
+    number = constant(ids.elts[0])
+    return f"device_ids=[{number}]" if type(number) is int else ""
+
+
+FIXED_DEVICE = Rule("fixed-device", Severity.WARNING, _find_fixed_device)
+
+
+def _find_global_rank_as_device(script: Script) -> Iterator[Found]:
     for call in script.called(["torch.cuda.set_device", "torch.device"]):
         for given in _numbers(call):
             if _is_global(script, given) or _holds_one(script, call, given):
@@ -66,4 +159,167 @@ def _is_global(script: Script, node: ast.expr) -> bool:
     return variable(node, script.imports) == "RANK"
 
 
-RULE = Rule("global-rank-as-device", Severity.WARNING, _find)
+GLOBAL_RANK_AS_DEVICE = Rule("global-rank-as-device", Severity.WARNING, _find_global_rank_as_device)
+
+
+def _find_local_rank_argument(script: Script) -> Iterator[Found]:
+    if not init_calls(script) or script.imported("deepspeed") or _asks_environment(script):
+        return
+    for call in script.calls:
+        names = {constant(one) for one in call.node.args}
+        if call.last != "add_argument" or not names & {"--local_rank", "--local-rank"}:
+            continue
+        launch = "" if "--local-rank" in names else (
+            "; torch.distributed.launch says --local-rank since torch 2.0: unrecognized argument"
+        )  # fmt: skip
+        yield Found(
+            call.line,
+            "the local rank comes from the command line, and LOCAL_RANK is never read",
+            f"under torchrun every rank has the default {_default(call)}{launch}",
+            "default=int(os.environ.get('LOCAL_RANK', 0)), or leave the option away",
+        )
+
+
+def _asks_environment(script: Script) -> bool:
+    told = (variable(call.node, script.imports) for call in script.calls)
+    if "LOCAL_RANK" in told:
+        return True
+    import ast
+
+    return any(
+        isinstance(node, ast.Constant) and node.value == "LOCAL_RANK"
+        for node in ast.walk(script.tree)
+    )
+
+
+def _default(call: Call) -> str:
+    given = constant(call.keyword("default"))
+    return "None" if given is None else str(given)
+
+
+LOCAL_RANK_ARGUMENT = Rule("local-rank-argument", Severity.WARNING, _find_local_rank_argument)
+
+
+_CHOOSES: Final = frozenset((
+    "torch.cuda.set_device", "torch.cuda.device", "torch.accelerator.set_device_index",
+    "torch.set_default_device", "torch.npu.set_device", "torch.xpu.set_device",
+    "torch.get_device_module",
+))  # fmt: skip
+
+
+def _find_no_set_device(script: Script) -> Iterator[Found]:
+    inits = init_calls(script)
+    if not inits or "nccl" not in backend(script) or not entry(script):
+        return
+    if any(call.keyword("device_id") is not None or call.open_ended for call in inits):
+        return
+    if any(call.last == "set_device" or call.name in _CHOOSES for call in script.calls):
+        return
+    if any(one.target == "os.environ[CUDA_VISIBLE_DEVICES]" for one in script.assigns):
+        return
+    bare = next((call for call in script.calls if _to_current(call)), None)
+    if bare is None or _names_one(script):
+        return
+    yield Found(
+        bare.line,
+        "this goes to the current GPU, and the script never says which one that is",
+        "unless the launcher shows each rank one GPU only, all of a node work on GPU 0: out of "
+        "memory, or NCCL's `Duplicate GPU detected`",
+        f"torch.cuda.set_device({own_gpu(script)}) before init_process_group",
+    )
+
+
+def _to_current(call: Call) -> bool:
+    """`.cuda()` and `.to("cuda")`: the current device, whichever that is."""
+    arguments = (*call.node.args, *(one.value for one in call.node.keywords))
+    if call.last == "cuda" and call.receiver:
+        return not call.node.args and call.keyword("device") is None and not call.open_ended
+    return call.last == "to" and any(constant(one) == "cuda" for one in arguments)
+
+
+def _names_one(script: Script) -> bool:
+    """Whether devices are computed anywhere: `f"cuda:{local_rank}"`, `.cuda(gpu)`."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.JoinedStr) and any(
+            isinstance(one, ast.Constant) and "cuda:" in str(one.value) for one in node.values
+        ):
+            return True
+    return any(call.last == "cuda" and call.node.args for call in script.calls) or any(
+        call.name == "torch.device" and (len(call.node.args) > 1 or call.keyword("index"))
+        for call in script.calls
+    )
+
+
+NO_SET_DEVICE = Rule("no-set-device", Severity.WARNING, _find_no_set_device)
+
+
+def _find_init_device_id(script: Script) -> Iterator[Found]:
+    if "nccl" not in backend(script):
+        return
+    for call in init_calls(script):
+        if call.keyword("device_id") is None and not call.open_ended:
+            yield Found(
+                call.line,
+                "init_process_group is not told which GPU this rank has (device_id, torch 2.3)",
+                "barrier() guesses it from the rank, and connections are made at the first "
+                "collective only: a wrong GPU shows late, as a hang",
+                f"device_id=torch.device('cuda', {own_gpu(script)})" + _spawned(script),
+            )
+
+
+def _spawned(script: Script) -> str:
+    return ", with the number that spawn() gives each process of a node" if spawns(script) else ""
+
+
+INIT_DEVICE_ID = Rule("init-device-id", Severity.HINT, _find_init_device_id)
+
+
+def _find_init_timeout(script: Script) -> Iterator[Found]:
+    for call in init_calls(script):
+        if call.keyword("timeout") is None and not call.open_ended:
+            yield Found(
+                call.line,
+                "init_process_group sets no timeout: the default holds for every collective",
+                f"a rank that is busy alone for {timeout_words(script)} ends the job",
+                "timeout=timedelta(minutes=...): longer than what one rank ever does alone",
+            )
+
+
+INIT_TIMEOUT = Rule("init-timeout", Severity.HINT, _find_init_timeout)
+
+
+def _find_no_destroy(script: Script) -> Iterator[Found]:
+    inits = init_calls(script)
+    if not inits or not entry(script):
+        return
+    if any("destroy" in call.last or "cleanup" in call.last for call in script.calls):
+        return
+    yield Found(
+        inits[0].line,
+        "nothing destroys the process group that is made here",
+        "a rank that ends first takes the store with it while others still work: errors or a hang "
+        "at the very end",
+        "torch.distributed.destroy_process_group() at the end of main",
+    )
+
+
+NO_DESTROY = Rule("no-destroy", Severity.HINT, _find_no_destroy)
+
+
+def _find_no_record(script: Script) -> Iterator[Found]:
+    inits = init_calls(script)
+    if not inits or not entry(script) or spawns(script):
+        return
+    decorated = (one for function in script.functions.values() for one in function.decorators)
+    named = (call.name for call in script.calls)
+    if any(name.rpartition(".")[2] == "record" for name in (*decorated, *named)):
+        return
+    yield Found(
+        inits[0].line,
+        "no function of this script has torchrun's @record",
+        "when a rank raises, torchrun's report has `error_file: <N/A>` and no traceback",
+        "from torch.distributed.elastic.multiprocessing.errors import record; @record above main",
+    )
+
+
+NO_RECORD = Rule("no-record", Severity.HINT, _find_no_record)

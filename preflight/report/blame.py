@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from preflight.core.text import plain_json, wrapped
 from preflight.report.document import BlameRow, schema_of
 from preflight.report.findings import Finding
-from preflight.report.plain import plain
 from preflight.report.terminal import finding_lines
-from preflight.report.text import wrapped
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
@@ -52,7 +51,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
 def encode(told: Told) -> str:
     """Write it as indented JSON in plain ASCII that ends in a newline."""
-    return plain(told)
+    return plain_json(told)
 
 
 def json_schema() -> dict[str, Any]:

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.check import Tier, is_check_id
-from preflight.fabric.besides import Turn
+from preflight.core.text import plain_json
+from preflight.fabric.judge import Turn
 from preflight.fleet.nodeset import check_names
-from preflight.report.overrides import Overrides
-from preflight.report.plain import plain
+from preflight.report.header import Overrides
 from preflight.verdict import Outcome
 
 _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
@@ -240,7 +240,7 @@ def encode(report: Report) -> bytes:
 
     Whoever prints the file on a terminal meets no control character that a node made up.
     """
-    return plain(report).encode("ascii")
+    return plain_json(report).encode("ascii")
 
 
 def json_schema() -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""A run in numbers for node_exporter's textfile collector: alert on the age of the last run first.
+"""The verdicts for other tools: JUnit XML, and Prometheus' textfile collector.
+
+`classname` is "preflight." and the check's id, `name` the item's: "gpu.count[gpu041]". pytest's own
+--junitxml gives a run's items the same ones; it would name the folder the checks lie in.
 
 Names and labels are stable; docs/report.md lists them. Pairs come as quantiles only: a thousand
 nodes would be half a million series.
@@ -8,11 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
+from preflight.core.files import write_typed
+from preflight.core.statistics import nearest_rank
+from preflight.core.text import printable
 from preflight.errors import UsageError
 from preflight.report.document import moment
-from preflight.report.files import write_typed
-from preflight.stats.quantiles import nearest_rank
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -21,8 +26,64 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Gauge
 
-    from preflight.report.document import Report
+    from preflight.report.document import Report, VerdictRow
     from preflight.report.findings import Finding
+
+
+_SKIPPED = (Outcome.NOT_RUN, Outcome.WAIVED)
+_ERROR = (Outcome.BROKEN, Outcome.LOST)
+
+
+def class_of(check: str) -> str:
+    """Under which name a tool groups a check's results."""
+    return f"preflight.{check}"
+
+
+def junit(report: Report) -> bytes:
+    """Give the document; a verdict that condemns is a failure, one that is owed still an error."""
+    rows = report.verdicts
+    failed = sum(map(_fails, rows))
+    errors = sum(row.outcome in _ERROR for row in rows)
+    skipped = sum(row.outcome in _SKIPPED for row in rows)
+    suite = ET.Element(
+        "testsuite",
+        name="preflight",
+        tests=str(len(rows)),
+        failures=str(failed),
+        errors=str(errors),
+        skipped=str(skipped),
+        time=f"{report.seconds:.3f}",
+        timestamp=report.started,
+    )
+    for row in rows:
+        _case(suite, row)
+    root = ET.Element("testsuites", name="preflight")
+    root.append(suite)
+    return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ET.Element, row: VerdictRow) -> None:
+    name = printable(f"{row.check}[{row.subject}]")
+    case = ET.SubElement(suite, "testcase", classname=class_of(row.check), name=name, time="0")
+    said = printable(row.sentence)
+    properties = ET.SubElement(case, "properties")
+    ET.SubElement(properties, "property", name="preflight_outcome", value=str(row.outcome))
+    ET.SubElement(properties, "property", name="preflight_sentence", value=said)
+    kind = "failure" if _fails(row) else "error" if row.outcome in _ERROR else ""
+    if kind:
+        told = ET.SubElement(case, kind, message=said)
+        told.text = f"{row.outcome}: {said}" + (
+            f"\ndo: {printable(row.advice)}" if row.advice else ""
+        )
+    elif row.outcome in _SKIPPED:
+        ET.SubElement(case, "skipped", message=said)
+
+
+def _fails(row: VerdictRow) -> bool:
+    if row.outcome is Outcome.UNKNOWN:
+        return not row.grant
+    return row.outcome in (Outcome.FAIL, Outcome.FLAKY)
+
 
 MODE = 0o644
 """node_exporter runs as nobody in particular."""

@@ -9,17 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.shapes import shapes
-from preflight.report.picture.charts import charts
-from preflight.report.picture.colours import LEGEND
-from preflight.report.picture.endpoints import thumbnail
-from preflight.report.picture.grid import CELLS, best_of, grid
-from preflight.report.picture.markup import text
-from preflight.report.picture.odd import odd
-from preflight.report.picture.panels import draw
-from preflight.report.picture.ratios import LATE, cells, panels
-from preflight.report.picture.sharpness import sharpness
-from preflight.report.picture.style import style
-from preflight.report.picture.worst import standing_out, worst
+from preflight.report.picture.grid import CELLS, LATE, best_of, cells, grid, panels
+from preflight.report.picture.histograms import charts, odd, sharpness, standing_out, worst
+from preflight.report.picture.panels import draw, thumbnail
+from preflight.report.picture.style import LEGEND, style, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +21,7 @@ if TYPE_CHECKING:
     from preflight.fabric.samples import Sweep
     from preflight.fabric.shapes import Shape
     from preflight.report.document import MissedRow
-    from preflight.report.picture.accused import Accused
-    from preflight.report.picture.grid import Endpoint, Grid
-    from preflight.report.picture.ratios import Cell
+    from preflight.report.picture.grid import Accused, Cell, Endpoint, Grid
 
 LARGEST = 2 << 20
 """Bytes of the page; rows are left out, and it says so, until it fits."""

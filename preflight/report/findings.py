@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import shared_cause
 from preflight.fabric.blame import components
-from preflight.stats.shared_cause import shared_cause
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from preflight.core.ledger import Entry
     from preflight.fabric.blame import Blame
-    from preflight.ledger import Entry
 
 _RANK = {
     outcome: rank

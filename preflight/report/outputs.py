@@ -1,26 +1,247 @@
-"""A run's folder: made when the first file needs it; a full disk costs a file, never a verdict."""
+"""A run's folder: made when the first file needs it; a full disk costs a file, never a verdict.
+
+A run of ours is a folder of our own, named by its time, with nothing in it that we did not write.
+Anything else in there is somebody's, and is neither read nor removed; no link is ever followed.
+"""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import re
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.core.files import link_atomically, open_folder, remove, write_atomically, write_typed
 from preflight.errors import UsageError
-from preflight.report.events import NAME, Events
-from preflight.report.files import open_folder, remove, write_atomically, write_typed
-from preflight.report.kept import Kept, full
-from preflight.report.prometheus import refuse_unread, write_metrics
-from preflight.report.runs import KEEP, RUNS, point_at, tidy
+from preflight.fleet.nodeset import natural
+from preflight.report.events import NAME, Ended, Events, read_events
+from preflight.report.events import NAME as EVENTS
+from preflight.report.exports import refuse_unread, write_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.report.document import Report
     from preflight.report.findings import Finding
+    from preflight.report.since import Night
+
+
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private folder is made there
+LEAST_BYTES = 64 << 10
+"""Free space below which nothing is begun: not even a small fleet's report would fit."""
+
+
+class Kept:
+    """A private folder elsewhere, made when the first file needs it."""
+
+    def __init__(self) -> None:
+        self._folders: list[Path] = []
+        self._names: dict[Path, list[str]] = {}
+        self._lost: list[str] = []
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Write the file into the first place that takes it."""
+        own = [os.environ["TMPDIR"]] if os.environ.get("TMPDIR") else []
+        if not any(self._written(folder, name, content) for folder in self._folders) and not any(
+            self._made(Path(place), name, content) for place in (*own, *PLACES)
+        ):
+            self._lost.append(name)
+
+    @property
+    def words(self) -> str:
+        """What is where instead, and what is nowhere."""
+        said = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names]
+        return "; ".join([*said, *(f"{name} is lost" for name in self._lost)])
+
+    def _made(self, place: Path, name: str, content: bytes) -> bool:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=place))
+        except OSError:
+            return False  # full as well, or not there
+        if self._written(folder, name, content):
+            self._folders.append(folder)
+            return True
+        folder.rmdir()
+        return False
+
+    def _written(self, folder: Path, name: str, content: bytes) -> bool:
+        try:
+            write_atomically(folder / name, content)
+        except OSError:
+            return False
+        self._names.setdefault(folder, []).append(name)
+        return True
+
+
+def full(folder: Path) -> bool:
+    """Whether the disk below an existing folder has no room for a report, as far as it says so.
+
+    Some network file systems say nothing (no blocks or no inodes at all), and a quota shows later.
+    """
+    disk = os.statvfs(folder)
+    free = disk.f_bavail if os.geteuid() else disk.f_bfree
+    no_room = bool(disk.f_blocks) and free * disk.f_frsize < LEAST_BYTES
+    return no_room or (bool(disk.f_files) and not disk.f_ffree)
+
+
+RUNS = "preflight-runs"
+LATEST = "latest"
+KEEP = 30
+"""Runs that are kept unless the operator says otherwise: a month of nights."""
+
+NIGHTS = 30
+"""Earlier runs that a page compares with."""
+
+FINISHED = "report.json"
+OURS = frozenset(
+    (
+        FINISHED,
+        "ready.hosts",
+        "measured.json",
+        "report.html",
+        "fabric.html",
+        EVENTS,
+    )
+)
+"""Every file that a run writes, or that earlier versions wrote."""
+
+_STAMP = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}")
+_TAIL = 4 << 20
+"""Bytes at the end of a file of events that are read for its last line."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is named as one of ours in a folder of runs."""
+    return bool(_STAMP.fullmatch(path.name))
+
+
+def earlier(path: Path, most: int = NIGHTS) -> tuple[Night, ...]:
+    """The runs beside this one that ended before it, oldest first; none where it stands alone."""
+    if not is_run(path):
+        return ()
+    found: list[Night] = []
+    with suppress(OSError), open_folder(path.parent, make=False) as above:
+        before = [name for name in _stamps(above) if natural(name) < natural(path.name)]
+        for name in reversed(before):
+            if len(found) == most:
+                break
+            with suppress(OSError), _opened(above, name) as folder:
+                night = _night(folder)
+                if night is not None:
+                    found.append(night)
+    return tuple(reversed(found))
+
+
+def point_at(path: Path) -> None:
+    """Let `latest` lead to this run; a file or folder of that name is left as it is. OSError."""
+    if is_run(path):
+        link_atomically(path.parent / LATEST, path.name)
+
+
+def tidy(path: Path, keep: int) -> list[str]:
+    """Remove the oldest runs beside this one but for `keep`, itself counted; name what is gone.
+
+    A run without a report is one that still goes on, or that was killed: it stays.
+    """
+    if not is_run(path) or keep < 1:
+        return []
+    gone: list[str] = []
+    with suppress(OSError), open_folder(path.parent, make=False) as above:
+        others = [name for name in _stamps(above) if name != path.name]
+        whole = [name for name in others if _removable(above, name)]
+        for name in whole[: max(0, len(whole) - (keep - 1))]:
+            with suppress(OSError):
+                if _removed(above, name):
+                    gone.append(name)
+    return gone
+
+
+def _stamps(above: int) -> list[str]:
+    """Names of runs in a folder, oldest first."""
+    with _readable(above) as handle:
+        return sorted((n for n in _names(handle) if _STAMP.fullmatch(n)), key=natural)
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+@contextmanager
+def _readable(folder: int) -> Iterator[int]:
+    """A handle that can be listed, of a folder that is held by its path only."""
+    handle = os.open(".", _FOLDER, dir_fd=folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _opened(above: int, name: str) -> Iterator[int]:
+    """Hold a run's folder open; OSError for a link, and for a folder of somebody else."""
+    handle = os.open(name, _FOLDER, dir_fd=above)
+    try:
+        if os.fstat(handle).st_uid not in (os.geteuid(), 0):
+            raise PermissionError(f"{name} belongs to somebody else")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _night(folder: int) -> Night | None:
+    handle = os.open(EVENTS, _FILE, dir_fd=folder)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        file.seek(max(0, found.st_size - _TAIL))
+        lines = file.read(_TAIL).splitlines()
+    events = read_events(lines[-1]) if lines else []
+    return events[0].night if events and isinstance(events[0], Ended) else None
+
+
+def _removable(above: int, name: str) -> bool:
+    """Whether all that is in there was written by a run of ours that came to its end."""
+    with suppress(OSError), _opened(above, name) as folder:
+        return bool(_whole(folder))
+    return False
+
+
+def _whole(folder: int) -> list[str]:
+    """The files of such a run, its report last; none where it is not one."""
+    names = sorted(_names(folder), key=lambda one: one == FINISHED)
+    regular = all(
+        stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
+    )
+    own = os.fstat(folder).st_uid == os.geteuid()
+    ours = own and regular and FINISHED in names and all(map(_written_by_us, names))
+    return names if ours else []
+
+
+def _written_by_us(name: str) -> bool:
+    left = _TEMPORARY.fullmatch(name)
+    return (left[1] if left else name) in OURS
+
+
+def _removed(above: int, name: str) -> bool:
+    """Remove a run; False where something else bears its name by now."""
+    with _opened(above, name) as folder:
+        names = _whole(folder)
+        for own in names:
+            os.unlink(own, dir_fd=folder)
+    if names:
+        os.rmdir(name, dir_fd=above)
+    return bool(names)
 
 
 @dataclass

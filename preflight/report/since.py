@@ -1,22 +1,110 @@
-"""What changed since an earlier run: new, still bad, recovered, and what nobody looked at again.
+"""What changed since an earlier run: new, still bad, recovered, not checked again.
 
 Gone is not healed: who recovers was judged again by the same check and came out fine.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from preflight.check import FLEET
-from preflight.report.night import Bad, Night
-from preflight.verdict import Outcome
+from preflight.core.ledger import Entry
+from preflight.core.statistics import median, nearest_rank
+from preflight.fabric.blame import Blame
+from preflight.report.findings import Finding, findings, suspicions
+from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
-    from preflight.report.document import Report, VerdictRow
+    from preflight.report.document import BlameRow, Report, VerdictRow
+
+
+MOST_BAD = 20_000
+"""Subjects that are kept; a fleet of which more are bad has another question than which are new."""
+
+_ABOUT = 5
+"""Fleets grow and shrink: up to a fifth more or fewer nodes are about as many."""
+
+Name = Annotated[str, Meta(max_length=512)]
+Number = Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
+class Bad(Struct, frozen=True, array_like=True, order=True):
+    """One thing that was condemned: a node, an endpoint or a path, and by which check."""
+
+    check: Name
+    subject: Name
+
+
+class Night(Struct, frozen=True, kw_only=True):
+    """One run in a few numbers and names."""
+
+    run: Name
+    started: Name
+    seconds: float
+    tier: Name
+    exit: Annotated[int, Meta(ge=0, le=5)]
+    nodes: Number
+    ready: Number
+    not_ready: Annotated[tuple[Name, ...], Meta(max_length=MOST_BAD)]
+    lost: Number
+    bad: Annotated[tuple[Bad, ...], Meta(max_length=MOST_BAD)]
+    busbw_p50_gbs: float | None = None
+    busbw_p5_gbs: float | None = None
+    """Of all pairs at the largest size of the sweep: the typical one and the slow ones."""
+
+
+def at(seconds: float) -> str:
+    """Write when a run began, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def night_of(report: Report, found: Sequence[Finding]) -> Night:
+    """Sum up a run."""
+    bad = {Bad(one.check, name) for one in found if one.condemns for name in one.subjects}
+    speeds = _speeds(report)
+    return Night(
+        run=report.run,
+        started=report.started,
+        seconds=report.seconds,
+        tier=report.tier,
+        exit=report.exit,
+        nodes=len(report.fleet.nodes),
+        ready=len(report.fleet.ready),
+        not_ready=report.fleet.not_ready[:MOST_BAD],
+        lost=report.lost,
+        bad=tuple(sorted(bad)[:MOST_BAD]),
+        busbw_p50_gbs=median(speeds) if speeds else None,
+        busbw_p5_gbs=nearest_rank(speeds, 0.05) if speeds else None,
+    )
+
+
+def alike(earlier: Sequence[Night], now: Night) -> tuple[Night, ...]:
+    """Those of the same tier and of about as many nodes: a look at two nodes is no night."""
+    return tuple(
+        one
+        for one in earlier
+        if one.tier == now.tier and abs(one.nodes - now.nodes) * _ABOUT <= now.nodes
+    )
+
+
+def before(earlier: Sequence[Night], now: Night) -> Night | None:
+    """The run that this one is held against: the last that is alike, else the last one."""
+    ran = alike(earlier, now) or earlier
+    return ran[-1] if ran else None
+
+
+def _speeds(report: Report) -> list[float]:
+    sizes = [(size.size_bytes, size.busbw_gbs) for pair in report.pairs for size in pair.sizes]
+    largest = max((size for size, speed in sizes if speed is not None), default=0)
+    return sorted(speed for size, speed in sizes if size == largest and speed is not None)
+
 
 _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.WAIVED)
 
@@ -81,3 +169,41 @@ def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
     words = plain.split("-")
     halves = (("-".join(words[:cut]), "-".join(words[cut:])) for cut in range(1, len(words)))
     return next((pair for pair in halves if known.issuperset(pair)), ())
+
+
+def found_in(report: Report) -> tuple[Finding, ...]:
+    """Find the causes again."""
+    entries = entries_of(report)
+    suspected = suspicions(entries, len(report.fleet.nodes) - len(report.fleet.left_out))
+    return findings(entries, tuple(map(blame_of, report.blames)), suspected)
+
+
+def entries_of(report: Report) -> tuple[Entry, ...]:
+    """Every verdict as it was entered."""
+    known = frozenset(report.fleet.nodes)
+    return tuple(_entry(row, known) for row in report.verdicts)
+
+
+def _entry(row: VerdictRow, known: frozenset[str]) -> Entry:
+    nodes = () if row.subject == FLEET else tuple(nodes_in(row.subject, known))
+    return Entry(row.check, row.subject, nodes, verdict_of(row))
+
+
+def verdict_of(row: VerdictRow) -> Verdict:
+    """The verdict that a row tells."""
+    return msgspec.convert(row, Verdict, from_attributes=True)
+
+
+def blame_of(row: BlameRow) -> Blame:
+    """Whom a row blames."""
+    kind: Any = row.kind  # a report of a later preflight may know more kinds: shown all the same
+    return Blame(
+        kind=kind,
+        component=row.component,
+        sentence=row.sentence,
+        confidence=row.confidence,
+        advice=row.advice,
+        pairs=row.pairs,
+        rail=row.rail,
+        culprits=row.culprits,
+    )

@@ -10,19 +10,20 @@ import msgspec
 from msgspec.structs import replace
 
 from preflight.burn.collect import Collected
+from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.burned import Alive, Burned, Ready, decode_burned
+from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
-from preflight.transport.leased import LEASE_S, Leased
-from preflight.transport.protocol import Connection, ReachError
+from preflight.transport.payload_session import LEASE_S, Leased
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.burn.plan import BurnPlan
+    from preflight.burn.collect import BurnPlan
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
+    from preflight.transport.protocol import Connection
 
     Progress = Callable[[int, int, list[str]], None]
 

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.errors import UsageError
-from preflight.facts.environ.conf import settings
-from preflight.facts.environ.remark import told
-from preflight.facts.gids import without_gid
-from preflight.facts.rdma import ports_of
-from preflight.facts.selected import (
+from preflight.checks.env.remark import told
+from preflight.checks.env.test_nccl_conf import settings
+from preflight.checks.net.selected import (
     gloo_interfaces,
     hca_of,
     nccl_interfaces,
     nccl_ports,
     to_others,
 )
-from preflight.fleet.interface import OPTION, machines
+from preflight.checks.rdma.ports import ports_of
+from preflight.checks.rdma.test_devices import without_gid
+from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
+from preflight.fleet.sources import OPTION, machines
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
     from preflight.fabric.samples import Sweep
     from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
+    from preflight.facts.network import Interface
     from preflight.fleet.model import Fleet
 
 _TOLD = 64

@@ -1,4 +1,7 @@
-"""What was measured, judged: the gates of the stages, the pytest items and replays all ask here."""
+"""What was measured, judged: the gates of the stages, the pytest items and replays all ask here.
+
+Each of them shows in the verdict itself, so that none can be forgotten.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,122 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from preflight.burn.judge import judge_burn
+from preflight.checks.fleet_view import FleetView, whole_fleet
+from preflight.core.registry import broken
+from preflight.core.thresholds import in_force, words
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
+from preflight.fleet.inventory_tables import SWEPT
 from preflight.fleet.nodeset import fold
-from preflight.fleet.own_numbers import SWEPT
-from preflight.fleet.waivers import today
-from preflight.numbers import in_force
-from preflight.overrides import off_for, switched_off, waive, with_numbers
-from preflight.registered import broken
+from preflight.fleet.waivers import NEVER, today
 from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
-from preflight.view import FleetView, whole_fleet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import date
 
     from preflight.check import Check, Stage
-    from preflight.fabric.pair import Pair
-    from preflight.facts.burn import Burn
-    from preflight.facts.ports import Attempt, Ports
+    from preflight.core.registry import Registered, Registry
+    from preflight.core.thresholds import Told
+    from preflight.fabric.measure import Pair
+    from preflight.facts.decode import Attempt, Ports
+    from preflight.facts.results import Burn
     from preflight.fleet.model import Fleet, Host
-    from preflight.numbers import Told
-    from preflight.registered import Registered
-    from preflight.registry import Registry
-    from preflight.stages.measured import Measured
+    from preflight.fleet.waivers import Waiver
+    from preflight.run.measured import Measured
+
+
+OverridesNames = tuple[str, ...]
+
+_WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
+_PAIR = "pair "
+
+
+def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
+    """Of these nodes those for which a check is switched off, and why it is not run there."""
+    return {
+        host.name: f"switched off for {host.name} in {host.off[check]}"
+        for host in hosts
+        if check in host.off
+    }
+
+
+def switched_off(why: str) -> Verdict:
+    """The verdict of a check that the site does not want on a subject."""
+    return not_run(why, off=True)
+
+
+def with_numbers(verdict: Verdict, used: Mapping[str, Told]) -> Verdict:
+    """Say which numbers of the site's decided in place of shipped ones."""
+    if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
+        return verdict
+    said = "; ".join(words(name, told) for name, told in sorted(used.items()))
+    numbers = {name: {"value": told.value, "by": told.where} for name, told in used.items()}
+    return replace(
+        verdict,
+        sentence=f"{verdict.sentence} ({said})",
+        evidence={**verdict.evidence, "numbers": numbers},
+    )
+
+
+def corrupt(check: str, verdict: Verdict) -> bool:
+    """Whether it says that data came back wrong, which nobody may accept."""
+    wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
+    return check in NEVER or wrong
+
+
+def waive(
+    check: str,
+    names: OverridesNames,
+    verdict: Verdict,
+    *,
+    waivers: Sequence[Waiver],
+    fleet: Collection[str],
+    day: date,
+) -> Verdict:
+    """Turn a failure that the site knows of into a waived one, if it knows of all it condemns.
+
+    Of several culprits those that are not waived stay. Corrupted data stay what they are.
+    """
+    alive = [one for one in waivers if one.check == check and not one.expired(day)]
+    if not alive or verdict.outcome not in _WAIVABLE:
+        return verdict
+    condemned = _condemned(names, verdict, fleet)
+    covering = [one for one in alive if not condemned.isdisjoint(one.nodes)]
+    if not covering:
+        return verdict
+    known = {name for one in covering for name in one.nodes}
+    if corrupt(check, verdict):
+        told = "it is waived, but a waiver never hides corrupted data"
+        return replace(verdict, sentence=f"{verdict.sentence}; {told}")
+    until = "; ".join(f"until {one.until}: {one.reason}" for one in covering)
+    if condemned <= known:
+        return replace(
+            verdict,
+            outcome=Outcome.WAIVED,
+            sentence=f"{verdict.sentence} (waived {until})",
+            evidence={**verdict.evidence, "waived": str(verdict.outcome)},
+            cause="",
+        )
+    left = tuple(name for name in verdict.culprits if name not in known)
+    if len(left) == len(verdict.culprits) or not left:
+        return verdict
+    spared = ", ".join(name for name in verdict.culprits if name in known)
+    told = f"{verdict.sentence} (for {spared} waived {until})"
+    return replace(verdict, sentence=told, culprits=left)
+
+
+def _condemned(names: OverridesNames, verdict: Verdict, fleet: Collection[str]) -> set[str]:
+    """The nodes that a verdict would take out, as the run's readiness counts them."""
+    named = {*verdict.culprits, *verdict.suspects}
+    if named:
+        return named
+    if verdict.blame in fleet:
+        return {verdict.blame}
+    return set(names or fleet)
+
 
 Names = tuple[str, ...]
 """Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""

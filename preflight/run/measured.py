@@ -1,8 +1,9 @@
-"""Everything a run has measured so far: what judges read, and what xdist workers are handed."""
+"""Everything a run has measured so far, and its progress."""
 
 from __future__ import annotations
 
 from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -10,12 +11,16 @@ from msgspec import Struct
 from preflight.check import Stage
 from preflight.fabric.planner import Planned
 from preflight.fabric.samples import Sweep
-from preflight.facts.burned import Burned
+from preflight.facts.burn import Burned
+from preflight.facts.decode import Ports
 from preflight.facts.model import Facts
 from preflight.facts.node import Reach
-from preflight.facts.ports import Ports
 from preflight.fleet.nodeset import check_names
 from preflight.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 LARGEST = 1 << 30
 """Bytes of a measured.json; a node takes some 100 KiB at most, a pair 50."""
@@ -50,3 +55,23 @@ class Measured(Struct, frozen=True, kw_only=True):
         rounds = read.planned.rounds if read.planned else ()
         check_names(chain(*chain(*rounds), read.planned.leaves if read.planned else ()))
         return read
+
+
+class Progress(Protocol):
+    """Called from the run's main thread and from its helpers; must be quick and never raise."""
+
+    def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Say how far a phase is, and for whom it waits."""
+
+    def line(self, text: str) -> None:
+        """Say something that stays on the screen."""
+
+
+class Silent:
+    """For callers that show nothing."""
+
+    def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Show nothing."""
+
+    def line(self, text: str) -> None:
+        """Show nothing."""

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
 from preflight.facts.decode import decode_ports
 from preflight.transport.bundle import start_payload
-from preflight.transport.leased import LEASE_S, Leased
-from preflight.transport.protocol import Connection, ReachError
+from preflight.transport.payload_session import LEASE_S, Leased
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.facts.ports import Ports
+    from preflight.facts.decode import Ports
     from preflight.fleet.model import Host
+    from preflight.transport.protocol import Connection
+
 
 DATA_PORTS = 2
 """Random ephemeral ports per node, each tried by the scheduled partners only."""
@@ -204,3 +206,16 @@ def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:
         return msgspec.json.decode(document, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"its answer to the port stage is unusable: {error}") from error
+
+
+def cut_links(ports: Mapping[str, Ports]) -> frozenset[tuple[str, str]]:
+    """(from, to) of every connection of the port stage that did not come about.
+
+    An attempt that the node itself could not make says nothing of the way.
+    """
+    return frozenset(
+        (source, one.target)
+        for source, report in ports.items()
+        for one in report.attempts
+        if one.result not in ("ok", "error")
+    )

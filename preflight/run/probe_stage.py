@@ -6,20 +6,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preflight.carried import modules
+from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
 from preflight.facts.decode import decode_facts
 from preflight.facts.node import Clock, Reach
+from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
 from preflight.transport.fanout import fan_out
-from preflight.transport.protocol import Connection, Manned, ReachError
+from preflight.transport.protocol import Connection, Manned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.carried import Carried
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
+    from preflight.run.site_sections import Carried
     from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0

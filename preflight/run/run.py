@@ -12,46 +12,101 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.burn.collect import no_time_lines
-from preflight.burn.plan import SHARE, burn_plan, devices, fitting
+from preflight.burn.collect import SHARE, burn_plan, devices, fitting, no_time_lines
 from preflight.check import STAGES
-from preflight.cut_short import CutShort
-from preflight.fabric.besides import besides, pairs_of
-from preflight.fabric.clocks import clock_lines
+from preflight.checks.env.test_nccl_conf import settings
+from preflight.fabric.collect import clock_lines
+from preflight.fabric.judge import besides, pairs_of
 from preflight.fabric.planner import Planned, within
-from preflight.fabric.schedule import circle_rounds, repair
-from preflight.fabric.suspects import suspects
-from preflight.facts.burned import Burned
-from preflight.facts.cut_links import cut_links
-from preflight.facts.environ.conf import settings
-from preflight.facts.nvlink_domain import nvlink_domain
+from preflight.fabric.retest import suspects
+from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.schedule import repair as schedule
+from preflight.facts.burn import Burned
+from preflight.facts.results import nvlink_domain
 from preflight.fleet.master import master_names
-from preflight.judgement import Judgement, stages_needed
-from preflight.owed import Selection, owed
-from preflight.partakers import Partakers
-from preflight.settings import PORTS_S, least_s, out_of_time
-from preflight.stages.burn import SLOTS, BurnStage
-from preflight.stages.interface import strangers, told_of
-from preflight.stages.measured import Measured
-from preflight.stages.ports import PortPlan, PortStage
-from preflight.stages.probe import Reached, probe_fleet
-from preflight.stages.sweep import may_have_rails, sweep_fleet
+from preflight.run.burn_stage import SLOTS, BurnStage
+from preflight.run.expected_verdicts import (
+    PORTS_S,
+    Partakers,
+    Selection,
+    least_s,
+    out_of_time,
+    owed,
+)
+from preflight.run.interface_stage import strangers, told_of
+from preflight.run.judgement import Judgement, stages_needed
+from preflight.run.measured import Measured
+from preflight.run.ports_stage import PortPlan, PortStage, cut_links
+from preflight.run.probe_stage import Reached, probe_fleet
+from preflight.run.sweep_stage import may_have_rails, sweep_fleet
 from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from preflight.check import Stage
+    from preflight.check import Check, Stage
+    from preflight.core.registry import Registry
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
-    from preflight.judgement import Key, Names
-    from preflight.registry import Registry
-    from preflight.settings import Settings
-    from preflight.stages.progress import Progress
+    from preflight.run.expected_verdicts import Settings
+    from preflight.run.judgement import Key, Names
+    from preflight.run.measured import Progress
     from preflight.transport.protocol import Connection
     from preflight.verdict import Verdict
+
+
+NVLINK_DOMAIN = "fabric.nvlink_domain"
+
+
+class CutShort:
+    """Judges those of the selected subjects that an interrupted stage has measured."""
+
+    def __init__(self, registry: Registry, judgement: Judgement) -> None:
+        self._registry = registry
+        self._judgement = judgement
+
+    def probing(self, arrived: Container[str], selected: Iterable[Key]) -> None:
+        """Judge those who had answered."""
+        for check_id, nodes in selected:
+            first_stages = self._check(check_id).stage in ("reach", "facts")
+            if first_stages and nodes and all(name in arrived for name in nodes):
+                self._judgement.verdict(check_id, nodes)
+
+    def loading(self, selected: Iterable[Key]) -> None:
+        """Judge what needs no peers, as they may be missing.
+
+        What a node may be drained for is in its own answers: that is judged by itself.
+        """
+        for check_id, nodes in selected:
+            check = self._check(check_id)
+            burn = self._judgement.burn.get(nodes[0]) if len(nodes) == 1 else None
+            if burn is None or check.stage != "local" or not check.drains:
+                continue
+            if burn.state == "measured" or burn.wrong or burn.lost:
+                self._judgement.verdict(check_id, nodes)
+
+    def sweeping(self, selected: Iterable[Key]) -> None:
+        """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
+        for check_id, nodes in selected:
+            if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
+                self._judgement.verdict(check_id, nodes)
+
+    def _check(self, check_id: str) -> Check:
+        return self._registry[check_id].check
+
+    def _was_swept(self, check_id: str, nodes: Names) -> bool:
+        decoded = self._judgement.sweep
+        if check_id == NVLINK_DOMAIN:
+            over_nvlink = decoded.over_nvlink.get(nodes[0])
+            return over_nvlink is None or over_nvlink.state != "not_run"
+        if len(nodes) == 1:
+            inside = decoded.inside.get(nodes[0])
+            return inside is not None and inside.state != "not_run"
+        pair = decoded.pairs.get((nodes[0], nodes[1])) if nodes else None
+        return pair is not None and (pair.state != "not_run" or bool(pair.trouble))
+
 
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
 _TO_GO_ON = "to go on: --preflight-fail-fast=never"
@@ -244,7 +299,7 @@ class Run:
         out = partakers.left_out("fabric", hosts)
         out |= {host.name: odd.reasons[host.name] for host in able if host.name in odd.reasons}
         names = [host.name for host in self.fleet.hosts]
-        repaired = repair(self.rounds, names, out)
+        repaired = schedule(self.rounds, names, out)
         self._besides(repaired.new)
         sweep = sweep_fleet(
             hosts,

@@ -1,20 +1,42 @@
-"""A site's section is found sound before it travels: what is wrong is told here, not per node."""
+"""A site's own sections of the probe: checked before they travel to the nodes."""
 
 from __future__ import annotations
 
 import ast
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from preflight.check import is_check_id
+from preflight.core.trust import who_may_plant
 from preflight.errors import UsageError
-from preflight.section import LONGEST_S, MOST, Section
-from preflight.trust import who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+LONGEST_S: Final = 10.0
+"""A section's deadline at most: the whole probe has 25 s, and the driver may take 10 of them."""
+
+MOST: Final = 16
+"""Sections of one run at most; each is a process of its own on every node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What `pytest_preflight_probe_sections` returns a list of.
+
+    `path`: a file for Python 3.8 and later that needs the standard library only and defines
+    `collect(request)`; what that returns must be plain JSON, at most 60 KiB. A relative path is
+    taken from pytest's rootdir. `request` is `{"id", "name", "deadline_s"}`, the node's name among
+    them. It runs as the login user in a process of its own, which is ended after `deadline_s`.
+    """
+
+    id: str
+    path: Path | str
+    deadline_s: float = 5.0
+
 
 _LONGEST_ID = 80
 _LARGEST = 256 << 10
@@ -47,7 +69,7 @@ def add(carried: dict[str, Carried], section: Section, root: Path) -> None:
 
 def _sound(section: Section, root: Path) -> Carried:
     if not isinstance(section, Section):
-        raise UsageError(f"returned {section!r:.80}, expected preflight.section.Section")
+        raise UsageError(f"returned {section!r:.80}, expected preflight.run.site_sections.Section")
     if (
         not isinstance(section.id, str)
         or not is_check_id(section.id)

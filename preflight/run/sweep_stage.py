@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.remote_command import OUTPUT_LIMIT
+from preflight.fabric.agents import start_seats
 from preflight.fabric.launch import sweep
-from preflight.fabric.plan import SweepPlan
-from preflight.fabric.seats import start_seats
-from preflight.fabric.soak import catching
+from preflight.fabric.plan import SweepPlan, catching
 from preflight.transport.bundle import start_payload
-from preflight.transport.protocol import OUTPUT_LIMIT, Manned
+from preflight.transport.protocol import Manned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
-    from preflight.transport.leased import Talk
+    from preflight.transport.payload_session import LeasedTalk
     from preflight.transport.protocol import Connection
 
 
@@ -89,7 +89,7 @@ def sweep_fleet(
         plan = catching(plan, catch_rate)
     limit = OUTPUT_LIMIT + plan.most_words
 
-    def start(host: Host, request: Mapping[str, object]) -> Talk:
+    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
         connection = connections[host.name]
         if isinstance(connection, Manned):
             return start_seats(connection, host, request, deadline_s, limit=limit)

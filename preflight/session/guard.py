@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.trust import code_in, folders_below, who_may_plant
+from preflight.core.trust import code_in, folders_below, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,23 +1,30 @@
-"""Checks as pytest items, named by check id and subject: `fabric.allreduce[h1-h2]`."""
+"""Checks as pytest items, named by check id and subject, and their progress on the terminal."""
 
 from __future__ import annotations
 
 import re
+import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from preflight.check import FLEET, subject
-from preflight.report.text import printable
+from preflight.core.text import printable, wrapped
+from preflight.fleet.nodeset import fold
+from preflight.report.ready import excluded
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.judgement import Key
-    from preflight.registered import Registered
-    from preflight.run import Run
+    from preflight.core.registry import Registered
+    from preflight.report.document import FleetRow
+    from preflight.run.judgement import Key
+    from preflight.run.run import Run
+
 
 GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
@@ -43,23 +50,29 @@ class CheckFile(pytest.File):
     """One file of `checks/`: an item per subject, or per group of subjects in large fleets."""
 
     run: Run
-    registered: Registered
+    checks: list[Registered]
     grouped: bool
 
     def collect(self) -> Iterator[CheckItem]:
         """Make the items; measures nothing."""
-        keys = self.run.expected([self.registered.check.id])
-        for label, own in self._split(keys):
-            name = f"{self.registered.check.id}[{label}]"
+        for registered in self.checks:
+            yield from self._items(registered)
+
+    def _items(self, registered: Registered) -> Iterator[CheckItem]:
+        keys = self.run.expected([registered.check.id])
+        for label, own in self._split(registered, keys):
+            name = f"{registered.check.id}[{label}]"
             # pytest 9.2 keeps a node id in parts and would take `a[b]` for a name without
             # parameters; --lf then finds none of its failures again.
             item = CheckItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}")
             item.run, item.keys = self.run, own
             item.add_marker("preflight")
-            item.add_marker(f"preflight_{self.registered.check.stage}")
+            item.add_marker(f"preflight_{registered.check.stage}")
             yield item
 
-    def _split(self, keys: Sequence[Key]) -> Iterator[tuple[str, list[Key]]]:
+    def _split(
+        self, registered: Registered, keys: Sequence[Key]
+    ) -> Iterator[tuple[str, list[Key]]]:
         if not self.grouped:
             for key in keys:
                 yield subject(key[1]), [key]
@@ -67,7 +80,7 @@ class CheckFile(pytest.File):
         # A group's name is free text of the inventory; an id is shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
         groups: dict[str, list[Key]] = {}
-        whole = {"pair": "pairs", "fleet": FLEET}.get(self.registered.subject)
+        whole = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
         for key in keys:
             label = whole or group_of[key[1][0]]
             groups.setdefault(label, []).append(key)
@@ -111,3 +124,94 @@ def _words(verdict: Verdict) -> str:
     advice = f"\ndo: {printable(verdict.advice)}" if verdict.advice else ""
     trace = verdict.evidence.get("traceback", "") if verdict.outcome is Outcome.BROKEN else ""
     return f"{verdict.outcome}: {printable(verdict.sentence)}{advice}\n{trace}".rstrip()
+
+
+_NAMED = 8
+"""So many stragglers are named; more are counted."""
+
+
+class TerminalProgress:
+    """Rewrites one line on a terminal; elsewhere prints a line when a phase begins to drag."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+        self._live = terminal.isatty and terminal.verbosity >= 0
+        self._lock = threading.Lock()
+        self._began: dict[str, float] = {}
+        self._said: dict[str, float] = {}
+        self._width = 0
+
+    def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Show how far a phase is; off a terminal at its end and every ten seconds."""
+        now = time.monotonic()
+        with self._lock:
+            began = self._began.setdefault(phase, now)
+            text = f"{phase:<8} {done}/{total}  {now - began:.1f} s"
+            if done == total:
+                waiting = ()
+            if waiting and len(waiting) <= _NAMED:
+                text += f"  waiting for {fold(waiting)}"
+            elif waiting:
+                text += f"  waiting for {len(waiting)} nodes"
+            if self._live:
+                self._rewrite(text, last=done == total)
+            elif self._terminal.verbosity >= 0 and self._due(phase, now, last=done == total):
+                self._terminal.write_line(text)
+
+    def line(self, text: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            if self._live and self._width:
+                self._terminal.rewrite(" " * self._width)
+                self._terminal.rewrite("")
+                self._width = 0
+            if self._terminal.verbosity >= -1:
+                width = self._terminal._tw.fullwidth  # noqa: SLF001  pytest offers no other way
+                for piece in wrapped(text, first="", indent=" " * 7, width=width):
+                    self._terminal.write_line(piece)
+
+    def _rewrite(self, text: str, *, last: bool) -> None:
+        cut = text[: self._terminal._tw.fullwidth - 1]  # noqa: SLF001  pytest offers no other way
+        self._terminal.rewrite(cut.ljust(self._width))
+        self._width = len(cut)
+        if last:
+            self._terminal.write_line("")
+            self._width = 0
+
+    def _due(self, phase: str, now: float, *, last: bool) -> bool:
+        """Every ten seconds while it lasts, and once at its end."""
+        previous = self._said.get(phase, self._began[phase])
+        if previous < 0 or not (last or now - previous >= 10):  # noqa: PLR2004  seconds
+            return False
+        self._said[phase] = -1.0 if last else now
+        return True
+
+
+TERSE = -2
+"""pytest's verbosity at -qq."""
+
+_SPOKE = (0, 1)
+
+
+def is_terse(config: pytest.Config) -> bool:
+    """Whether -qq was typed."""
+    return config.get_verbosity() <= TERSE
+
+
+def hush(config: pytest.Config, terminal: pytest.TerminalReporter) -> None:
+    """Let pytest say on standard error what it still has to say: a crash must be seen there."""
+    from _pytest.config import create_terminal_writer
+
+    terminal._tw = create_terminal_writer(config, sys.stderr)  # noqa: SLF001  it has no option
+
+
+def tell(fleet: FleetRow, exit_code: int) -> None:
+    """Print the nodes to leave out, in one line, and no line for none.
+
+    Where not all was judged the line is not the whole truth: standard error says so.
+    """
+    if nodes := excluded(fleet):
+        sys.stdout.write(f"{nodes}\n")
+        sys.stdout.flush()
+    if exit_code not in _SPOKE:
+        sys.stderr.write(f"preflight: exit {exit_code}, not all was judged; run without -qq\n")

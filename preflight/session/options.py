@@ -3,39 +3,162 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight import handover
+from preflight.core.files import read_regular
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
+from preflight.fabric.planner import plan
+from preflight.fabric.schedule import default_rounds
 from preflight.fabric.stored.sane import refuse_absurd_sweep
-from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Wish, resolve
 from preflight.fleet.waivers import refuse_unknown
-from preflight.judgement import stages_needed
-from preflight.ranks import leading
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.report.outputs import Outputs
-from preflight.report.runs import KEEP
-from preflight.rounds import choose_rounds, refuse_odd_rounds
-from preflight.settings import Settings
-from preflight.sitehooks import ask_nodes, ask_sections
-from preflight.stages.measured import LARGEST, Measured
+from preflight.history.place import VARIABLE
+from preflight.report.outputs import KEEP, Outputs
+from preflight.run.estimate import expected
+from preflight.run.expected_verdicts import Settings
+from preflight.run.judgement import stages_needed
+from preflight.run.measured import LARGEST, Measured
+from preflight.session import xdist
+from preflight.session.history import open_history
+from preflight.session.ranks import leading
+from preflight.session.site import ask_nodes, ask_sections
 from preflight.transport.fanout import SETUP_AT_MOST
-from preflight.window import seconds_back
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pytest
 
-    from preflight.estimate import Expected
-    from preflight.fabric.planner import Planned
+    from preflight.check import Stage
+    from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import Found
-    from preflight.nightly import Nightly
-    from preflight.settings import FailFast
-    from preflight.torchrun.crew import Crew
+    from preflight.run.estimate import Expected
+    from preflight.run.expected_verdicts import FailFast
+    from preflight.session.history import Nightly
+    from preflight.transport.torchrun_ranks import Crew
+
+
+LARGEST_SEED = (1 << 32) - 1
+RANDOM_SEEDS = 1_000_000
+"""A seed is typed again by hand; a million orders are enough."""
+
+
+def choose_rounds(
+    config: pytest.Config,
+    fleet: Fleet,
+    settings: Settings,
+    replayed: Measured | None,
+    stages: Collection[Stage],
+) -> tuple[Planned | None, Nightly | None, list[str], Expected | None]:
+    """Plan the rounds and open the history; UsageError for a history that is of no use.
+
+    `stages`: those that the run will measure. The lines tell what they should take; by the last, a
+    run whose plan cannot fit is refused. None: the operator gave the number of rounds.
+    """
+    if hasattr(config, "workerinput"):
+        return xdist.planned(config.workerinput), None, [], None
+    if replayed is not None:
+        return replayed.planned, None, [], None
+    nodes = tuple(host.name for host in fleet.hosts)
+    history = _history(config, fleet, settings)
+    past, wall_s = history.past if history else None, settings.wall_s
+    ahead = expected(
+        fleet,
+        settings.tier,
+        stages,
+        catch_rate=settings.soak_rate,
+        last=past.costs.get(settings.tier) if past else None,
+    )
+    extent = _extent(config)
+    seed = config.getoption("preflight_seed")
+    planned = plan(
+        nodes,
+        fleet.leaves,
+        extent=extent,
+        seed=secrets.randbelow(RANDOM_SEEDS) if seed is None else seed,
+        past=past,
+        budget_s=wall_s,
+        cost=ahead.cost(wall_s),
+        topology=fleet.topology,
+    )
+    rounds = len(planned.rounds) if "fabric" in stages else 0
+    usual = default_rounds(len(nodes)) if rounds and extent == "auto" else 0
+    lines = ahead.lines(wall_s, rounds, max(rounds, usual))
+    return planned, history, lines, ahead if extent == "auto" else None
+
+
+def refuse_odd_rounds(config: pytest.Config) -> None:
+    """Refuse what is no number of rounds and no seed, before anybody is asked anything."""
+    _extent(config)
+    seed = config.getoption("preflight_seed")
+    if seed is not None and not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"--preflight-seed={seed}: give a number, 0 to {LARGEST_SEED}")
+
+
+def _extent(config: pytest.Config) -> Extent:
+    text = config.getoption("preflight_sweep")
+    if text in (None, "auto"):
+        return "auto"
+    if text == "exhaustive":
+        return "exhaustive"
+    if text.isdecimal() and text.isascii() and int(text[:9]) > 0:
+        return int(text[:9])
+    raise UsageError(
+        f"--preflight-sweep={text[:40]!a}: give a number of rounds, 1 or more, auto, or exhaustive"
+    )
+
+
+def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> Nightly | None:
+    text = config.getoption("preflight_history")
+    if text is None:
+        text = os.environ.get(VARIABLE)
+    if text is None:
+        return None
+    return open_history(text, config.invocation_params.dir, fleet, settings.tier)
+
+
+OPTION = "--preflight-kernel-log-since"
+LONGEST_S = 10 * 365 * 86400.0
+_AGO = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_back(said: str | None) -> float | None:
+    """Read "boot", "2h", "3d", or a time such as 2026-11-21T08:00; None for all since boot.
+
+    A time without a zone is this machine's. UsageError for anything else.
+    """
+    if said is None or said == "boot":
+        return None
+    if ago := _AGO.fullmatch(said):
+        return _sane(said, float(ago[1]) * _UNITS[ago[2]])
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError:
+        raise _refusal(said) from None
+    return _sane(said, time.time() - moment.astimezone().timestamp())
+
+
+def _sane(said: str, seconds: float) -> float:
+    if not 0 < seconds <= LONGEST_S:
+        raise _refusal(said)
+    return seconds
+
+
+def _refusal(said: str) -> UsageError:
+    return UsageError(
+        f"{OPTION} {said[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the past "
+        "such as 2026-11-21T08:00"
+    )
+
 
 MOST_AT_ONCE = 1024
 LONGEST_BUDGET_S = 7 * 86400
@@ -183,7 +306,7 @@ def _patience(config: pytest.Config) -> FailFast:
 def _found(config: pytest.Config) -> Found | None:
     """Ask the site's plugins, unless the operator named the nodes; a worker is told the answer."""
     if hasattr(config, "workerinput"):
-        return handover.found(config.workerinput)
+        return xdist.found(config.workerinput)
     named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 

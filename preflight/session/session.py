@@ -7,36 +7,40 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from msgspec.structs import replace
 
-from preflight import __version__, handover, workers
+from preflight import __version__
 from preflight.check import subject
-from preflight.console import TerminalProgress
+from preflight.core.interrupt import Interrupts
+from preflight.core.registry import Registry, declares_check, load_file, shipped_folder
+from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.interrupt import Interrupts
-from preflight.items import GROUP_ABOVE, CheckFile, CheckItem
-from preflight.judgement import stages_needed
-from preflight.options import Chosen, read_options
-from preflight.ranks import leading
-from preflight.registry import Registry, declares_check, load_file
 from preflight.report.events import Began, owed
-from preflight.report.header import header
-from preflight.report.night import at
-from preflight.report.reach import reach_words
-from preflight.report.slurm import slurm_job
+from preflight.report.header import header, reach_words, slurm_job
+from preflight.report.since import at
 from preflight.report.terminal import finding_line
-from preflight.report.text import wrapped
-from preflight.run import Run
-from preflight.sitehooks import tell
-from preflight.stages.progress import Silent
-from preflight.tally import Tally
-from preflight.terse import hush, is_terse
+from preflight.run.judgement import stages_needed
+from preflight.run.measured import Silent
+from preflight.run.run import Run
+from preflight.session import xdist
+from preflight.session.items import (
+    GROUP_ABOVE,
+    CheckFile,
+    CheckItem,
+    TerminalProgress,
+    hush,
+    is_terse,
+)
+from preflight.session.options import Chosen, read_options
+from preflight.session.ranks import leading
+from preflight.session.site import tell
+from preflight.session.verdict_collector import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.judgement import Key
-    from preflight.registered import Registered
+    from preflight.core.registry import Registered
+    from preflight.run.judgement import Key
     from preflight.transport.ways import Way
     from preflight.verdict import Verdict
 
@@ -58,6 +62,13 @@ def start(config: pytest.Config) -> tuple[Session, Tally]:
         run.ways.use(rank_0.transport())
     tally = Tally(run, chosen, is_worker=is_worker)
     return Session(config, run, chosen, tally, is_worker=is_worker), tally
+
+
+def _shipped_by_id(item: pytest.Item) -> str:
+    """Shipped checks by id, before a site's, whatever the files they stand in."""
+    if isinstance(item, CheckItem) and item.path.is_relative_to(shipped_folder()):
+        return item.keys[0][0].replace(".", "_")
+    return "~"
 
 
 class Session:
@@ -96,24 +107,26 @@ class Session:
         if not declares_check(module_path):
             return None
         file = CheckFile.from_parent(parent, path=module_path)
-        file.registered = self._registered(module_path)
+        file.checks = self._checks_of(module_path)
+        if len(file.checks) > 1:
+            file.name = module_path.parent.name  # else `-k memory` also finds what stands beside it
         file.run, file.grouped = self.run, self._grouped
         return file
 
-    def _registered(self, path: Path) -> Registered:
-        for registered in self.run.registry:
-            if registered.path.samefile(path):
-                return registered
+    def _checks_of(self, path: Path) -> list[Registered]:
+        if known := [one for one in self.run.registry if one.path.samefile(path)]:
+            return known
         try:
-            self.run.registry = Registry([*self.run.registry, load_file(path)])
+            self.run.registry = Registry([*self.run.registry, *load_file(path)])
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
-        return self._registered(path)
+        return self._checks_of(path)
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Keep the checks that were asked for."""
+        """Put the shipped checks in the order of their ids, and keep those that were asked for."""
+        items.sort(key=_shipped_by_id)
         if self._chosen.wanted is None:
             return
         keep: list[pytest.Item] = []
@@ -140,7 +153,7 @@ class Session:
                 hush(session.config, terminal)
         self._interrupts.hold()
         if self._is_worker:
-            handover.take(cast("Any", session.config).workerinput, self.run)
+            xdist.take(cast("Any", session.config).workerinput, self.run)
 
     def pytest_unconfigure(self) -> None:
         """Give Ctrl-C back to whoever runs pytest inside of a program."""
@@ -171,7 +184,7 @@ class Session:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell an xdist worker what was measured."""
-        handover.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.found)
+        xdist.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.found)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -284,7 +297,7 @@ class Session:
             estimate=self._chosen.estimate,
             where=self._chosen.outputs.shown,
         )
-        lines += workers.warnings(self._config)
+        lines += xdist.warnings(self._config)
         history = self._chosen.history
         if history is not None and history.trouble:
             lines.append(f"history  {history.trouble}")

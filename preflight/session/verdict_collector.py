@@ -1,24 +1,50 @@
-"""What the items said, entered as it arrives; at the end the report, the screen, the exit code."""
+"""Verdicts of the items as they arrive; at the end the report, the screen, the exit code."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from _pytest.junitxml import xml_key  # what its fixture record_xml_attribute uses
+from _pytest.junitxml import xml_key
 
 from preflight import __version__
-from preflight.items import CheckItem
-from preflight.ledger import Entry, Ledger
-from preflight.outcome import Conclusion, conclude
-from preflight.report.files import refuse_typed
-from preflight.report.junit import class_of
-from preflight.report.terminal import title
-from preflight.terse import is_terse
-from preflight.terse import tell as terse_words
+from preflight.core.files import refuse_typed
+from preflight.core.ledger import Entry, Ledger
+from preflight.fabric.coverage import coverage, pairs_tested, unread_words
+from preflight.fabric.judge import counted, pairs_of
+from preflight.fabric.observed import observe
+from preflight.fabric.plan import measured_share
+from preflight.fabric.retest import unsettled_words
+from preflight.fabric.samples import uncollected
+from preflight.fabric.shapes import shapes
+from preflight.fleet.waivers import today
+from preflight.report.document import CoverageRow, Report, encode
+from preflight.report.exports import class_of
+from preflight.report.fabric_page import fabric_section
+from preflight.report.findings import Finding, counts, findings, suspicions
+from preflight.report.header import overrides
+from preflight.report.html.page import PAGE, Told, page
+from preflight.report.outputs import earlier
+from preflight.report.picture.grid import accused
+from preflight.report.ready import (
+    Readiness,
+    blame_row,
+    excluded,
+    exit_code,
+    fleet_row,
+    pair_rows,
+    readiness,
+    verdict_row,
+)
+from preflight.report.sensitivity import missed_rows, shape_rows
+from preflight.report.since import at, night_of
+from preflight.report.terminal import next_command, summary, title
+from preflight.session.items import CheckItem, is_terse
+from preflight.session.items import tell as terse_words
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -26,9 +52,166 @@ if TYPE_CHECKING:
 
     from _pytest.junitxml import LogXML
 
-    from preflight.judgement import Key
-    from preflight.options import Chosen
-    from preflight.run import Run
+    from preflight.fabric.shapes import Shape
+    from preflight.history.coverage_file import Past
+    from preflight.report.outputs import Outputs
+    from preflight.run.judgement import Key
+    from preflight.run.run import Run
+    from preflight.session.options import Chosen
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A finished run, as data and as lines."""
+
+    report: Report
+    found: tuple[Finding, ...]
+    outputs: Outputs
+    hint: str
+    unheard: str = ""
+    """Why Prometheus was not told, if so."""
+    unsaved: bool = False
+    """All is well, but not all files could be written where they belong."""
+
+    def lines(self, width: int) -> list[str]:
+        """Lay out the summary for a terminal of that width."""
+        there = self.report.verdicts and "report.json" in self.outputs.written
+        written = f"{self.outputs.shown}/report.json" if there else ""
+        where = "; ".join(filter(None, (written, self.outputs.told, self.unheard)))
+        page = f"{self.outputs.shown}/{PAGE}" if PAGE in self.outputs.written else ""
+        return summary(self.report, self.found, where=where, page=page, hint=self.hint, width=width)
+
+
+@uncollected()
+def conclude(
+    run: Run,
+    entries: Sequence[Entry],
+    outputs: Outputs,
+    *,
+    began_s: float,
+    version: str,
+    strict: bool,
+    need: int | None,
+    past: Past | None,
+    interrupted: bool,
+    broke: bool,
+    strangers_failed: bool,
+) -> Conclusion:
+    """Join everything that is known into the report, write it, and keep what to show.
+
+    `past` is what a history knows of this fleet, this run included.
+    """
+    names = [host.name for host in run.fleet.hosts]
+    ready = readiness(names, entries, strict=strict)
+    measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
+    by_outcome = counts(entries)
+    suspected = suspicions(entries, len(names))
+    systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
+    again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
+    blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
+    observed = decoded.observed
+    with run.judgement.by_its_numbers():
+        shaped = shapes(measured, observed) if measured and observed else ()
+        missed = missed_rows(observed, blamed)
+    report = Report(
+        preflight=version,
+        run=run.nonce,
+        started=at(began_s),
+        seconds=round(run.seconds, 3),
+        tier=run.settings.tier,
+        exit=exit_code(
+            entries,
+            ready,
+            strict=strict,
+            need=need,
+            interrupted=interrupted,
+            broke=broke,
+            strangers_failed=strangers_failed,
+        ),
+        interrupted=interrupted,
+        fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
+        expected=len(entries),
+        lost=by_outcome[Outcome.LOST],
+        counts={str(outcome): number for outcome, number in by_outcome.items()},
+        verdicts=tuple(verdict_row(entry) for entry in entries),
+        pairs=pair_rows(measured, decoded.seen, pairs_of(run.rounds)) if measured else (),
+        blames=tuple(blame_row(one) for one in decoded.blames),
+        suspicions=(*suspected.values(), *systemic, *again),
+        coverage=_coverage(run, names, past),
+        missed=missed,
+        shapes=shape_rows(shaped),
+        overrides=overrides(run.fleet, today(), entries),
+        measured_in=run.fleet.measured_in[0],
+    )
+    well, unheard = report.exit == 0, ""
+    found = findings(entries, decoded.blames, suspected)
+    if entries:
+        report = _written(report, ready, outputs)
+        with run.judgement.by_its_numbers():
+            outputs.write(PAGE, _page(run, report, found, outputs, shaped).encode())
+        outputs.events.end(entries, night_of(report, found))
+        outputs.put_away()
+        unheard = outputs.tell_prometheus(report, found)
+    ended = interrupted or broke or by_outcome[Outcome.LOST] or by_outcome[Outcome.BROKEN]
+    late = run.settings.fail_fast == "never" and not ended
+    short_of_s = run.settings.wall_s if late else None
+    hint = next_command(run.fleet, ready, by_pairs=bool(decoded.blames), short_of_s=short_of_s)
+    return Conclusion(report, found, outputs, hint, unheard, unsaved=well and report.exit != 0)
+
+
+def _page(
+    run: Run,
+    report: Report,
+    found: tuple[Finding, ...],
+    outputs: Outputs,
+    shaped: Sequence[Shape],
+) -> str:
+    """Draw the run for eyes; a page that could not be written changes no exit code."""
+    sweep, decoded = run.judgement.measured.sweep, run.judgement.sweep
+    told = Told(
+        found=found,
+        earlier=earlier(outputs.path),
+        drains=frozenset(one.check.id for one in run.registry if one.check.drains),
+    )
+    if sweep is None or not sweep.pairs:
+        return page(report, told)
+    observed = decoded.observed if decoded.observed is not None else observe(sweep)
+    blamed = accused(decoded.blames, observed)
+    return page(
+        report,
+        told,
+        lambda most: fabric_section(
+            observed, blamed, sweep=sweep, shaped=shaped, told=True, most=most
+        ),
+    )
+
+
+def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
+    """Write the files. A report that could not be written is not a pass."""
+    hosts = "".join(f"{name}\n" for name in ready.launchable)
+    outputs.write("ready.hosts", hosts.encode())
+    outputs.write("report.json", encode(report))
+    outputs.write_excluded(excluded(report.fleet))
+    if outputs.trouble and report.exit == 0:
+        return msgspec.structs.replace(report, exit=3)
+    return report
+
+
+def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
+    """Count what was measured; a replayed run that did not keep its rounds tells nothing."""
+    measured = run.judgement.measured
+    if measured.sweep is None or measured.planned is None:
+        return None
+    now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
+    turns = counted(measured.sweep, pairs_of(run.rounds))
+    share = measured_share(measured.sweep)
+    return CoverageRow(
+        **{name: getattr(now, name) for name in now.__struct_fields__},
+        repairs=turns["repair"],
+        retests=turns["retest"],
+        measured_share=None if share is None else round(share, 3),
+    )
+
 
 _STATUS = {
     # outcome: (category in pytest's counts, letter, word with -v)

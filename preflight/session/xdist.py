@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from preflight.check import STAGES
+from preflight.core.files import read_regular
 from preflight.errors import WireError
 from preflight.fabric.planner import Planned
-from preflight.fleet.files import read_regular
 from preflight.fleet.sources import Found
-from preflight.run import STOPPED_AT_FIRST, Run
-from preflight.stages.measured import LARGEST, Measured
+from preflight.run.measured import LARGEST, Measured
+from preflight.run.run import STOPPED_AT_FIRST, Run
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
+    import pytest
+
     from preflight.report.outputs import Outputs
+
 
 _MEASURED = "preflight_measured"
 _DIGEST = "preflight_measured_sha256"
@@ -74,3 +79,37 @@ def _content(luggage: dict[str, Any]) -> bytes:
     if hashlib.sha256(read).hexdigest() != luggage[_DIGEST]:
         raise WireError(f"somebody changed {content} while the run went on")
     return read
+
+
+Version = tuple[int, int, int]
+
+FIRST_BAD_PYTEST: Final[Version] = (9, 2, 0)
+LAST_BAD_XDIST: Final[Version] = (3, 8, 0)
+"""With the one or newer beside the other or older, groups are lost (pytest-xdist issue 1386)."""
+
+
+def warnings(config: pytest.Config) -> list[str]:
+    """Lines for the header, none if all is well; each says which versions and what to do."""
+    if getattr(config.option, "dist", "no") != "loadgroup" or not config.option.tx:
+        return []
+    said = {name: importlib.metadata.version(name) for name in ("pytest", "pytest-xdist")}
+    if not misgroups(said["pytest"], said["pytest-xdist"]):
+        return []
+    line = (
+        f"warning  --dist loadgroup does not group with pytest {said['pytest']} and pytest-xdist "
+        f"{said['pytest-xdist']}: tests of one xdist_group run at the same time in several "
+        "workers; to have them one after another, leave -n out, or: pip install 'pytest<9.2'"
+    )
+    return [line]
+
+
+def misgroups(pytest_version: str, xdist_version: str) -> bool:
+    """Whether `--dist loadgroup` is known to lose the groups with these two."""
+    return _read(pytest_version) >= FIRST_BAD_PYTEST and _read(xdist_version) <= LAST_BAD_XDIST
+
+
+def _read(version: str) -> Version:
+    """Read the first three numbers; what comes behind them (rc1, .dev2) does not matter here."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
+    first, second, third = (*numbers, 0, 0, 0)[:3]
+    return first, second, third

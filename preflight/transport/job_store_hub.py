@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.errors import WireError
-from preflight.torchrun.board import StoreLostError
-from preflight.torchrun.follower import BEAT_S, LEAVE_S, SILENCE_S
-from preflight.torchrun.notes import Ask, Decoder, Here, Leave, Leaving, ToRank
+from preflight.transport.job_store import Ask, Decoder, Here, Leave, Leaving, StoreLostError, ToRank
+from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preflight.torchrun.board import Board
-    from preflight.torchrun.notes import FromRank, Order, Reply
+    from preflight.transport.job_store import Board, FromRank, Order, Reply
 
 _TICK_S = 1.0
 _BESIDE_S = 2.0

@@ -3,32 +3,229 @@
 from __future__ import annotations
 
 import atexit
+import itertools
+import math
+import os
+import re
 import secrets
 import shlex
 import shutil
+import subprocess
+import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.transport.openssh_jump import Gate, Jumps, hop
+from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
+from preflight.core.trust import who_may_change
 from preflight.transport.openssh_log import trouble
-from preflight.transport.openssh_master import Master
-from preflight.transport.openssh_options import guest_argv, master_argv, proxy_through
-from preflight.transport.openssh_remote import OpenSSHRemote, marked
-from preflight.transport.openssh_sockets import Sockets
-from preflight.transport.pipes import spawn
-from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
-from preflight.transport.sshask import Asked
-from preflight.transport.sshconfig import route_to
-from preflight.transport.streams import deadlined
+from preflight.transport.openssh_logins import Gate, Jumps, Master, hop
+from preflight.transport.ssh_config import Asked, config_option, route_to
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.sshask import Effective
+    from preflight.transport.ssh_config import Effective
+
+
+_OURS: Final = {
+    "AddKeysToAgent": "no",
+    "BatchMode": "yes",
+    "ClearAllForwardings": "yes",
+    "ControlMaster": "yes",
+    "ControlPersist": "no",
+    "EscapeChar": "none",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "LogLevel": "DEBUG1",  # the level that tells fingerprints, and how far we came
+    "NoHostAuthenticationForLocalhost": "no",
+    "PermitLocalCommand": "no",
+    "RemoteCommand": "none",
+    "RequestTTY": "no",
+    "ServerAliveCountMax": "3",
+    "ServerAliveInterval": "5",
+    "StrictHostKeyChecking": "yes",
+    "Tunnel": "no",
+    "UpdateHostKeys": "no",
+    "VisualHostKey": "no",
+}
+
+_GUEST: Final = {
+    "BatchMode": "yes",
+    "ControlMaster": "no",
+    "EscapeChar": "none",
+    "LogLevel": "ERROR",
+    "ProxyCommand": "false",  # without its master it must fail, not log in anew
+}
+
+
+def master_argv(
+    ssh: str, host: Host, config: Effective, socket: Path, *, left_s: float, proxy: str = ""
+) -> list[str]:
+    """The ssh that logs in. `proxy`: a ProxyCommand that outranks the configuration's."""
+    options = {**_OURS, "ConnectTimeout": str(max(1, math.ceil(left_s)))}
+    if proxy:
+        options["ProxyCommand"] = proxy
+    if config.one("forkafterauthentication") == "yes":  # older ones do not know the word
+        options["ForkAfterAuthentication"] = "no"
+    if host.identity_file:
+        options |= {"IdentityFile": _path(host.identity_file), "IdentitiesOnly": "yes"}
+    if host.known_hosts:
+        options["UserKnownHostsFile"] = _path(host.known_hosts)
+        options["GlobalKnownHostsFile"] = "/dev/null"
+    port = ["-p", str(host.port)] if host.port else []
+    user = ["-l", host.user] if host.user else []
+    where = [*config_option(host.ssh_config), *port, *user]
+    return [ssh, *where, "-N", "-T", "-S", str(socket), *_words(options), "--", host.address]
+
+
+def guest_argv(ssh: str, socket: Path, *words: str) -> list[str]:
+    """An ssh that uses a master's connection or none, and reads no configuration."""
+    return [ssh, "-F", "none", "-T", "-S", str(socket), *_words(_GUEST), *words]
+
+
+def _words(options: dict[str, str]) -> Iterator[str]:
+    for key, value in options.items():
+        yield from ("-o", f"{key}={value}")
+
+
+def _path(file: str) -> str:
+    """A file name as ssh's options take it: quoted, and its % not read as a token."""
+    return '"' + file.replace("%", "%%") + '"'
+
+
+def proxy_through(ssh: str, socket: Path) -> str:
+    """The ProxyCommand that reaches a node through a master on its jump host."""
+    words = guest_argv(ssh, socket, "-W")
+    return f"{shlex.join(words).replace('%', '%%')} '[%h]:%p' node"
+
+
+SSH_FAILED: Final = 255
+SIGNALLED: Final = -1
+"""Ended by a signal of which we do not know the number."""
+
+_TELL: Final = '"$@"; s=$?; echo "$0 $s" >&2; exit $s'
+
+
+def marked(argv: Sequence[str], mark: str) -> list[str]:
+    """Have the node itself say with which status a command ended: `MARK 137`, on stderr.
+
+    ssh's client tells 255 of a command that a signal ended, of one that exits 255 and of a lost
+    connection alike, and nothing at all while a grandchild holds the output open.
+    """
+    return ["sh", "-c", _TELL, mark, *argv]
+
+
+class OpenSSHRemote(PipeRemote):
+    """One command through a master: the ssh process is ours, the status the node's."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        timeout_s: float,
+        limit: int,
+        *,
+        mark: str,
+        connected: Callable[[], bool],
+    ) -> None:
+        super().__init__(process, timeout_s, limit)
+        self._mark = re.compile(re.escape(mark.encode()) + rb" (\d{1,3})\n")
+        self._connected = connected
+        self._told: int | None = None
+
+    def _took_stderr(self, data: bytes) -> None:
+        super()._took_stderr(data)
+        if self._told is None and (said := self._intake.cut_stderr(self._mark)):
+            self._told = int(said[1])
+
+    def _exited(self, wait_s: float) -> bool:
+        return self._told is not None or super()._exited(wait_s)
+
+    def _leave(self) -> int | None:
+        status = super()._leave()
+        if self._told is not None or status != SSH_FAILED:
+            return status if self._told is None else self._told
+        return SIGNALLED if self._connected() else None
+
+
+LONGEST: Final = 104
+"""Bytes of a Unix socket's path on the meanest system, its final NUL included."""
+
+_ADDED: Final = len("/65535") + len(".0123456789abcdef") + 1
+"""What comes behind the folder: our number, ssh's random ending while it binds, the NUL."""
+
+_WATCH: Final = """
+read -r _
+for socket in "$0"/*; do
+    [ -S "$socket" ] && ssh -F none -o ProxyCommand=false -S "$socket" -O exit node 2>/dev/null
+done
+rm -rf "$0"
+"""
+"""Ends every login as soon as the process that holds its input is gone, however that ended."""
+
+LEAVE_S: Final = 5.0
+
+_TEMPORARY: Final = (tempfile.gettempdir(), "/tmp")  # noqa: S108  mkdtemp makes a folder of ours
+
+
+class Sockets:
+    """A folder of mode 0700 with an unpredictable name, and its guard that outlives a SIGKILL."""
+
+    def __init__(self) -> None:
+        self.folder = _private_folder()
+        self._numbers = itertools.count()
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _WATCH, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def new(self) -> Path:
+        """Return the path of a socket that does not exist yet."""
+        return self.folder / str(next(self._numbers))
+
+    def close(self) -> None:
+        """Remove the folder; logins that are still there lose their sockets. Never raises."""
+        with suppress(OSError):
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+        try:
+            self._guard.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    troubles = []
+    for base in dict.fromkeys((os.environ.get("XDG_RUNTIME_DIR", ""), *_TEMPORARY)):
+        if not base.startswith("/"):
+            continue
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=base))
+        except OSError as error:
+            troubles.append(f"{base}: {error.strerror}")
+            continue
+        trouble = "" if os.geteuid() else who_may_change(folder)
+        if len(os.fsencode(folder)) + _ADDED > LONGEST or not str(folder).isprintable():
+            trouble = "its path is too long for a socket"
+        if not trouble:
+            return folder
+        folder.rmdir()
+        troubles.append(f"{base}: {trouble}")
+    raise ReachError(
+        "route",
+        f"there is no folder for ssh's sockets ({'; '.join(troubles)})",
+        "set TMPDIR to a short path that this login may write to",
+    )
 
 
 class OpenSSHTransport:

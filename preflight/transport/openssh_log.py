@@ -3,17 +3,112 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Final
 
-from preflight.transport import sshwords
-from preflight.transport.legible import legible
-from preflight.transport.openssh_hostkey import refused_key
-from preflight.transport.protocol import ReachError
+from preflight.core.remote_command import ReachError
+from preflight.core.text import legible
+from preflight.transport import ssh_config
+from preflight.transport.host_keys import REVOKED, Known, Shown, read_known_hosts, refusal
+from preflight.transport.ssh_config import config_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.transport.sshconfig import Route
+    from preflight.transport.ssh_config import Route
+
+
+_KEY: Final = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)", re.MULTILINE)
+_CERTIFICATE: Final = re.compile(
+    r"^debug1: Server host certificate: (\S+) (SHA256:[^\s,]+), serial \d+ "
+    r'ID "(.*)" CA (\S+) (SHA256:\S+) valid (.*)$',
+    re.MULTILINE,
+)
+_INVALID: Final = re.compile(r"^Certificate invalid: (.+)$", re.MULTILINE)
+
+
+def refused_key(said: str, route: Route) -> ReachError:
+    """Name key, certificate and authority by their fingerprints. `said`: the log of `ssh -v`."""
+    try:
+        known = read_known_hosts(route.known_hosts, route.known_names)
+    except ReachError as error:
+        return error
+    certificate = _CERTIFICATE.search(said)
+    if certificate:
+        return _refused_certificate(said, certificate, route, known)
+    key = _KEY.search(said)
+    if key is None:
+        return _unseen(said, route)
+    shown = Shown(legible(key[1], 60), key[2])
+    found = _refusal(known, shown, route)
+    is_revoked = "is marked as revoked" in said or "was revoked" in said or "revoked by" in said
+    if is_revoked and "revokes" not in found.sentence:
+        return _revoked(f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}")
+    return found
+
+
+_WHERE: Final = "configuration revokes (RevokedHostKeys)"
+
+
+def _refused_certificate(
+    said: str, certificate: re.Match[str], route: Route, known: tuple[Known, ...]
+) -> ReachError:
+    shown = Shown(legible(certificate[1], 60), certificate[2])
+    authority = Shown(legible(certificate[4], 60), certificate[5])
+    whose = f"its host certificate {legible(certificate[3], 60)!a}, signed by {authority.kind} "
+    whose += authority.fingerprint
+    for line in known:
+        if line.marker == REVOKED and line.fingerprint == authority.fingerprint:
+            return _revoked(f"{whose}, is void: {line.file} line {line.line} revokes that key")
+        if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
+            return _refusal(known, shown, route)
+    if "was revoked" in said or "is marked as revoked" in said:
+        return _revoked(f"{whose}, is void: ssh's {_WHERE}")
+    if invalid := _INVALID.search(said):
+        name = route.known_names[0]
+        sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
+        return ReachError(
+            "hostkey",
+            f"{whose}, is not accepted for {name}: {legible(invalid[1])}",
+            f"sign the node's host key anew (`{sign}`), or find out who answers in its place",
+        )
+    if any(not line.marker for line in known):
+        return _refusal(known, shown, route)
+    files = " or ".join(route.known_hosts)
+    return ReachError(
+        "hostkey",
+        f"{whose}: no @cert-authority line of {files} trusts that key for it",
+        f"compare the fingerprint with your authority's (`ssh-keygen -lf CA.pub`), then add "
+        f"`@cert-authority {route.known_names[0]} KEY` to {route.known_hosts[0]}"
+        if route.known_hosts
+        else "give the node a `known_hosts` in the inventory",
+    )
+
+
+def _refusal(known: tuple[Known, ...], shown: Shown, route: Route) -> ReachError:
+    through = ("ssh", *config_option(route.ssh_config), route.via) if route.via else ()
+    names, files = route.known_names, route.known_hosts
+    return refusal(known, shown, names=names, files=files, through=through)
+
+
+def _revoked(sentence: str) -> ReachError:
+    return ReachError(
+        "hostkey",
+        sentence,
+        "do not log in; give the node a new host key, or find out who answers in its place",
+    )
+
+
+def _unseen(said: str, route: Route) -> ReachError:
+    """Some ssh that words its log otherwise."""
+    lines = [line for line in said.splitlines() if line and not line.startswith("debug")]
+    return ReachError(
+        "hostkey",
+        f"ssh does not accept the host key of {route.where}: "
+        + legible(lines[-2] if len(lines) > 1 else "no reason given"),
+        "find the key with `ssh-keyscan`, compare it on the node's console, add it to known_hosts",
+    )
+
 
 _NO_NAME: Final = re.compile(r"^ssh: Could not resolve hostname (\S+): (.+)$", re.MULTILINE)
 _NO_CONNECT: Final = re.compile(r"^ssh: connect to host \S+ port \d+: (.+)$", re.MULTILINE)
@@ -57,25 +152,25 @@ def _before_greeting(
     """What fits, best first, while nobody has spoken SSH to us."""
     connected = "debug1: Connection established." in said
     if match := _NO_NAME.search(said):
-        yield sshwords.no_name(match[1], legible(match[2]))
+        yield ssh_config.no_name(match[1], legible(match[2]))
     if match := _NO_CONNECT.search(said):
         yield _no_connection(route, match[1], seconds)
     if match := _BANNER.search(said) or _OTHER_TONGUE.search(said):
-        yield sshwords.not_ssh(route.where, legible(match[match.lastindex or 0]))
+        yield ssh_config.not_ssh(route.where, legible(match[match.lastindex or 0]))
     if timed_out or _LATE.search(said):
-        words = sshwords.never_speaks if connected else sshwords.no_answer
+        words = ssh_config.never_speaks if connected else ssh_config.no_answer
         yield words(route.where, seconds)
     if "kex_exchange_identification:" in said and connected:
-        yield sshwords.closes_early(route.where)
-    yield sshwords.unreachable(route.where, _last_news(said) or "ssh ended without a word")
+        yield ssh_config.closes_early(route.where)
+    yield ssh_config.unreachable(route.where, _last_news(said) or "ssh ended without a word")
 
 
 def _no_connection(route: Route, reason: str, seconds: float) -> ReachError:
     if reason == "Connection refused":
-        return sshwords.refuses(route.where)
+        return ssh_config.refuses(route.where)
     if reason in ("Connection timed out", "Operation timed out"):
-        return sshwords.no_answer(route.where, seconds)
-    return sshwords.unreachable(route.where, legible(reason))
+        return ssh_config.no_answer(route.where, seconds)
+    return ssh_config.unreachable(route.where, legible(reason))
 
 
 def _after_greeting(
@@ -85,18 +180,18 @@ def _after_greeting(
     if "Host key verification failed." in said:
         yield refused_key(said, route)
     if match := _NO_DEAL.search(said):
-        yield sshwords.handshake_fails(route.where, legible(match[1]))
+        yield ssh_config.handshake_fails(route.where, legible(match[1]))
     if not _KEY_ACCEPTED.search(said):
         why = f"no end of it in {seconds:.0f} s" if timed_out else _last_news(said)
-        yield sshwords.handshake_fails(route.where, why or "the connection was closed")
+        yield ssh_config.handshake_fails(route.where, why or "the connection was closed")
     if "\nAuthenticated to " in said:
         yield _not_shared(said, route)
     if "with partial success" in said:
-        yield sshwords.login_wants_more(route, _CONTINUE.findall(said)[-1:])
+        yield ssh_config.login_wants_more(route, _CONTINUE.findall(said)[-1:])
     if "Permission denied" in said or "Too many authentication failures" in said:
-        yield sshwords.login_refused(route, *_keys(said))
+        yield ssh_config.login_refused(route, *_keys(said))
     if timed_out:
-        yield sshwords.login_slow(route)
+        yield ssh_config.login_slow(route)
     yield ReachError(
         "login",
         f"{route.whom} is turned away before the login ends: {_last_news(said)}",

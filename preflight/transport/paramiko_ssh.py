@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import shlex
+import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from preflight.transport.legible import legible
-from preflight.transport.protocol import OUTPUT_LIMIT, ReachError
-from preflight.transport.sshask import Asked
-from preflight.transport.sshauth import log_in
-from preflight.transport.sshconfig import route_to
-from preflight.transport.sshdial import dial, hang_up
-from preflight.transport.streams import StreamRemote, deadlined
+from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
+from preflight.core.text import legible
+from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
+from preflight.transport.ssh_config import (
+    Asked,
+    closes_early,
+    handshake_fails,
+    login_refused,
+    login_slow,
+    login_wants_more,
+    never_speaks,
+    no_answer,
+    no_name,
+    not_ssh,
+    read_key,
+    refuses,
+    route_to,
+    unreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +41,245 @@ if TYPE_CHECKING:
     import paramiko
 
     from preflight.fleet.model import Host
-    from preflight.transport.sshask import Effective
+    from preflight.transport.ssh_config import Effective, Route
+
+
+MOST_KEYS = 5
+"""sshd hangs up after six failures (MaxAuthTries), and newer ones then shut our address out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    label: str
+    secret: paramiko.PKey
+
+
+def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
+    """Try the keys in turn; ReachError("login") that names them if none is accepted."""
+    tried: list[str] = []
+    unusable: list[str] = []
+    for key in _keys(route, unusable):
+        if len(tried) == MOST_KEYS:
+            unusable.append(f"more keys than {MOST_KEYS}")
+            break
+        tried.append(key.label)
+        if _accepted(transport, route, key, ends):
+            return
+        if not transport.is_active():
+            break
+    raise login_refused(route, tried, unusable)
+
+
+def _keys(route: Route, unusable: list[str]) -> Iterator[_Key]:
+    """The configured files, then the agent's; what cannot be used is added to `unusable`."""
+    for file in route.identity_files:
+        try:
+            yield _Key(file, _load(file, Path(file).stat().st_mtime_ns))
+        except Exception as error:  # noqa: BLE001 (cryptography raises whatever it likes)
+            unusable.append(f"{file} ({legible(str(error), 80)})")
+            yield from _agent_twin(file)
+    if route.use_agent:
+        yield from _agent_keys()
+
+
+@lru_cache(maxsize=16)
+def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
+    import paramiko
+
+    # paramiko opens a key twice, and waits for ever where it is a pipe.
+    with os.fdopen(os.memfd_create("key"), "wb", buffering=0) as copy:
+        copy.write(read_key(file))
+        key = paramiko.PKey.from_path(f"/proc/self/fd/{copy.fileno()}")
+    with suppress(FileNotFoundError):
+        key.load_certificate(read_key(f"{file}-cert.pub").decode())
+    return key
+
+
+def _agent_twin(file: str) -> Iterator[_Key]:
+    """The agent's copy of a key whose file has a passphrase, found by the public half beside it."""
+    with suppress(OSError):
+        public = read_key(f"{file}.pub").decode(errors="replace").split()
+        yield from (key for key in _agent_keys() if key.secret.get_base64() in public)
+
+
+def _agent_keys() -> Iterator[_Key]:
+    import paramiko
+
+    if "SSH_AUTH_SOCK" not in os.environ:
+        return
+    with suppress(paramiko.SSHException, OSError), closing(paramiko.Agent()) as agent:
+        for key in agent.get_keys():
+            yield _Key(f"the agent's {legible(key.comment, 60) or key.fingerprint}", key)
+
+
+def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: float) -> bool:
+    import paramiko
+
+    transport.auth_timeout = max(0.1, ends - time.monotonic())
+    try:
+        missing = transport.auth_publickey(route.user, key.secret)
+    except paramiko.BadAuthenticationType as error:
+        raise login_wants_more(route, error.allowed_types) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if time.monotonic() >= ends:
+            raise login_slow(route) from error
+        return False
+    if missing:
+        raise login_wants_more(route, missing)
+    return True
+
+
+STALL_MS = 20_000
+"""After which the kernel gives up a connection whose other end takes no bytes."""
+
+_Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+
+
+def connected(route: Route, ends: float) -> socket.socket:
+    """A TCP connection to the first of its addresses that answers."""
+    found = _addresses(route)
+    began = time.monotonic()
+    trouble = ReachError("route", "its name has no address", "give the node an `address`")
+    for tried, (family, address) in enumerate(found):
+        share_s = (ends - time.monotonic()) / (len(found) - tried)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.1, share_s))
+            sock.connect(address)
+            _tune(sock)
+        except OSError as error:
+            sock.close()
+            where = f"{address[0]!s} port {route.port}"
+            trouble = _no_route(where, error, time.monotonic() - began)
+        else:
+            return sock
+    raise trouble
+
+
+def _tune(sock: socket.socket) -> None:
+    # Without this, small packets wait for the other end's delayed ACK: 40 ms a time.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
+
+
+def _addresses(route: Route) -> list[tuple[int, _Address]]:
+    try:
+        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a host name"
+        raise no_name(route.hostname, reason) from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
+    if isinstance(error, ConnectionRefusedError):
+        return refuses(where)
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return no_answer(where, seconds)
+    return unreachable(where, error.strerror or str(error))
+
+
+WEAK = {
+    "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
+    "macs": ["hmac-sha1", "hmac-sha1-96", "hmac-md5", "hmac-md5-96"],
+}
+"""What paramiko still offers last and OpenSSH no longer does."""
+
+POLL_S = 0.5
+"""How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""
+
+LOG = "preflight.ssh"
+
+
+def dial(route: Route, ends: float) -> paramiko.Transport:
+    """Connect, agree on keys, and prove that the host is the one we know; ReachError if not."""
+    known = read_known_hosts(route.known_hosts, route.known_names)
+    transport = _handshake(connected(route, ends), route, kinds_known(known), ends)
+    try:
+        key = transport.get_remote_server_key()
+        verify(
+            known,
+            key.get_name(),
+            key.asbytes(),
+            names=route.known_names,
+            files=route.known_hosts,
+        )
+    except BaseException:
+        hang_up(transport)
+        raise
+    return transport
+
+
+def hang_up(transport: paramiko.Transport) -> None:
+    """Close at once: the thread that reads would otherwise notice only at its next wake-up."""
+    transport.packetizer.complete_handshake()  # ends a timer thread that would outlive us
+    with suppress(OSError):
+        transport.sock.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError, EOFError):
+        transport.close()
+
+
+def _handshake(
+    sock: socket.socket, route: Route, kinds: Sequence[str], ends: float
+) -> paramiko.Transport:
+    import paramiko
+
+    _silence()
+    began = time.monotonic()
+    left_s = max(0.1, ends - began)
+    transport = paramiko.Transport(sock, disabled_algorithms=WEAK)
+    transport.set_log_channel(LOG)
+    transport.banner_timeout = transport.handshake_timeout = left_s
+    sock.settimeout(POLL_S)
+    _prefer(transport, kinds)
+    done = threading.Event()
+    transport.start_client(event=done)
+    in_time = done.wait(left_s)
+    if in_time and transport.is_active():
+        return transport
+    trouble = _no_handshake(transport, route, time.monotonic() - began)
+    hang_up(transport)
+    raise trouble
+
+
+def _silence() -> None:
+    """Keep to itself what paramiko logs: our errors say it, without tracebacks on stderr."""
+    log = logging.getLogger(LOG)
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+
+
+def _prefer(transport: paramiko.Transport, kinds: Sequence[str]) -> None:
+    """Ask first for host keys of the types we could recognise."""
+    options = transport.get_security_options()
+    offered = tuple(options.key_types)
+    wanted = [name for kind in kinds for name in _signatures(kind) if name in offered]
+    options.key_types = (*wanted, *(name for name in offered if name not in wanted))
+
+
+def _signatures(kind: str) -> tuple[str, ...]:
+    return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
+
+
+def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
+    error = transport.get_exception()
+    cause = getattr(error, "__context__", None) or error
+    if transport.remote_version:
+        return handshake_fails(route.where, _words(error, seconds))
+    if cause is None or isinstance(cause, TimeoutError):
+        return never_speaks(route.where, seconds)
+    if isinstance(cause, EOFError | OSError):
+        return closes_early(route.where)
+    return not_ssh(route.where, _words(error, seconds))
+
+
+def _words(error: BaseException | None, seconds: float) -> str:
+    if error is None:
+        return f"no end of it in {seconds:.0f} s"
+    return legible(str(error)) or "the connection was closed"
+
 
 CHUNK = 1 << 21
 """paramiko's window: it drops what was read from the front of an array, at a cost of all behind."""

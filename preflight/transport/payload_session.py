@@ -1,20 +1,30 @@
-"""The conversation with a payload on a node: its answers, or a sentence on what came instead."""
+"""The conversation with a payload on a node: its answers, or a sentence on what came instead.
+
+TCP tells nobody that a cable was cut or that packets are dropped, so both ends count silence: the
+payload leaves when no message came for the length of its lease, and we give up a little earlier on
+a payload that promised to be heard and is not.
+
+Ctrl-Z, a debugger, a machine that swaps or a laptop that slept: nodes hear nothing from us and
+leave as they should, and our own deadlines pass while nobody watches them.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from preflight.transport.legible import last_line, legible
-from preflight.transport.protocol import ReachError
+from preflight.core.remote_command import ReachError
+from preflight.core.text import last_line, legible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.transport.protocol import Answer, Remote
+    from preflight.core.remote_command import Answer, Remote
+
 
 PYTHON_FLOOR: Final = (3, 8)
 TOO_OLD: Final = 97
@@ -201,3 +211,143 @@ class Talk:
 
 def _quoted(said: str) -> str:
     return f"; it said: {said}" if said else ""
+
+
+LEASE_S = 15.0
+"""The payload ends by itself after so long without a message; a request names it as `lease_s`."""
+
+RENEW_S = 3.0
+"""How often we say that we are there: four renewals may be lost or late."""
+
+LOST_S = 12.0
+"""Silence after which a line counts as lost. Less than the lease: a node that is cut off must be
+known as the culprit before others leave on its account."""
+
+_HELD_UP_S = 3.0
+"""Between two looks; callers come by every second at least."""
+
+
+class LeasedTalk(Protocol):
+    """A conversation with a running payload. One thread speaks and listens; any may `close`."""
+
+    def hear(self, within_s: float) -> bytes | None:
+        """Return its next message as JSON; None if none comes in time, and it works on.
+
+        WireError or ReachError once no more will come.
+        """
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send one JSON object."""
+
+    def close(self) -> None:
+        """End the payload, whatever it is doing. Never raises."""
+
+
+class Leased:
+    """Speaks for us while we listen or wait; for one thread, but for `close`."""
+
+    def __init__(self, talk: LeasedTalk) -> None:
+        self._talk = talk
+        self._renewals = 0
+        self._spoke = self._heard = self._looked = time.monotonic()
+        self._watched = self._spared = False
+
+    def watch(self) -> None:
+        """From now on the payload says in time that it is alive; silence means a lost line."""
+        self._watched = True
+        self._heard = time.monotonic()
+
+    def hear(self, within_s: float) -> bytes | None:
+        """As the talk's, renewing the lease; ReachError("answer") when the line is lost.
+
+        If we did not listen meanwhile (we were stopped), it gets half the time more, once.
+        """
+        self.renew()
+        document = self._talk.hear(within_s)
+        now = time.monotonic()
+        held_up_s, self._looked = now - self._looked, now
+        if document is not None:
+            self._heard, self._spared = now, False
+        elif self._watched and now - self._heard > LOST_S:
+            if held_up_s > _HELD_UP_S and not self._spared:
+                self._heard, self._spared = now - LOST_S / 2, True
+                return None
+            raise ReachError(
+                "answer",
+                f"the connection to it was lost: it said nothing for {LOST_S:g} s",
+                "look whether the node is up and at the network between it and this machine",
+            )
+        return document
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send one JSON object, which renews the lease as well."""
+        self._spoke = time.monotonic()
+        self._talk.send(message)
+
+    def renew(self) -> None:
+        """Say that we are there, if it is time; callers that do something else come by often."""
+        if time.monotonic() - self._spoke >= RENEW_S:
+            self._renewals += 1
+            self.send({"renew": self._renewals})
+
+    def close(self) -> None:
+        """End the payload."""
+        self._talk.close()
+
+
+LEAST_S = 3.0
+"""Shorter holes are any busy machine's, and cost nobody anything."""
+
+_LOOK_S = 0.5
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Also counts while the machine sleeps, where there is such a clock (Linux)."""
+
+
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
+
+
+class Standstill:
+    """Looks at the clock twice a second, from `watch` to `close`."""
+
+    def __init__(self) -> None:
+        self._looked = _now()
+        self._ended = 0.0
+        self._longest_s = 0.0
+        self._unforgiven_s = 0.0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def watch(self) -> None:
+        """Look from now on, in a thread."""
+        self._looked = _now()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def recent_s(self, within_s: float) -> float:
+        """How long the last hole was, if it ended less than `within_s` ago; else 0."""
+        self.look()
+        return self._longest_s if _now() - self._ended < within_s else 0.0
+
+    def forgive_s(self) -> float:
+        """For how long we stood still since this was last asked."""
+        self.look()
+        with self._lock:
+            seconds, self._unforgiven_s = self._unforgiven_s, 0.0
+        return seconds
+
+    def look(self) -> None:
+        """Compare the clock with the last look; the first thread that runs again may ask."""
+        with self._lock:
+            now = _now()
+            hole_s, self._looked = now - self._looked, now
+            if not self._over.is_set() and hole_s > LEAST_S:
+                self._ended, self._longest_s = now, hole_s
+                self._unforgiven_s += hole_s
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.look()

@@ -1,22 +1,296 @@
-"""Where all relays of a run call in: one port, one thread, however many nodes there are."""
+"""Relays of a Slurm step: they call back, prove who they are, and run our commands.
+
+The node's half is `preflight/payload/relay/frames.py`; docs/wire.md is what both follow.
+"""
 
 from __future__ import annotations
 
+import hmac
+import os
 import selectors
 import socket
+import struct
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from preflight.transport.relay.frames import RefusedError
-from preflight.transport.relay.hello import Hello
-from preflight.transport.relay.link import Link
+import msgspec
+
+from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Container, Iterator, Sequence
+
+
+START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
+OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
+"""What the controller says, and what the node says. DEAF: the command reads no more input."""
+
+HEAD: Final = struct.Struct("!BII")
+NUMBER: Final = struct.Struct("!i")
+TAG = 16
+LARGEST = 256 << 10
+"""Bytes of a body; a longer frame is refused before it is read."""
+
+
+class Frame(NamedTuple):
+    """One thing said about one command (its channel)."""
+
+    kind: int
+    channel: int
+    body: bytes
+
+
+class RefusedError(PreflightError):
+    """The other side is not who it claims to be, or not in its right mind."""
+
+
+class Sealer:
+    """Turns what we say into frames."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def seal(self, kind: int, channel: int, body: bytes = b"") -> bytes:
+        """Return the bytes of our next frame."""
+        plain = HEAD.pack(kind, channel, len(body)) + body
+        tag = _tag(self._key, self._count, plain)
+        self._count += 1
+        return plain + tag
+
+
+class Opener:
+    """Takes bytes as they arrive, and gives the frames in them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield every frame that is whole by now; RefusedError if forged, replayed or too long."""
+        self._buffer += data
+        while len(self._buffer) >= HEAD.size:
+            kind, channel, length = HEAD.unpack_from(self._buffer)
+            if length > LARGEST:
+                raise RefusedError("a frame is too long")
+            whole = HEAD.size + length
+            if len(self._buffer) < whole + TAG:
+                return
+            plain = bytes(self._buffer[:whole])
+            tag = bytes(self._buffer[whole : whole + TAG])
+            del self._buffer[: whole + TAG]
+            if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
+                raise RefusedError("a frame is not from whom it should be")
+            self._count += 1
+            yield Frame(kind, channel, plain[HEAD.size :])
+
+
+def _tag(key: bytes, count: int, plain: bytes) -> bytes:
+    return hmac.digest(key, count.to_bytes(8, "big") + plain, "sha256")[:TAG]
+
+
+GREETING: Final = b"preflight relay 1\n"
+RANDOM = 32
+PROOF = 32
+
+
+class Hello:
+    """One caller's greeting: `opening` is sent to it, `feed` takes what it says."""
+
+    def __init__(self, secret: bytes, expected: Container[str]) -> None:
+        self._secret = secret
+        self._expected = expected
+        self._ours = os.urandom(RANDOM)
+        self._heard = bytearray()
+
+    @property
+    def opening(self) -> bytes:
+        """What the caller is greeted with: fresh for each, so that no old answer fits."""
+        return GREETING + self._ours
+
+    def feed(self, data: bytes) -> Proven | None:
+        """Take some bytes; the proven caller once it has said all, RefusedError if it lies."""
+        self._heard += data
+        if not self._heard or len(self._heard) < 1 + self._heard[0] + RANDOM + PROOF:
+            return None
+        length = self._heard[0]
+        word = bytes(self._heard[1 : 1 + length])
+        theirs = bytes(self._heard[1 + length : 1 + length + RANDOM])
+        proof = bytes(self._heard[1 + length + RANDOM :])
+        expected = self._mac(b"relay\0" + word + self._ours + theirs)
+        if not hmac.compare_digest(proof, expected):
+            raise RefusedError("a caller does not know this run's secret")
+        name = word.decode("utf-8", "replace")
+        if name not in self._expected:
+            raise RefusedError("a caller is not one of the nodes that are expected")
+        return Proven(
+            name,
+            self._mac(b"controller\0" + word + theirs + self._ours),
+            Sealer(self._mac(b"from controller\0" + self._ours + theirs)),
+            Opener(self._mac(b"from relay\0" + self._ours + theirs)),
+        )
+
+    def _mac(self, message: bytes) -> bytes:
+        return hmac.digest(self._secret, message, "sha256")
+
+
+class Proven:
+    """A caller that is the relay of a node of this run; `answer` proves us to it."""
+
+    def __init__(self, name: str, answer: bytes, sealer: Sealer, opener: Opener) -> None:
+        self.name = name
+        self.answer = answer
+        self.sealer = sealer
+        self.opener = opener
+
+
+IN_ROOM = 256 << 10
+OUT_ROOM = 1 << 20
+"""Bytes that may be on their way to a command, and from it; `payload/relay/command.py` agrees."""
+
+SEND = 256 << 10
+
+
+class Channel:
+    """One command. Each field is written by one thread only, the hub's or the reader's."""
+
+    def __init__(self) -> None:
+        self.news = threading.Event()
+        """Set by the hub on every change."""
+        self.arrived: deque[tuple[int, bytes]] = deque()
+        """(OUT or ERR, bytes), in the order in which they came."""
+        self.ended = False
+        """No more output will come."""
+        self.deaf = False
+        """It takes no more input."""
+        self.exited = threading.Event()
+        self.status: int | None = None
+        self.granted = IN_ROOM
+        """Bytes of input that the node has promised room for, all in all (the hub's)."""
+        self.sent = 0
+        """Bytes of input (the reader's)."""
+        self.received = 0
+        """Bytes of output (the hub's)."""
+        self.taken = 0
+        """Bytes of output (the reader's)."""
+
+
+class Link:
+    """The relay of one node, once it has proven itself."""
+
+    def __init__(
+        self, connection: socket.socket, address: str, proven: Proven, wake: Callable[[], None]
+    ) -> None:
+        self.name = proven.name
+        self.connection = connection
+        self.address = address
+        self.lost = False
+        self.rivals = ""
+        """From where two relays called in by this name; "" while there is one."""
+        self._sealer = proven.sealer
+        self._opener = proven.opener
+        self._outgoing = bytearray(proven.answer)
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._channels: dict[int, Channel] = {}
+        self._count = 0
+
+    # -- for the threads that talk with commands
+
+    def start(self, argv: Sequence[str]) -> tuple[int, Channel]:
+        """Have a command started; what becomes of it arrives in its channel."""
+        body = msgspec.json.encode(list(argv))
+        channel = Channel()
+        with self._lock:
+            self._count += 1
+            number = self._count
+            self._channels[number] = channel
+        if self.lost:
+            self._lose(channel)
+        self.say(START, number, body)
+        return number, channel
+
+    def say(self, kind: int, number: int, body: bytes = b"") -> None:
+        """Send a frame soon; nothing happens on a lost connection."""
+        with self._lock:
+            if self.lost:
+                return
+            self._outgoing += self._sealer.seal(kind, number, body)
+        self._wake()
+
+    def forget(self, number: int) -> None:
+        """End a command and hear no more of it."""
+        with self._lock:
+            self._channels.pop(number, None)
+        self.say(KILL, number)
+
+    # -- for the hub's thread
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something left to send."""
+        return bool(self._outgoing)
+
+    def flush(self) -> None:
+        """Send what fits; OSError when the connection is lost."""
+        with self._lock, suppress(BlockingIOError):
+            while self._outgoing:
+                sent = self.connection.send(memoryview(self._outgoing)[:SEND].tobytes())
+                del self._outgoing[:sent]
+
+    def hear(self, data: bytes) -> None:
+        """Hand on what the node said; RefusedError if it makes no sense."""
+        for frame in self._opener.feed(data):
+            channel = self._channels.get(frame.channel)
+            if channel is not None:
+                _apply(channel, frame)
+                channel.news.set()
+
+    def lose(self) -> None:
+        """Tell every command's reader that nothing more will come."""
+        with self._lock:
+            self.lost = True
+            channels = list(self._channels.values())
+            self._outgoing.clear()
+        for channel in channels:
+            self._lose(channel)
+        self.connection.close()
+
+    @staticmethod
+    def _lose(channel: Channel) -> None:
+        channel.ended = channel.deaf = True
+        channel.exited.set()
+        channel.news.set()
+
+
+def _apply(channel: Channel, frame: Frame) -> None:
+    if frame.kind in (OUT, ERR):
+        channel.received += len(frame.body)
+        if channel.received - channel.taken > OUT_ROOM:
+            raise RefusedError("it sent more than there was room for")
+        channel.arrived.append((frame.kind, frame.body))
+    elif frame.kind == OUT_END:
+        channel.ended = True
+    elif frame.kind == DEAF:
+        channel.deaf = True
+    elif frame.kind == MORE_IN:
+        channel.granted += max(0, _number(frame.body))
+    elif frame.kind == EXIT:
+        channel.status = _number(frame.body)
+        channel.deaf = True
+        channel.exited.set()
+
+
+def _number(body: bytes) -> int:
+    if len(body) != NUMBER.size:
+        raise RefusedError("a frame is malformed")
+    return int(NUMBER.unpack(body)[0])
+
 
 READ = 256 << 10
 GREETING_S = 10.0

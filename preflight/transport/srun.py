@@ -11,23 +11,316 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import signal
+import socket
+import subprocess
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
 
-from preflight.transport.protocol import ReachError
-from preflight.transport.relay.hub import Hub
-from preflight.transport.relay.remote import RelayConnection
-from preflight.transport.slurm import words
-from preflight.transport.slurm.addresses import own_addresses
-from preflight.transport.slurm.job import Launcher
-from preflight.transport.slurm.step import LONGEST_S, Step
+import msgspec
+from msgspec import Struct
+
+from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
+from preflight.core.text import legible
+from preflight.transport import relay, slurm
+from preflight.transport.bundle import BOOT, bundle
+from preflight.transport.relay import Hub
+from preflight.transport.slurm import Launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fleet.model import Host
+    from preflight.transport.relay import Link
+
+
+CHUNK = 64 << 10
+THANKS = 128 << 10
+"""Bytes read after which the node is told that there is room again."""
+
+
+class RelayConnection:
+    """One node's relay; each command gets a channel of its own."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def start(
+        self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
+    ) -> RelayRemote:
+        """Start it there, without a shell; ReachError if the relay is gone."""
+        if self._link.rivals:
+            raise ReachError(
+                "answer",
+                f"two relays called in as this node, from {self._link.rivals}: one poses as it",
+                "look which address is this node's: the other one's node is not to be trusted",
+            )
+        if self._link.lost:
+            raise ReachError(
+                "answer",
+                "its relay is gone: the connection to it broke",
+                "look whether the Slurm job still runs, and at the node's kernel log",
+            )
+        return RelayRemote(self._link, deadlined(argv, timeout_s), timeout_s, limit)
+
+    def close(self) -> None:
+        """Nothing to leave: the relay serves this node until the whole run is over."""
+
+
+class RelayRemote(StreamRemote):
+    """One command on one channel of a relay's connection."""
+
+    def __init__(self, link: Link, argv: Sequence[str], timeout_s: float, limit: int) -> None:
+        super().__init__(timeout_s, limit)
+        self._link = link
+        self._number, self._channel = link.start(argv)
+        self._finished = False
+        self._left = False
+        self._status: int | None = None
+        self._thanks = 0
+
+    def finish_input(self) -> None:
+        """Send an end of file behind everything sent before."""
+        if not self._finished:
+            self._finished = True
+            self._link.say(relay.EOF, self._number)
+
+    def _write(self, data: memoryview) -> int:
+        channel = self._channel
+        if channel.deaf or self._finished or self._left:
+            raise BrokenPipeError
+        piece = bytes(data[: min(CHUNK, channel.granted - channel.sent)])
+        if piece:
+            channel.sent += len(piece)
+            self._link.say(relay.STDIN, self._number, piece)
+        return len(piece)
+
+    def _move(self, wait_s: float, *, writing: bool) -> bool:
+        channel = self._channel
+        channel.news.clear()
+        if self._drained():
+            return True
+        if not (writing and (channel.deaf or channel.granted > channel.sent)):
+            channel.news.wait(wait_s)
+        return self._drained()
+
+    def _drained(self) -> bool:
+        """Take all that has arrived; whether there was any."""
+        channel, intake = self._channel, self._intake
+        over = channel.ended  # looked at first: no data after it
+        moved = False
+        while channel.arrived and not intake.overflow:
+            kind, data = channel.arrived.popleft()
+            (intake.add_stdout if kind == relay.OUT else intake.add_stderr)(data)
+            channel.taken += len(data)
+            self._thanks += len(data)
+            moved = True
+        if self._thanks >= THANKS:
+            self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
+            self._thanks = 0
+        intake.ended = intake.ended or (over and not channel.arrived)
+        return moved
+
+    def _exited(self, wait_s: float) -> bool:
+        return self._channel.exited.wait(wait_s)
+
+    def _leave(self) -> int | None:
+        if not self._left:
+            self._left = True
+            self._status = self._channel.status
+            self._link.forget(self._number)
+            self._intake.ended = True
+        return self._status
+
+
+ASKED = 8
+"""Nodes whose route is looked at: they all share a network, and a name may take seconds."""
+
+_DISCARD = 9  # any port will do: nothing is sent there
+
+
+def own_addresses(nodes: Iterable[str]) -> list[str]:
+    """Return our addresses on the ways to some nodes, the most frequent first."""
+    found: dict[str, int] = {}
+    for node in list(nodes)[:ASKED]:
+        for address in _towards(node):
+            found[address] = found.get(address, 0) + 1
+    return sorted(found, key=lambda address: (_is_loopback(address), -found[address]))
+
+
+def _towards(node: str) -> Iterable[str]:
+    with suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, there in socket.getaddrinfo(
+            node, _DISCARD, type=socket.SOCK_DGRAM
+        ):
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(there)  # a datagram socket: finds the route, sends nothing
+                yield str(probe.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+LONGEST_S = 7 * 86400
+"""A relay leaves with its controller; this is the end of one that nothing else ends."""
+
+LEAVE_S = 3.0
+"""For srun to see its tasks end, and after it was asked to end itself."""
+
+LINE = 4096
+_HERE = "@preflight here "
+_BOOT = (
+    "import os;os.write(1,('"
+    + _HERE
+    + "'+os.environ.get('SLURMD_NODENAME','')+chr(10)).encode());"
+    + BOOT
+)
+"""Says that the task runs before it reads: srun feeds nobody until all nodes are connected."""
+
+KEPT = 200
+
+
+class _Trouble(Struct, frozen=True):
+    node: str
+    trouble: str
+
+
+class Step:
+    """A running srun. `refused` has a reason for each node that will not come, by name."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        python: str,
+        request: Mapping[str, object],
+        environ: Mapping[str, str],
+        changed: Callable[[], None],
+    ) -> None:
+        self.refused: dict[str, ReachError] = {}
+        self.started: set[str] = set()
+        """Nodes whose task runs, though it may wait for its input."""
+        self.breaking = False
+        """srun could not start a node: it is about to end the others too."""
+        self.ended = threading.Event()
+        """srun is gone, and all that it said has been read."""
+        self._no_python: ReachError | None = None
+        self._lines: list[str] = []
+        self._changed = changed
+        self._python = python
+        self._mark = f"@preflight {request['nonce']} ".encode()
+        packed = bundle("relay")
+        argv = [*command, python, "-I", "-c", _BOOT, str(len(packed)), "relay"]
+        self._process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        # The secret travels here, not in argv or environment, which others on the node could read.
+        opening = packed + msgspec.json.encode(request) + b"\n"
+        readers = [
+            self._thread(self._read, self._process.stdout, self._heard),
+            self._thread(self._read, self._process.stderr, self._complained),
+        ]
+        self._thread(self._tell, opening)
+        self._thread(self._await, readers)
+
+    @property
+    def reason(self) -> ReachError | None:
+        """Why srun gave up, if it did, where it blames no node."""
+        if not self.ended.is_set():
+            return None
+        said = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
+        return ReachError(
+            "route",
+            f"Slurm's launcher gave up; it said: {said}",
+            "try it by hand in the same allocation: srun --overlap --ntasks-per-node=1 hostname",
+        )
+
+    def close(self) -> None:
+        """Let srun end by itself, since the relays have left; then make it. Never raises."""
+        with suppress(OSError, ValueError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        if not self.ended.wait(LEAVE_S):
+            self._signal(signal.SIGTERM)
+        if not self.ended.wait(LEAVE_S):
+            self.kill()
+
+    def kill(self) -> None:
+        """End srun at once. Never raises."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, number)
+
+    @staticmethod
+    def _thread(target: Callable[..., None], *args: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    def _tell(self, opening: bytes) -> None:
+        stdin = self._process.stdin
+        with suppress(OSError, ValueError):  # srun's own words tell why it does not listen
+            if stdin is not None:
+                stdin.write(opening)
+                stdin.flush()
+
+    def _await(self, readers: Sequence[threading.Thread]) -> None:
+        self._process.wait()
+        for reader in readers:
+            reader.join(LEAVE_S)
+        self.ended.set()
+        self._changed()
+
+    @staticmethod
+    def _read(pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
+        with suppress(OSError, ValueError):
+            while line := pipe.readline(LINE):
+                take(line.rstrip(b"\n"))
+
+    def _heard(self, line: bytes) -> None:
+        """Take what a task says that has started, or that cannot call us back."""
+        if line.startswith(_HERE.encode()):
+            self.started.add(line[len(_HERE) :].decode("utf-8", "replace"))
+        if not line.startswith(self._mark):
+            return
+        with suppress(msgspec.DecodeError):
+            said = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
+            self.refused[said.node] = _no_way_back(said.trouble)
+            self._changed()
+
+    def _complained(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        if len(self._lines) < KEPT:
+            self._lines.append(text)
+        self._no_python = self._no_python or slurm.missing_python(text, self._python)
+        # Once srun ends the step for one node, the others' ends are its doing.
+        for name, reason in ({} if self.breaking else slurm.exited(text)).items():
+            self.refused.setdefault(name, self._no_python or reason)
+        not_started = slurm.not_started(text)
+        self.refused |= not_started
+        self.breaking = self.breaking or bool(not_started)
+        self._changed()
+
+
+def _no_way_back(trouble: str) -> ReachError:
+    return ReachError(
+        "route",
+        f"Slurm started our step, but the node cannot call back: {legible(trouble, 150)}",
+        "let the nodes connect to this host (its firewall; SrunPortRange in slurm.conf names the "
+        "ports that preflight then uses too), or run from inside the batch script",
+    )
+
 
 PATIENCE_S = 12.0
 """How long a node may take to call back: longer than two addresses take to time out on it."""
@@ -96,7 +389,7 @@ class SrunTransport:
         """Start the step, again without those that fail it, until all that are left are there."""
         try:
             names = list(self._hosts)
-            down = words.down(self._launcher.states(names))
+            down = slurm.down(self._launcher.states(names))
             self._refused |= {name: why for name, why in down.items() if name in self._hosts}
             ends = time.monotonic() + START_S
             for _ in range(ATTEMPTS):

@@ -1,18 +1,304 @@
-"""What is said of a node that SSH does not reach: the same words whichever SSH was used."""
+"""The way to a node, as the inventory and the user's own `ssh` describe it together."""
 
 from __future__ import annotations
 
+import getpass
+import os
 import shlex
-from typing import TYPE_CHECKING
+import shutil
+import subprocess
+import threading
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from preflight.transport.legible import legible
-from preflight.transport.protocol import ReachError
-from preflight.transport.sshask import config_option
+from msgspec import Struct
+
+from preflight.core.files import read_regular
+from preflight.core.remote_command import ReachError
+from preflight.core.text import legible
+from preflight.transport.host_keys import vouching
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.transport.sshconfig import Route
+    from preflight.fleet.model import Host
+
+
+_KEPT = frozenset(
+    (
+        "addressfamily",
+        "bindaddress",
+        "bindinterface",
+        "certificatefile",
+        "forkafterauthentication",
+        "globalknownhostsfile",
+        "gssapiauthentication",
+        "hostbasedauthentication",
+        "hostkeyalias",
+        "hostname",
+        "identityagent",
+        "identityfile",
+        "knownhostscommand",
+        "pkcs11provider",
+        "port",
+        "proxycommand",
+        "proxyjump",
+        "revokedhostkeys",
+        "user",
+        "userknownhostsfile",
+        "verifyhostkeydns",
+    )
+)
+"""Settings that somebody here reads; all 90 of them for thousands of nodes would fill memory."""
+
+_Way: TypeAlias = tuple[str, str | None, int | None, str | None]
+
+
+class Effective(Struct, frozen=True):
+    """The settings of `ssh -G` in lower case, each with all its values; none without an ssh."""
+
+    settings: dict[str, tuple[str, ...]] = {}
+
+    def one(self, key: str) -> str:
+        """Return its first value, or nothing."""
+        return next(iter(self.settings.get(key, ())), "")
+
+    def every(self, key: str) -> tuple[str, ...]:
+        """Return all its values."""
+        return self.settings.get(key, ())
+
+
+class Asked:
+    """Answers of `ssh -G`, each fetched once, whoever asks first."""
+
+    def __init__(self) -> None:
+        self._answers: dict[_Way, Future[Effective]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, host: Host, timeout_s: float) -> Effective:
+        """Return the settings for a node; ReachError where ssh itself cannot read them."""
+        key = (host.address, host.user, host.port, host.ssh_config)
+        with self._lock:
+            answer = self._answers.get(key)
+            is_first = answer is None
+            if answer is None:
+                answer = self._answers[key] = Future()
+        if is_first:
+            try:
+                answer.set_result(_ask(host, timeout_s))
+            except BaseException as error:
+                answer.set_exception(error)
+                raise
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError as error:
+            raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
+
+
+def config_option(ssh_config: str | None) -> list[str]:
+    """Name the configuration file that ssh must read, if it is not the user's own."""
+    return ["-F", ssh_config] if ssh_config else []
+
+
+def _ask(host: Host, timeout_s: float) -> Effective:
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        return Effective()
+    port = ["-p", str(host.port)] if host.port else []
+    user = ["-l", host.user] if host.user else []
+    argv = [ssh, "-G", *config_option(host.ssh_config), *port, *user, "--", host.address]
+    try:
+        asked = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
+    except subprocess.CalledProcessError as error:
+        raise _unreadable(host, legible(error.stderr) or f"exit {error.returncode}") from error
+    settings: dict[str, tuple[str, ...]] = {}
+    for line in asked.stdout.decode("utf-8", "replace").splitlines():
+        key, _, value = line.partition(" ")
+        if key.lower() in _KEPT:
+            settings[key.lower()] = (*settings.get(key.lower(), ()), value)
+    return Effective(settings)
+
+
+def _unreadable(host: Host, reason: str) -> ReachError:
+    file = host.ssh_config or "~/.ssh/config"
+    words = shlex.join(["ssh", "-G", *config_option(host.ssh_config)])
+    return ReachError(
+        "route",
+        f"ssh's configuration for it cannot be read: {reason}",
+        # No address, so that one file that fails every node is one finding.
+        f"correct {file} on this machine until `{words} NODE` works",
+    )
+
+
+PORT = 22
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_LARGEST_KEY = 64 << 10
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """Where to connect, as whom, with which keys, and who vouches for the host."""
+
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[str, ...]
+    use_agent: bool
+    known_hosts: tuple[str, ...]
+    alias: str | None = None
+    typed: str = ""
+    """What a person gives to `ssh`: a host that its configuration may know by another name."""
+    ssh_config: str | None = None
+    via: str = ""
+    """The jump host on the way, if there is one."""
+
+    @property
+    def known_names(self) -> tuple[str, ...]:
+        """The host's names in known_hosts files, the exact one first.
+
+        Like OpenSSH, a key without a port vouches for the host on every port.
+        """
+        if self.alias:
+            return (self.alias,)
+        if self.port == PORT:
+            return (self.hostname,)
+        return (f"[{self.hostname}]:{self.port}", self.hostname)
+
+    @property
+    def where(self) -> str:
+        """Where somebody should listen, as sentences say it."""
+        return f"{self.hostname} port {self.port}" + (f" behind {self.via}" if self.via else "")
+
+    @property
+    def whom(self) -> str:
+        """Who logs in where, as sentences say it."""
+        return f"{self.user}@{self.hostname}"
+
+
+def route_to(host: Host, config: Effective) -> Route:
+    """What the inventory says of the way in, and `ssh -G` where it says nothing."""
+    return Route(
+        hostname=config.one("hostname") or host.address,
+        port=host.port or int(config.one("port") or PORT),
+        user=host.user or config.one("user") or getpass.getuser(),
+        identity_files=identity_files(host, config),
+        use_agent=not host.identity_file and config.one("identityagent") != "none",
+        known_hosts=known_hosts_files(host, config),
+        alias=config.one("hostkeyalias") or None,
+        typed=host.address,
+        ssh_config=host.ssh_config,
+    )
+
+
+def identity_files(host: Host, config: Effective) -> tuple[str, ...]:
+    """The inventory's key whether or not it is there; else those of ssh that are."""
+    if host.identity_file:
+        return _expanded([host.identity_file])
+    identities = config.every("identityfile") or IDENTITIES
+    return tuple(file for file in _expanded(identities) if Path(file).is_file())
+
+
+def read_key(file: str) -> bytes:
+    """Read a key or its public half, which anybody may have put there; OSError in words."""
+    return read_regular(Path(file), _LARGEST_KEY)
+
+
+def known_hosts_files(host: Host, config: Effective) -> tuple[str, ...]:
+    """Where host keys are looked up."""
+    files = config.one("userknownhostsfile") + " " + config.one("globalknownhostsfile")
+    known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
+    return tuple(file for file in _expanded(known_hosts) if file != "none")
+
+
+def _expanded(files: Iterable[str]) -> tuple[str, ...]:
+    return tuple(str(Path(file).expanduser()) for file in files)
+
+
+_OFF = frozenset(("", "none", "no", "false"))
+
+_BEYOND_PARAMIKO: tuple[tuple[str, str], ...] = (
+    ("ProxyJump", "proxyjump"),
+    ("ProxyCommand", "proxycommand"),
+    ("CertificateFile", "certificatefile"),
+    ("RevokedHostKeys", "revokedhostkeys"),
+    ("KnownHostsCommand", "knownhostscommand"),
+    ("VerifyHostKeyDNS", "verifyhostkeydns"),
+    ("PKCS11Provider", "pkcs11provider"),
+    ("HostbasedAuthentication", "hostbasedauthentication"),
+    ("BindAddress", "bindaddress"),
+    ("BindInterface", "bindinterface"),
+)
+"""Settings that paramiko would ignore, and the node be reached otherwise or not at all."""
+
+KLIST_S = 2.0
+
+
+def why_openssh(host: Host, config: Effective) -> str:
+    """Name what only OpenSSH can do for a node; empty where paramiko reaches it as well.
+
+    `config`: what `ssh -G` says of it. Reads the key files, known_hosts and the ticket cache that
+    this names, and contacts nobody.
+    """
+    return next(_reasons(host, config), "")
+
+
+def _reasons(host: Host, config: Effective) -> Iterator[str]:
+    """Cheap ones first; none is looked for once there is one."""
+    for label, key in _BEYOND_PARAMIKO:
+        if config.one(key).lower() not in _OFF:
+            yield label
+    if config.one("addressfamily") not in ("", "any"):
+        yield "AddressFamily"
+    if not host.identity_file and _is_other_agent(config.one("identityagent")):
+        yield "IdentityAgent"
+    for key_file in map(Path, identity_files(host, config)):
+        if key_file.with_name(f"{key_file.name}-cert.pub").is_file():
+            yield "a user certificate"
+        if _is_on_a_token(key_file):
+            yield "a FIDO key"
+    if vouching(known_hosts_files(host, config), route_to(host, config).known_names):
+        yield "@cert-authority"
+    if config.one("gssapiauthentication") == "yes" and has_ticket():
+        yield "Kerberos"
+
+
+def _is_other_agent(socket: str) -> bool:
+    if socket in ("", "none", "SSH_AUTH_SOCK"):
+        return False
+    return os.path.expandvars(str(Path(socket).expanduser())) != os.environ.get("SSH_AUTH_SOCK")
+
+
+def _is_on_a_token(key_file: Path) -> bool:
+    """Whether the secret is in a security key; its public half says so."""
+    try:
+        return read_key(f"{key_file}.pub").startswith(b"sk-")
+    except OSError:
+        return key_file.name.endswith("_sk")
+
+
+@lru_cache(maxsize=1)
+def has_ticket() -> bool:
+    """Debian's ssh asks for Kerberos everywhere; only a ticket shows that the user does too."""
+    klist = shutil.which("klist")
+    if klist is None:
+        return False
+    try:
+        asked = subprocess.run(
+            [klist, "-s"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=KLIST_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
 
 
 def no_name(name: str, reason: str) -> ReachError:

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 import shutil
 import threading
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.transport import transport_for
+from preflight.core.remote_command import LocalConnection, ReachError
+from preflight.errors import UsageError
+from preflight.fleet.model import TRANSPORTS
 from preflight.transport.fanout import fan_out
-from preflight.transport.protocol import ReachError
-from preflight.transport.sshask import Asked
-from preflight.transport.sshchoice import why_openssh
+from preflight.transport.ssh_config import Asked, why_openssh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Connection, Transport
+
+
+def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = None) -> Transport:
+    """Return the transport of that name; UsageError names the nearest if there is none.
+
+    `hosts`: all the nodes that it will serve, for a way that is opened to all of them at once.
+    """
+    if name == "local":
+        return LocalTransport()
+    if name == "paramiko":
+        from preflight.transport.paramiko_ssh import ParamikoTransport
+
+        return ParamikoTransport(asked)
+    if name == "openssh":
+        from preflight.transport.openssh import OpenSSHTransport
+
+        return OpenSSHTransport(asked)
+    if name == "srun":
+        from preflight.transport.srun import SrunTransport
+
+        return SrunTransport(hosts)
+    near = get_close_matches(name, TRANSPORTS, n=1)
+    meant = f'did you mean "{near[0]}"?' if near else f"write one of: {', '.join(TRANSPORTS)}"
+    raise UsageError(f"unknown transport {name[:40]!a}: {meant}")
+
 
 ASK_S = 10.0
 """For `ssh -G` of one node; a `Match exec` of the user's configuration may take its time."""
@@ -102,3 +128,17 @@ class Ways:
             if name not in self._made:
                 self._made[name] = transport_for(name, self._hosts.get(name, ()), self._asked)
             return self._made[name]
+
+
+class LocalTransport:
+    """Runs commands as processes of ours: no shell, no network, a session of their own."""
+
+    name = "local"
+
+    def connect(self, host: Host, timeout_s: float) -> LocalConnection:
+        """Nothing to connect to: always succeeds."""
+        del host, timeout_s
+        return LocalConnection()
+
+    def close(self) -> None:
+        """Nothing to leave."""

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.fabric.decoding import find
-from preflight.fabric.simulate.score import score
 from tests.bench.fabrics import case, make
+from tests.simulate.score import score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.fabric.culprit import Found
     from preflight.fabric.observed import Observed
-    from preflight.fabric.simulate.truth import Planted
     from tests.bench.fabrics import Case
+    from tests.simulate.truth import Planted
 
     Decoder = Callable[[Observed], Sequence[Found]]
 

@@ -11,21 +11,21 @@ from msgspec.structs import replace
 
 from preflight.fabric.observed import Observed
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.simulate.condense import observed
-from preflight.fabric.simulate.fabric import Fabric, named
-from preflight.fabric.simulate.mixture import RDMA, TCP, mixture
-from preflight.fabric.simulate.noise import Pool, drawn
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.recorded import load
-from preflight.fabric.simulate.scene import Scene
-from preflight.fabric.simulate.truth import Planted, truth
+from tests.simulate.condense import observed
+from tests.simulate.fabric import Fabric, named
+from tests.simulate.mixture import RDMA, TCP, mixture
+from tests.simulate.noise import Pool, drawn
+from tests.simulate.rdma import Rdma
+from tests.simulate.recorded import load
+from tests.simulate.scene import Scene
+from tests.simulate.truth import Planted, truth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from preflight.fabric.simulate.faults import Fault
-    from preflight.fabric.simulate.noise import Noise
+    from tests.simulate.faults import Fault
+    from tests.simulate.noise import Noise
 
 Name = Literal["rdma", "recorded"]
 

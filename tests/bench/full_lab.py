@@ -63,7 +63,7 @@ def main() -> int:
 def fingerprint() -> str:
     """Of everything that decides an outcome: preflight, its checks, how faults are planted."""
     sources = [*_ROOT.glob("preflight/**/*.py"), *_ROOT.glob("preflight/**/*.toml")]
-    sources += [*_ROOT.glob("checks/*.py"), *_ROOT.glob("tests/lab/*.py")]
+    sources += [*_ROOT.glob("checks/**/*.py"), *_ROOT.glob("tests/lab/*.py")]
     digest = hashlib.sha256()
     for file in sorted([*sources, _ROOT / "tests/bench/lab_runs.py"]):
         digest.update(file.read_bytes())

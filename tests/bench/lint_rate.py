@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.lint.job import makes_group
 from preflight.lint.lint import lint
-from preflight.lint.model import Severity
+from preflight.lint.names import makes_group
 from preflight.lint.reading import Unread, read_script
+from preflight.lint.script import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,12 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.sources import Wish, resolve
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
 
 
 def main() -> None:

@@ -15,9 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.fleet.model import Host
-from preflight.stages.probe import probe_fleet
-from preflight.transport import transport_for
-from preflight.transport.ways import Ways
+from preflight.run.probe_stage import probe_fleet
+from preflight.transport.ways import Ways, transport_for
 from tests.bench.overheard import Conversation, Overheard
 from tests.bench.probing import AT_MOST, DEADLINE_S, some
 from tests.bench.ratio import Bound, Row, extremes

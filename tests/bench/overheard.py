@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preflight.transport.protocol import OUTPUT_LIMIT, SEND_S
+from preflight.core.remote_command import OUTPUT_LIMIT, SEND_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.core.remote_command import Answer, Remote
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Answer, Connection, Remote, Transport
+    from preflight.transport.protocol import Connection, Transport
 
 
 @dataclass(slots=True)

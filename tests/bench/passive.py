@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec import Struct
 
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.facts.decode import decode_facts
 from preflight.fleet.sources import Wish, resolve
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.bench import synthetic
 from tests.bench.outside import cost

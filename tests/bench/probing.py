@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.fleet.inventory import read_inventory
-from preflight.stages.probe import probe_fleet
+from preflight.run.probe_stage import probe_fleet
 from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import msgspec
 from preflight.fabric.plan import KIB, MIB, SweepPlan
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.simulate.recorded import record
 from tests.bench.machine import machine
 from tests.bench.probing import connected, some
 from tests.bench.sweeping import swept
 from tests.lab.cluster import Lab
+from tests.simulate.recorded import record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.stages import probe
+from preflight.run import probe_stage
 from preflight.transport.ways import Ways
 from tests.bench.farm import Farm
 from tests.bench.machine import Machine, machine
@@ -116,7 +116,7 @@ def table(points: Sequence[Point]) -> list[str]:
 
 
 def _measure(hosts: Sequence[Host]) -> Point:
-    probe.PROBE_S = _DEADLINE_S  # one machine does the work of all nodes
+    probe_stage.PROBE_S = _DEADLINE_S  # one machine does the work of all nodes
     _leave(_reach(hosts[:1]))  # imports and the payload's bundle: once per run, whatever the fleet
     memory, cpu, helpers, everyone = _resident_mib(), _cpu_s(), _helpers_s(), _machine_s()
     began = time.perf_counter()
@@ -137,7 +137,7 @@ def _measure(hosts: Sequence[Host]) -> Point:
 
 def _reach(hosts: Sequence[Host]) -> list[object]:
     """Log in and read everyone's facts; RuntimeError if a node gives none."""
-    reached = probe.probe_fleet(
+    reached = probe_stage.probe_fleet(
         hosts,
         Ways(hosts),
         secrets.token_hex(16),

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.plan import GLOO, GLOO_SOAK, SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import Timing

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from preflight.fabric.plan import GLOO
 from preflight.fabric.samples import End, InsideSamples, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.facts.decode import Attempt, MasterPort, Ports
 from preflight.facts.node import Clock, Reach
-from preflight.facts.ports import Attempt, MasterPort, Ports
-from preflight.stages.measured import Measured
-from preflight.stages.ports import DATA_PORTS
+from preflight.run.measured import Measured
+from preflight.run.ports_stage import DATA_PORTS
 from tests.bench.synthetic_facts import ENVIRONMENT, GPUS, facts
 from tests.lab import nvidia_smi
 from tests.lab.nvml.scenario import h100

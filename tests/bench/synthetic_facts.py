@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.facts.ethernet_model import Ethernet
-from preflight.facts.kernel_model import KernelLog, LogLine
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Facts, Gpu
-from preflight.facts.network_model import Interface, Network, Resolved
-from preflight.facts.rdma_model import AcsPort, Counter, GpuDirect
+from preflight.facts.network import (
+    AcsPort,
+    Counter,
+    Ethernet,
+    GpuDirect,
+    Interface,
+    Network,
+    Resolved,
+)
 from tests.unit.facts import builders, machines
 
 GPUS = 8

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
 from preflight.history.reading import reading
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.bench import infra, one_node, pairs, passive, synthetic, year
 from tests.bench.overheard import Conversation

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fabric.culprit import Found
-from preflight.fabric.simulate.faults import SYMPTOMS
 from tests.bench import fabric, full
 from tests.bench.accuracy import by_kind, by_size, rows
 from tests.bench.decoding import decode
 from tests.bench.fabrics import NODES, Case, case, make, most_faults
+from tests.simulate.faults import SYMPTOMS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class _Oracle:
 
 def _wrong(observed: Observed) -> Sequence[Found]:
     """Blames the first node for whatever there is."""
-    from preflight.fabric.simulate.faults import node
+    from tests.simulate.faults import node
 
     return [Found(among=(node(observed.nodes[0]),), symptom="late", confidence=1.0)]
 

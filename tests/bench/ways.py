@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.stages.probe import probe_fleet
-from preflight.transport.slurm.job import Launcher
+from preflight.run.probe_stage import probe_fleet
+from preflight.transport.slurm import Launcher
 from preflight.transport.srun import SrunTransport
 from preflight.transport.ways import Ways
 from tests.bench.logins import bare_logins

@@ -13,18 +13,17 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from preflight.core.ledger import Ledger
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.sources import Wish, resolve
-from preflight.ledger import Ledger
-from preflight.outcome import conclude
-from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.events import NAME, Began, Ended, owed, read_events
 from preflight.report.html.page import PAGE
-from preflight.report.night import at
 from preflight.report.outputs import Outputs
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.report.since import at
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.session.verdict_collector import conclude
 
 _NIGHTS = 30
 _BEGAN_S = 1_790_000_000.0

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.read_archive import FACTS, read_archive
-from preflight.commands.read_judged import judge_captured
-from preflight.offline.archive import Archive, unpack
+from preflight.captured.archive import Archive, unpack
+from preflight.commands.read import FACTS, judge_captured, read_archive
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:

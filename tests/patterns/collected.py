@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preflight.triage.diagnose.places import knowledge
-from preflight.triage.symptom import shipped
+from preflight.hang.diagnose.places import knowledge
+from preflight.hang.explain.symptom import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,9 +137,12 @@ def _value(node: ast.expr, module: ModuleType) -> Any:
 def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
     for symptom in shipped():
         for pattern in (*symptom.patterns, *symptom.further):
-            yield re.compile(pattern), (f"preflight/triage/symptoms/{symptom.id}.toml", "search")
+            yield (
+                re.compile(pattern),
+                (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),
+            )
     told = knowledge()
-    place = "preflight/triage/diagnose/places.toml"
+    place = "preflight/hang/diagnose/places.toml"
     for row in told.place:
         yield re.compile("|".join(row.files)), (place, "search")
         yield re.compile("|".join(f"(?:{one})" for one in row.functions)), (place, "fullmatch")

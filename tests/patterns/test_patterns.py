@@ -32,36 +32,34 @@ _SURE_S = 0.02
 _NOTHING_S = 2e-5
 
 _SHORT = {
-    "preflight/facts/gpu_log.py": "kernel_text._CHARS: lines of 512 characters",
-    "preflight/facts/hardware_log.py": "the same",
-    "preflight/facts/host_log.py": "the same",
-    "preflight/facts/nic_log.py": "the same",
-    "preflight/facts/switch_log.py": "the same",
-    "preflight/facts/pcie_recovery.py": "the same",
+    "checks/gpu/driver_log.py": "kernel_text._CHARS: lines of 512 characters",
+    "checks/host/hardware_log.py": "the same",
+    "checks/net/test_nic_log.py": "the same",
+    "checks/gpu/test_kernel_log.py": "the same",
 }
 """Whose texts another module cuts."""
 
 _END_IN_AT = (
-    "preflight/fleet/starred.py:_URL_LOGIN",
+    "preflight/core/text.py:_URL_LOGIN",
     "preflight/payload/probe/redact.py:_URL_LOGIN",
 )
 """Given words only up to their last @, where each :// finds its end."""
 
 _MADE_WHEN_RUN = {
     "preflight/fabric/stored/reading.py": "names of our own fields",
-    "preflight/facts/board_links.py": "a table of boards, matched from the beginning",
-    "preflight/payload/probe/host_files.py": "literals of its callers, for names of files",
+    "preflight/facts/boards.py": "a table of boards, matched from the beginning",
+    "preflight/payload/probe/sysfs.py": "literals of its callers, for names of files",
     "preflight/report/public/hide.py": "NAMING and PLAIN of forms.py, and escaped names",
-    "preflight/transport/hostkeys.py": "an SSH configuration's own pattern: stars and names",
-    "preflight/transport/openssh_remote.py": "an escaped mark",
-    "preflight/transport/talk.py": "an escaped name of a program",
-    "preflight/triage/diagnose/places.py": "places.toml, which is read here",
-    "preflight/triage/explain/anchors.py": "escaped words",
-    "preflight/triage/symptom.py": "the symptoms, which are read here",
+    "preflight/transport/host_keys.py": "an SSH configuration's own pattern: stars and names",
+    "preflight/transport/openssh.py": "an escaped mark",
+    "preflight/transport/payload_session.py": "an escaped name of a program",
+    "preflight/hang/diagnose/places.py": "places.toml, which is read here",
+    "preflight/hang/explain/scan.py": "escaped words",
+    "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
     # Held in a table of the module, and found there.
-    "preflight/facts/host_log.py": "_PATTERNS",
-    "preflight/facts/nic_log.py": "_PATTERNS",
-    "preflight/offline/settings.py": "_FORMS",
+    "checks/host/hardware_log.py": "_PATTERNS",
+    "checks/net/test_nic_log.py": "_PATTERNS",
+    "preflight/captured/settings.py": "_FORMS",
 }
 """Modules with calls of `re` whose expression is no literal, and what it is made of."""
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from preflight.fabric.digest import CUT_MEDIANS, KEPT, Digest, Standout
-from preflight.fabric.observed import Observed, Tried
-from preflight.fabric.simulate.stream import middle, rank
+from preflight.fabric.observed import CUT_MEDIANS, KEPT, Digest, Observed, Standout, Tried
+from tests.simulate.stream import middle, rank
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.scene import Meeting, Part, Scene
+    from tests.simulate.scene import Meeting, Part, Scene
 
 
 _SHORT = 512

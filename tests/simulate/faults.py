@@ -9,7 +9,7 @@ from msgspec import Struct
 from preflight.fabric.culprit import Component, Symptom
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.fabric import Fabric, Spot
+    from tests.simulate.fabric import Fabric, Spot
 
 FaultKind = Literal["slow", "spikes", "dead", "late", "loss", "corrupt"]
 """`slow`: a share of its bandwidth is gone. `spikes`: some operations take long at both ends.

@@ -9,14 +9,14 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.simulate.stream import Hit
+from tests.simulate.stream import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
-    from preflight.fabric.simulate.faults import Fault
-    from preflight.fabric.simulate.noise import Rare
+    from tests.simulate.faults import Fault
+    from tests.simulate.noise import Rare
 
 Hits = dict[int, Hit]
 """Operation → what is added to it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.scene import Meeting, Part, Scene
+    from tests.simulate.scene import Meeting, Part, Scene
 
 
 def sweep(scene: Scene) -> Sweep:

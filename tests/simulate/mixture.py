@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
+from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
 
 if TYPE_CHECKING:
     from random import Random
 
     from preflight.fabric.culprit import Component
-    from preflight.fabric.simulate.fabric import Fabric, Spot
+    from tests.simulate.fabric import Fabric, Spot
 
 LEAST_UNDER_LEAF = 4
 _TRIES = 60

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from preflight.fabric.simulate.stream import Template
+from tests.simulate.stream import Template
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.stream import Rung, Stream
+    from tests.simulate.stream import Rung, Stream
 
 _KEPT_TAKES = 300
 

@@ -13,8 +13,8 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from preflight.fabric.plan import NCCL, NCCL_SOAK
-from preflight.fabric.simulate.noise import Rare, Unrest, drawn
-from preflight.fabric.simulate.stream import Rung, Stream
+from tests.simulate.noise import Rare, Unrest, drawn
+from tests.simulate.stream import Rung, Stream
 
 if TYPE_CHECKING:
     from random import Random

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from preflight.errors import UsageError
-from preflight.fabric.simulate.noise import Unrest
-from preflight.fabric.simulate.stream import Rung, Stream, middle
+from tests.simulate.noise import Unrest
+from tests.simulate.stream import Rung, Stream, middle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,20 +11,20 @@ from itertools import cycle
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.simulate.hits import bursts, felt, lasting, merged, planted
-from preflight.fabric.simulate.noise import Pool, drawn
-from preflight.fabric.simulate.stream import Hit, checked
+from tests.simulate.hits import bursts, felt, lasting, merged, planted
+from tests.simulate.noise import Pool, drawn
+from tests.simulate.stream import Hit, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
     from preflight.fabric.samples import PairState
-    from preflight.fabric.simulate.fabric import Fabric, Spot
-    from preflight.fabric.simulate.faults import Fault
-    from preflight.fabric.simulate.hits import Burst, Hits
-    from preflight.fabric.simulate.noise import Noise
-    from preflight.fabric.simulate.stream import Rung, Template
+    from tests.simulate.fabric import Fabric, Spot
+    from tests.simulate.faults import Fault
+    from tests.simulate.hits import Burst, Hits
+    from tests.simulate.noise import Noise
+    from tests.simulate.stream import Rung, Template
 
 BEGAN_S = 1_790_000_000.0
 """When the first round begins, seconds since 1970."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.fabric.culprit import Component, Found
-from preflight.fabric.simulate.faults import SYMPTOMS, spots
+from tests.simulate.faults import SYMPTOMS, spots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.fabric.simulate.truth import Planted
+    from tests.simulate.truth import Planted
 
 Fate = Literal["named", "misread", "vague", "level", "missed", "inside"]
 """Of a planted fault. `named`: the part and what it does. `misread`: the part, for something else.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from preflight.fabric.digest import CUT_MEDIANS
+from preflight.fabric.observed import CUT_MEDIANS
 from preflight.fabric.samples import Phase
 
 if TYPE_CHECKING:

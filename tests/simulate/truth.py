@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.fabric.culprit import Component
-from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
-from preflight.fabric.simulate.power import Events, apart, of_events, of_shift, together
-from preflight.fabric.simulate.stream import checked
+from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
+from tests.simulate.power import Events, apart, of_events, of_shift, together
+from tests.simulate.stream import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.fabric.simulate.fabric import Fabric, Spot
-    from preflight.fabric.simulate.noise import Noise, Rare
+    from tests.simulate.fabric import Fabric, Spot
+    from tests.simulate.noise import Noise, Rare
 
 POWER = 0.999
 PARTNERS = 2

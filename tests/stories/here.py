@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.frame.site_checks import write_check
+from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

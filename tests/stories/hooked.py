@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.hook_program import PROGRAM
-from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.commands.healthcheck import PROGRAM
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100

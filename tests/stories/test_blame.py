@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from preflight.fabric.observed import observe
 from preflight.fabric.samples import End
 from preflight.fabric.stored import encode_observed, encode_sweep
-from preflight.stages.measured import Measured
+from preflight.run.measured import Measured
 from tests.stories.blaming import Blamed, blame
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.report.fabrics import fabric

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from preflight.captured.archive import pack
 from preflight.commands.capture import Taken, in_public
-from preflight.offline.archive import pack
 from preflight.report.document import Report
 from tests.golden.hold import hold
 from tests.lab.inside import until

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from preflight.registry import load_folder
+from preflight.core.registry import load_folder
 from tests.stories.conftest import LONGEST_S
 
 DOCS = Path(__file__).parents[2] / "docs"

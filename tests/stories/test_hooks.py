@@ -16,7 +16,7 @@ IMPORTS = """
 import json, os, sys
 from pathlib import Path
 from preflight.fleet.model import Host
-from preflight.section import Section
+from preflight.run.site_sections import Section
 
 HERE = Path(__file__).parent
 
@@ -121,7 +121,7 @@ def test_sections_that_cannot_be_asked(here: Here) -> None:
     one = "Section('site.image', HERE / 'image.py')"
     for returns, said in (
         ("7", "returned 7, expected a list of Sections"),
-        ("['site.image']", "returned 'site.image', expected preflight.section.Section"),
+        ("['site.image']", "returned 'site.image', expected preflight.run.site_sections.Section"),
         (f"[{one}, {one}]", "names site.image a second time: rename one"),
         (one.replace("image.py", "nosuch.py"), "which is no file: correct the path"),
         (one.replace("image.py", "bad.py"), "which cannot be read: "),

@@ -13,14 +13,16 @@ import pytest
 
 from preflight import __version__
 from preflight.answer import RefusedError, read_call
+from preflight.core.remote_command import ReachError
 from preflight.facts.decode import decode_facts
-from preflight.transport import bundle, transport_for
-from preflight.transport.protocol import Connection, ReachError
+from preflight.transport import bundle
+from preflight.transport.ways import transport_for
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from preflight.transport.protocol import Connection
     from tests.stories.conftest import Told
 
 NONCE = "5" * 32

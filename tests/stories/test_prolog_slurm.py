@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.slurm_words import parse_now
+from preflight.hook.slurm import parse_now
 from tests.lab import processes
 from tests.lab import slurm as slurm_lab
 from tests.lab.inside import until

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from preflight.fabric.observed import observe
 from preflight.report.fabric_page import fabric_section
 from preflight.report.html.page import PAGE, Told, page
-from preflight.report.night import night_of
-from preflight.report.picture.accused import accused
-from preflight.report.rebuilt import found_in
+from preflight.report.picture.grid import accused
+from preflight.report.since import found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.lab.browser import Browser, why_no_browser
 from tests.unit.fabric.synthetic import blame, hosts, sweep

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
-from preflight.transport.protocol import ReachError
-from preflight.transport.slurm.job import Launcher
+from preflight.transport.slurm import Launcher
 from preflight.transport.srun import SrunTransport
 from tests.lab import processes, wire
 from tests.lab.inside import until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.stages.measured import Measured
+from preflight.run.measured import Measured
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab.inside import until
 from tests.stories.conftest import LONGEST_S, SCHEMA, clean_environment
-from tests.unit.frame.site_checks import write_check
+from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -36,7 +36,7 @@ DIES = """
 import os
 import signal
 
-from preflight.torchrun.follower import Follower
+from preflight.transport.rank_follower import Follower
 
 
 def die(self, order):

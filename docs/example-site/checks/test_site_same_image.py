@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from preflight.check import Check
+from preflight.checks.fleet_view import FleetView
 from preflight.facts import Facts, Group
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown
-from preflight.view import FleetView
 
 CHECK = Check("site.same_image", stage="facts", requires=("reach.answer",))
 

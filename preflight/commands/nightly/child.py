@@ -1,8 +1,8 @@
 """A wave: `preflight run` in a process of its own, which ends when the sweep's does.
 
-Started as `python -I -m preflight.sweeping.child PID LOCK WORDS...` by the sweep with that process
-id. A sweep that is killed cannot tell its wave: the kernel does, and the wave writes down what it
-knows and leaves its nodes, as after any SIGTERM.
+Started as `python -I -m preflight.commands.nightly.child PID LOCK WORDS...` by the sweep with
+that process id. A sweep that is killed cannot tell its wave: the kernel does, and the wave writes
+down what it knows and leaves its nodes, as after any SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     end_with(int(parent))
     # Held by this process, and by nothing that it starts.
     fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    from preflight.isolated import main as judge
+    from preflight.commands.run import main as judge
 
     return judge(words)
 

@@ -1,8 +1,15 @@
-"""How a sweep ended: one report of all waves on disk, one summary on the screen, one exit code."""
+"""How a sweep ended: one report of all waves on disk, one summary on the screen, one exit code.
+
+A wave of sixteen nodes leaves megabytes, a night hundreds of them. Removed are only files that a
+wave writes, in folders of our own that are named as a wave's, of sweeps that came to their end.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import stat
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,34 +17,190 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.commands.nightly.fabric import covered, fabric_of_waves
+from preflight.commands.nightly.state import read_sweep, sweeps_in
+from preflight.commands.nightly.sweeper import SCREEN, WaveError, read_report
+from preflight.commands.nightly.united import Part, Whole, lost, owed_later, unite
+from preflight.core.files import open_folder
+from preflight.core.registry import draining
+from preflight.core.text import legible
+from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.registry import draining
 from preflight.report.document import encode
-from preflight.report.events import Began
-from preflight.report.exclude import excluded
+from preflight.report.events import REPORT, Began
 from preflight.report.html.page import PAGE, Told, page
-from preflight.report.night import night_of
-from preflight.report.outputs import Outputs
-from preflight.report.ready import Readiness
-from preflight.report.reread import REPORT
-from preflight.report.runs import earlier, point_at
+from preflight.report.outputs import FINISHED, OURS, Outputs, earlier, point_at
+from preflight.report.ready import Readiness, excluded
+from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
-from preflight.sweeping.changes import change_lines
-from preflight.sweeping.coverage import covered
-from preflight.sweeping.fabric import fabric_of_waves
-from preflight.sweeping.parts import owed_to, parts_of
-from preflight.sweeping.retention import tidy_waves
-from preflight.sweeping.united import Whole, unite
-from preflight.sweeping.unremembered import unremembered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from preflight.commands.nightly.screen import Screen
+    from preflight.commands.nightly.state import Former, Sweep
     from preflight.report.document import Report
     from preflight.report.findings import Finding
-    from preflight.sweeping.nights import Former
-    from preflight.sweeping.screen import Screen
-    from preflight.sweeping.state import Sweep
+    from preflight.report.since import Bad, Night
+    from preflight.verdict import Verdict
+
+
+_MOST_CHANGES = 5
+"""Checks that are named of each kind; the page has them all."""
+
+
+def change_lines(
+    report: Report, found: Sequence[Finding], earlier: Sequence[Night]
+) -> list[tuple[str, str]]:
+    """Label and text of each line; nothing where no earlier night is known."""
+    now = night_of(report, found)
+    last = before(earlier, now)
+    if last is None:
+        return []
+    told = since(last, now, report)
+    then = told.before.started[:16].replace("T", " ")
+    counts = f"{len(told.new)} new, {len(told.still)} still, {len(told.recovered)} recovered"
+    unseen = f", {len(told.unseen)} not judged again" if told.unseen else ""
+    lines = [("since", f"{then} UTC: {counts}{unseen}")]
+    for label, bad in (("new", told.new), ("recovered", told.recovered)):
+        if bad:
+            lines.append((label, _named(bad, report.fleet.nodes)))
+    return lines
+
+
+def _named(bad: Iterable[Bad], nodes: Collection[str]) -> str:
+    """Check by check, folded: "gpu.count gpu[003,005]; fabric.allreduce pair gpu001-gpu002"."""
+    by_check: dict[str, list[str]] = {}
+    for one in bad:
+        by_check.setdefault(one.check, []).append(one.subject)
+    said = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
+    more = f"; and {len(said) - _MOST_CHANGES} more checks" if len(said) > _MOST_CHANGES else ""
+    return "; ".join(said[:_MOST_CHANGES]) + more
+
+
+def _folded(names: Sequence[str], nodes: Collection[str]) -> str:
+    plain = fold(name for name in names if name in nodes)
+    return ", ".join(filter(None, (plain, *(name for name in names if name not in nodes))))
+
+
+def parts_of(folder: Path, sweep: Sweep) -> list[Part]:
+    """The reports of the waves' latest tries, as far as there are any."""
+    parts = []
+    for number, wave in enumerate(sweep.waves, 1):
+        if not wave.folder or wave.stand in ("waiting", "left out"):
+            continue
+        try:
+            parts.append(Part(number=number, report=read_report(folder / wave.folder)))
+        except WaveError:
+            continue  # its nodes are owed a verdict
+    return parts
+
+
+def owed_to(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
+    """Nodes of which no wave has a report, and why."""
+    told = {name for part in parts for name in part.report.fleet.nodes}
+    owed: dict[str, Verdict] = {}
+    for number, wave in enumerate(sweep.waves, 1):
+        where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
+        for name in wave.nodes:
+            if name in told or wave.stand == "left out":
+                continue
+            if wave.open:
+                owed[name] = owed_later(f"before its wave {stopped or 'the sweep was broken off'}")
+            elif wave.stand == "broken off" and "jobs" in wave.why:
+                owed[name] = owed_later(f"{wave.why} again and again, in {where}")
+            else:
+                owed[name] = lost(f"{where}: {wave.why or 'its report is gone'}")
+    return owed
+
+
+_WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITTEN = OURS | {SCREEN}
+
+
+def tidy_waves(folder: Path, keep: int) -> list[str]:
+    """Put away the waves of all sweeps beside this one but the latest `keep`; 0 keeps all.
+
+    Names the sweeps of which something went. What cannot be removed stays, and costs nothing.
+    """
+    if keep < 1:
+        return []
+    gone = []
+    others = [each for each in sweeps_in(folder.parent) if each.name < folder.name]
+    for old in others[keep - 1 :]:
+        with suppress(OSError, UsageError):
+            if (old / FINISHED).is_file() and read_sweep(old).finished and _put_away(old):
+                gone.append(old.name)
+    return gone
+
+
+def _put_away(sweep: Path) -> bool:
+    """Whether there was anything."""
+    some = False
+    with open_folder(sweep, make=False) as held:
+        above = os.open(".", _FOLDER, dir_fd=held)
+        try:
+            with os.scandir(above) as entries:
+                names = [entry.name for entry in entries if _WAVE.fullmatch(entry.name)]
+            for name in names:
+                with suppress(OSError):
+                    some |= _remove(above, name)
+        finally:
+            os.close(above)
+    return some
+
+
+def _remove(above: int, name: str) -> bool:
+    """Remove a wave's folder whole, or leave it whole where there is something else in it."""
+    folder = os.open(name, _FOLDER, dir_fd=above)
+    try:
+        with os.scandir(folder) as entries:
+            inside = [entry.name for entry in entries]
+        ours = os.fstat(folder).st_uid == os.geteuid()
+        if not ours or not all(_is_ours(folder, each) for each in inside):
+            return False
+        for each in inside:
+            os.unlink(each, dir_fd=folder)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=above)
+    return True
+
+
+def _is_ours(folder: int, name: str) -> bool:
+    left = _TEMPORARY.fullmatch(name)
+    regular = stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return regular and (left[1] if left else name) in _WRITTEN
+
+
+_SAID = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
+_MOST = 4 << 20
+
+
+def unremembered(folder: Path, sweep: Sweep) -> dict[str, str]:
+    """What waves said of a history that could not be read or written, by the waves that did."""
+    said: dict[str, list[str]] = {}
+    for number, wave in enumerate(sweep.waves, 1):
+        if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN)):
+            said.setdefault(trouble, []).append(str(number))
+    return {_waves(numbers): trouble for trouble, numbers in said.items()}
+
+
+def _trouble(screen: Path) -> str:
+    try:
+        with screen.open("rb") as file:
+            text = file.read(_MOST).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = _SAID.findall(text)
+    return legible(" ".join(found[-1].split()), 300) if found else ""
+
+
+def _waves(numbers: list[str]) -> str:
+    return f"wave {numbers[0]}" if len(numbers) == 1 else f"waves {', '.join(numbers)}"
+
 
 BROKE = 3
 

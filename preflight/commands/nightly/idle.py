@@ -1,21 +1,213 @@
-"""Whom a sweep may look at: nodes that nobody works on. The others are named, never condemned."""
+"""Which nodes a sweep may measure: those on which Slurm says nobody works.
+
+As Slurm 22.05 prints them. Pure.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.errors import UsageError
+from preflight.core.text import legible
+from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import expand
-from preflight.sweeping.slurm_ask import SlurmError, ask_nodes, ask_reservation
+from preflight.transport.slurm import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.sweeping.slurm import NodeUse, Reservation
+
+_SUFFIXES = {
+    "*": "does not respond",
+    "~": "powered down",
+    "#": "powering up",
+    "!": "about to be powered down",
+    "%": "powering down",
+    "$": "in a maintenance reservation",
+    "@": "about to reboot",
+    "^": "rebooting",
+    "+": "blocked",
+    "-": "promised to a waiting job",
+}
+"""What sinfo appends to a state (its manual, NODE STATE CODES)."""
+
+_MARKS = "".join(_SUFFIXES)
+
+WORKING = frozenset({"allocated", "mixed", "completing"})
+"""States in which a job has the node."""
+
+_RESERVED = frozenset({"reserved", "maint"})
+
+
+class NodeUse(Struct, frozen=True, kw_only=True):
+    """One node as sinfo shows it."""
+
+    name: str
+    state: str
+    """Slurm's long word in lower case, its suffix included: "idle", "mixed", "idle*"."""
+    reason: str = ""
+    """Why it was drained or is down; "" where nobody said."""
+
+    @property
+    def free(self) -> bool:
+        """Whether the next job may start there: idle, and neither held, planned nor silent."""
+        return self.state == "idle"
+
+    @property
+    def reserved(self) -> bool:
+        """Whether nothing runs there, and only jobs of a reservation may start."""
+        return self.state.rstrip("$") in _RESERVED or self.state == "idle$"
+
+    @property
+    def working(self) -> bool:
+        """Whether somebody's job is there."""
+        return self.state.rstrip(_MARKS) in WORKING
+
+    @property
+    def words(self) -> str:
+        """Say why it is not looked at."""
+        why = f": {self.reason}" if self.reason else ""
+        if self.working:
+            return f"in use ({self.state})"
+        if self.reserved:
+            return f"reserved for others ({self.state})"
+        if self.state == "planned":
+            return "promised to a waiting job (planned)"
+        marks = [_SUFFIXES[mark] for mark in self.state if mark in _SUFFIXES]
+        return f"{', '.join([self.state.rstrip(_MARKS) or 'of no state', *marks])}{why}"
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Nodes that an operator has set aside."""
+
+    nodes: tuple[str, ...]
+    active: bool
+    starts: str
+    ends: datetime | None
+    """In this machine's time zone, as scontrol prints it; None where it has no end."""
+
+
+def parse_nodes(text: str) -> dict[str, NodeUse]:
+    """Read sinfo's lines NAME|STATE|REASON, one or more a node; any other line is skipped.
+
+    Of a node in several partitions the line counts that keeps us away, if there is one.
+    """
+    found: dict[str, NodeUse] = {}
+    for line in text.splitlines():
+        name, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        state = legible(state.strip().lower(), 40)
+        if not name or not state:
+            continue
+        said = legible(reason.strip(), 100)
+        use = NodeUse(name=name, state=state, reason="" if said in ("none", "(null)") else said)
+        if name not in found or found[name].free:
+            found[name] = use
+    return found
+
+
+def parse_reservation(text: str) -> Reservation | None:
+    """Read `scontrol --oneliner show reservation NAME`; None if it is not that."""
+    words = dict(re.findall(r"\b(\w+)=(\S*)", text))
+    if "ReservationName" not in words or "Nodes" not in words:
+        return None
+    try:
+        nodes = expand(words["Nodes"])
+    except UsageError:
+        return None
+    try:
+        ends = datetime.fromisoformat(words.get("EndTime", "")).astimezone()
+    except ValueError:
+        ends = None
+    return Reservation(
+        nodes=nodes,
+        active=words.get("State") == "ACTIVE",
+        starts=legible(words.get("StartTime", "an unknown time"), 40),
+        ends=ends,
+    )
+
+
+ASK_S = 20.0
+"""A slurmctld under load answers late; a sweep that is to run for hours waits for it."""
+
+LARGEST = 16 << 20
+"""Bytes of an answer; 64 Ki nodes in four partitions take 12 MiB."""
+
+_SINFO = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
+_NOT_FOUND = b" not found"
+"""An answer as well: Slurm is there, and what was asked for is not."""
+
+_NO_CLUSTER = (b"Could not establish a configuration source", b"ClusterName needs to be specified")
+"""What Slurm's commands say where they are installed and nothing is configured."""
+
+_RESERVATION_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+@:-]{0,127}")
+
+
+class SlurmError(PreflightError):
+    """Slurm gave no usable answer; the text says which command did not, and what to do."""
+
+
+def ask_nodes(environ: Mapping[str, str]) -> dict[str, NodeUse]:
+    """Ask who uses which node, by Slurm's names; SlurmError if it does not say."""
+    found = parse_nodes(_ask(_SINFO, environ))
+    if not found:
+        raise SlurmError("sinfo names no node: see `sinfo --Node`, or give --whole-fleet")
+    return found
+
+
+def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
+    """Ask for an active reservation; UsageError if there is none, SlurmError without an answer."""
+    if not _RESERVATION_NAME.fullmatch(name):  # scontrol would take some for an option
+        raise UsageError(f"--reservation={name[:60]!a}: give a name as `scontrol` shows it")
+    show = ("scontrol", "--oneliner", "show", "reservation", name)
+    found = parse_reservation(_ask(show, environ))
+    if found is None:
+        raise UsageError(
+            f"--reservation={name[:60]!a}: Slurm shows none of that name with nodes; "
+            "see: scontrol show reservation"
+        )
+    if not found.active:
+        raise UsageError(
+            f"--reservation={name[:60]!a} is not active, it starts {found.starts}: sweep then"
+        )
+    return found
+
+
+def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What one of Slurm's commands prints; SlurmError in one line if it gives no answer."""
+    hand = f"try it by hand: {argv[0]}; or give --whole-fleet to leave Slurm out"
+    try:
+        done = subprocess.run(
+            argv, env=clean(environ), stdin=subprocess.DEVNULL, capture_output=True,
+            timeout=ASK_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        said = f", it said: {words}" if (words := _last(error.stderr)) else ""
+        raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{said}; {hand}") from error
+    except OSError as error:
+        raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {hand}") from error
+    if done.returncode and _NOT_FOUND not in done.stdout + done.stderr:
+        if any(words in done.stderr for words in _NO_CLUSTER):
+            raise SlurmError(
+                f"{argv[0]} is here, but it knows no cluster (no slurm.conf where it looks): set "
+                "SLURM_CONF to that of your cluster, or give --whole-fleet to leave Slurm out"
+            )
+        said = _last(done.stderr) or "nothing"
+        raise SlurmError(f"{argv[0]} gave up, it said: {said}; {hand}")
+    return done.stdout[:LARGEST].decode("utf-8", "replace")
+
+
+def _last(said: bytes | None) -> str:
+    """The line in which Slurm's commands say why they end; those before it tell the way there."""
+    lines = [line for line in (said or b"").decode("utf-8", "replace").splitlines() if line.strip()]
+    return legible(lines[-1].strip(), 150) if lines else ""
+
 
 Whom = Literal["idle", "reservation", "all"]
 

@@ -9,9 +9,9 @@ import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from preflight.core.text import printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.terminal import finding_line
-from preflight.report.text import printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,22 +1,125 @@
-"""Where the sweep stands now: changed in one place, and on disk after every change."""
+"""`sweep.json`: where a sweep stands, written whole after each step, so that a killed one goes on.
+
+It also tells later nights who was looked at, and with whom.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from preflight.sweeping.screen import clock
-from preflight.sweeping.state import WaveState
+from preflight.check import Tier
+from preflight.commands.nightly.idle import Whom
+from preflight.commands.nightly.screen import clock
+from preflight.commands.nightly.waves import Night
+from preflight.core.files import read_regular, write_atomically
+from preflight.core.trust import who_may_change
+from preflight.errors import UsageError
+from preflight.report.outputs import KEEP
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from datetime import datetime
     from pathlib import Path
 
-    from preflight.sweeping.state import Sweep
-    from preflight.sweeping.waves import Wave
+    from preflight.commands.nightly.waves import Wave
+
+
+SCHEMA, NAME, LARGEST = 1, "sweep.json", 64 << 20
+TOO_OLD_S = 12 * 3600.0
+"""A sweep is not gone on with after so long: the next night begins anew, with who is waiting."""
+
+Stand = Literal["waiting", "begun", "done", "broken off", "left out"]
+"""`begun`: it runs now, or was killed. `broken off`: a job came, or its process died."""
+
+Name = Annotated[str, Meta(max_length=253)]
+
+
+class WaveState(Struct, frozen=True, kw_only=True):
+    """One wave, and what became of it."""
+
+    nodes: tuple[Name, ...]
+    stand: Stand = "waiting"
+    folder: str = ""
+    """Of its latest try, beside sweep.json; "" before the first."""
+    tries: int = 0
+    why: str = ""
+    """Why it was broken off, or left out."""
+    whole: bool = False
+    """Every pair of its nodes was measured."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it is still to be judged."""
+        return self.stand in ("waiting", "begun")
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """The whole file."""
+
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+    preflight: str
+    sweep: str
+    """Its random id."""
+    started_s: float
+    """Seconds since the epoch."""
+    words: tuple[str, ...]
+    """How it was called: the options of every wave."""
+    cwd: str
+    """Where relative paths in them begin."""
+    folders: tuple[str, ...] = ()
+    """The site's own checks."""
+    tier: Tier
+    usual_s: float
+    """What a wave gets where the time is long enough."""
+    most: int
+    """Nodes of a wave."""
+    whom: Whom = "all"
+    reservation: str = ""
+    """Who is looked at."""
+    strict: bool = False
+    metrics: str = ""
+    exclude_file: str = ""
+    """Files that the whole sweep writes, not each wave; "" where none was asked for."""
+    keep: int = KEEP
+    """Sweeps of which the waves' folders stay."""
+    nodes: tuple[Name, ...]
+    """The fleet in order, the nodes that are left out among them."""
+    origin: str
+    leaves: dict[str, str] = {}
+    topology: str = ""
+    left_out: dict[str, str] = {}
+    """Nodes that were not to be looked at, and why."""
+    waves: tuple[WaveState, ...] = ()
+    ends_s: float | None = None
+    """When it must have ended; None: when it is done."""
+    spent_s: float = 0.0
+    """Seconds that it ran, all calls together."""
+    written_s: float = 0.0
+    """When it was written last, seconds since the epoch."""
+    finished: bool = False
+    """Nothing is left of it to go on with."""
+
+    def write(self, folder: Path) -> None:
+        """Write it in one piece; OSError if that fails."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        write_atomically(folder / NAME, content + b"\n")
+
+    def having(self, number: int, **changes: object) -> Sweep:
+        """Return it with one wave changed."""
+        waves = list(self.waves)
+        waves[number] = replace(waves[number], **changes)
+        return replace(self, waves=tuple(waves))
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nobody has gone on with it."""
+        return datetime.now(UTC).timestamp() - max(self.started_s, self.written_s)
 
 
 class Standing:
@@ -95,3 +198,92 @@ class Standing:
         """How many nodes come after a wave."""
         rest = self.sweep.waves[number + 1 :]
         return sum(len(wave.nodes) for wave in rest if wave.open)
+
+
+ANEW = "leave --resume out to begin anew"
+"""How a refused sweep.json is told to whoever can only go on with it."""
+
+NIGHTS = 64
+"""Former sweeps that are read to plan the next one."""
+
+
+class Former(Struct, frozen=True, kw_only=True):
+    """A night that is over."""
+
+    waves: Night
+    """Who was looked at, and with whom."""
+    whole: Night = ()
+    """Of these, the waves of which every pair was measured."""
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Read a sweep's folder; UsageError if there is no sweep in it, or a damaged one.
+
+    What root would be told to run by a file that somebody else may change is refused.
+    """
+    path = folder / NAME
+    if os.geteuid() == 0 and (said := who_may_change(path)):
+        raise UsageError(f"root would go on as {path} says, and {said}; {ANEW}")
+    try:
+        return msgspec.json.decode(read_regular(path, LARGEST), type=Sweep)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot read the sweep {path}: {reason}; {ANEW}") from error
+
+
+def latest(into: Path) -> tuple[Path, Sweep] | None:
+    """The sweep that began last, if there is one; UsageError if it cannot be read."""
+    folders = sweeps_in(into)
+    return (folders[0], read_sweep(folders[0])) if folders else None
+
+
+def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
+    """Who was together in former nights, the latest first; damaged files are passed over.
+
+    `but`: the id of the sweep that goes on now.
+    """
+    found: list[Former] = []
+    for folder in sweeps_in(into)[:NIGHTS]:
+        try:
+            content = read_regular(folder / NAME, LARGEST)
+            night = msgspec.json.decode(content, type=_Night)
+        except (OSError, ValueError, RecursionError):
+            continue
+        if night.sweep != but and any(wave.stand == "done" for wave in night.waves):
+            found.append(night.former())
+    return tuple(found)
+
+
+def new_folder(into: Path, began_s: float) -> Path:
+    """The folder of a new sweep; names sort by time."""
+    stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
+    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
+    return next((into / name for name in names if not (into / name).exists()), into / stamp)
+
+
+def sweeps_in(into: Path) -> list[Path]:
+    """The folders of all sweeps, the latest first; a link is none."""
+    try:
+        held = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
+    except OSError:
+        return []
+    return sorted(held, key=lambda path: path.name, reverse=True)
+
+
+class _OfNight(Struct, frozen=True):
+    nodes: tuple[Name, ...]
+    stand: Stand = "waiting"
+    whole: bool = False
+
+
+class _Night(Struct, frozen=True):
+    """Of the file of another night, perhaps of another version: what a plan needs."""
+
+    sweep: str = ""
+    waves: tuple[_OfNight, ...] = ()
+
+    def former(self) -> Former:
+        return Former(
+            waves=tuple(wave.nodes for wave in self.waves if wave.stand == "done"),
+            whole=tuple(w.nodes for w in self.waves if w.stand == "done" and w.whole),
+        )

@@ -1,27 +1,215 @@
-"""Runs the waves of a sweep, one after the other, and writes down after each where it stands."""
+"""Runs the waves of a sweep, one after the other, and writes down after each where it stands.
+
+The kernel's own lock on a file: it ends with whoever holds it, however he ended. A wave's process
+holds it as well, so that nobody begins before the wave of a killed sweep has left its nodes.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
 import time
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from preflight.errors import UsageError
+import msgspec
+
+from preflight.commands.nightly.idle import SlurmError
+from preflight.commands.nightly.state import Standing
+from preflight.commands.nightly.waves import plan_waves
+from preflight.core.files import open_folder, open_new, read_regular
+from preflight.core.text import legible
+from preflight.core.trust import who_may_plant
+from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.rebuilt import found_in
-from preflight.sweeping.clock import wave_budget_s
-from preflight.sweeping.slurm_ask import SlurmError
-from preflight.sweeping.standing import Standing
-from preflight.sweeping.wave_process import WaveError, WaveProcess
-from preflight.sweeping.waves import plan_waves
+from preflight.history.place import SWEEP
+from preflight.report.document import Report, refuse_odd_names
+from preflight.report.since import found_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.sweeping.idle import Chooser, Chosen
-    from preflight.sweeping.nights import Former
-    from preflight.sweeping.screen import Screen
-    from preflight.sweeping.state import Sweep
+    from preflight.commands.nightly.idle import Chooser, Chosen
+    from preflight.commands.nightly.screen import Screen
+    from preflight.commands.nightly.state import Former, Sweep
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])")
+_TIME = re.compile(r"(\d{1,2}):(\d{2})")
+
+LONGEST_S, SHORTEST_S = 30 * 86400, 60
+
+LEAST_SHARE = 1 / 12
+"""Of a tier's usual time, what a wave is not begun with less of: 5 minutes of the hour of `deep`.
+Chosen: that pays for the logins, the burn-in's first measures and every pair of 16 nodes once."""
+
+
+def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
+    """When the sweep must end, of `--until=06:00` and `--budget=5h` the earlier; UsageError.
+
+    `now` has the time zone in which the operator's clock hangs.
+    """
+    ends = [_until(until, now)] if until is not None else []
+    if budget is not None:
+        ends.append(now + timedelta(seconds=span_s(budget)))
+    return min(ends, default=None)
+
+
+def span_s(text: str) -> float:
+    """Read 90m, 5h, 1.5h, 2d as seconds; UsageError."""
+    found = _SPAN.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise UsageError(f"--budget={text[:40]!a}: give the sweep's time as in 90m, 5h or 1.5h")
+    return seconds
+
+
+def _until(text: str, now: datetime) -> datetime:
+    """The next time the clock shows that; a date may be given: 2026-11-23T06:00."""
+    wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
+    found = _TIME.fullmatch(text.strip())
+    try:
+        if found is None:
+            ends = datetime.fromisoformat(text.strip())
+            ends = ends if ends.tzinfo else ends.replace(tzinfo=now.tzinfo)
+        else:
+            ends = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+            ends += timedelta(days=ends <= now)
+    except ValueError as error:
+        raise wrong from error
+    if ends <= now:
+        raise UsageError(f"--until={text[:40]!a} has passed: give a time to come")
+    return ends
+
+
+def wave_budget_s(usual_s: float, left_s: float | None, waves: int) -> float | None:
+    """What the next of so many waves gets, in seconds; None where the time is up.
+
+    Its usual time; if not all waves have so much, each its share; if that is too little to say
+    anything, fewer waves are begun. `left_s` None: the sweep has all the time it needs.
+    """
+    if left_s is None:
+        return usual_s
+    least_s = usual_s * LEAST_SHARE
+    if left_s < least_s:
+        return None
+    return min(usual_s, left_s, max(left_s / waves, least_s))
+
+
+SCREEN = "terminal.txt"
+"""What the wave would have shown on a terminal of its own."""
+
+LEAVE_S = 60.0
+"""For a wave to leave its nodes and write its report, once it was told to end."""
+
+LARGEST = 1 << 30
+"""Bytes of a wave's report."""
+
+_TAIL = 4096
+_PHASE = re.compile(r"^(?:probing|ports|burn-in|import torch|pairs) +\S.*")
+
+
+class WaveError(PreflightError):
+    """A wave left no report that can be used; the text says why."""
+
+
+class WaveProcess:
+    """`preflight run` of some nodes, with its folder."""
+
+    def __init__(self, words: Sequence[str], folder: Path, cwd: str, lock: int, sweep: str) -> None:
+        """Start it; OSError if its folder cannot be written or its working folder is gone."""
+        self._folder = folder
+        screen = open_new(folder / SCREEN)
+        argv = [
+            sys.executable,
+            "-I",
+            "-m",
+            "preflight.commands.nightly.child",
+            str(os.getpid()),
+            str(lock),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [*argv, *words],
+                cwd=cwd,
+                env={**os.environ, "COLUMNS": "100", SWEEP: sweep},
+                stdin=subprocess.DEVNULL,
+                stdout=screen,
+                stderr=screen,
+                pass_fds=[lock],
+                # Ctrl-C on our terminal is ours: we end the wave, in order, once.
+                start_new_session=True,
+            )
+        finally:
+            os.close(screen)
+
+    def ended(self, wait_s: float) -> int | None:
+        """Its exit status; None if it still runs after so long."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(wait_s)
+        return None
+
+    def stop(self) -> None:
+        """Have it leave its nodes and write what it knows; then make it. Never raises."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            if self.ended(LEAVE_S) is None:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it and whatever it started here; its nodes end by themselves what runs there."""
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+    @property
+    def phase(self) -> str:
+        """What it does now, in its own words: "pairs    12/120  3.1 s"; "" if it does not say."""
+        for line in reversed(self._last_lines()):
+            if found := _PHASE.match(line):
+                return " ".join(found[0].split())
+        return ""
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it said."""
+        return next((line for line in reversed(self._last_lines()) if line), "nothing")
+
+    def report(self) -> Report:
+        """What it found; WaveError if it left no report."""
+        return read_report(self._folder)
+
+    def _last_lines(self) -> list[str]:
+        try:
+            with (self._folder / SCREEN).open("rb") as screen:
+                screen.seek(max(0, screen.seek(0, os.SEEK_END) - _TAIL))
+                text = screen.read(_TAIL).decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [legible(line, 160) for line in text.splitlines()]
+
+
+def read_report(folder: Path) -> Report:
+    """Read a wave's report.json; WaveError in one line."""
+    try:
+        report = msgspec.json.decode(read_regular(folder / "report.json", LARGEST), type=Report)
+        refuse_odd_names(report)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WaveError(f"{folder / 'report.json'}: {reason}") from error
+    return report
+
 
 WATCH_S: Final = 20.0
 """How often Slurm is asked whether somebody's job has come to a node of the wave."""
@@ -212,3 +400,68 @@ class Sweeper:
         }  # fmt: skip
         own = [f"--preflight-{option}={value}" for option, value in told.items()]
         return [*self.sweep.folders, *self.sweep.words, *own]
+
+
+NAME = "lock"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_POLL_S = 0.2
+
+
+@contextmanager
+def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
+    """Hold the folder's lock; gives its descriptor. UsageError that names who holds it.
+
+    `wait_s`: for the wave of a sweep that was killed to end by itself.
+    """
+    with _opened(folder) as lock:
+        ends = time.monotonic() + wait_s
+        while not _taken(lock, folder):
+            if time.monotonic() >= ends:
+                raise UsageError(f"{_holder(lock)} in {folder}: wait for its end, or end it")
+            time.sleep(_POLL_S)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {socket.gethostname()} {int(time.time())}\n".encode(), 0)
+        yield lock
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    try:
+        with open_folder(folder, make=True) as inside:
+            # What the waves write there is read back.
+            if os.geteuid() == 0 and (said := who_may_plant(folder)):
+                raise UsageError(f"--into={folder}: {said}: give a folder that is root's alone")
+            lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
+    except OSError as error:
+        raise UsageError(
+            f"--into={folder}: {error.strerror}: give a folder of your own for the sweeps"
+        ) from error
+    try:
+        found = os.fstat(lock)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise UsageError(f"{folder / NAME} is another file by a hard link: remove it")
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise UsageError(
+            f"--into={folder} cannot be locked ({error.strerror}): give a folder on a local disk"
+        ) from error
+    return True
+
+
+def _holder(lock: int) -> str:
+    """Who wrote himself into it: a person finds the process by that."""
+    words = legible(os.pread(lock, 200, 0), 100).split()
+    since = ""
+    with suppress(ValueError, OverflowError, IndexError):
+        since = time.strftime(" since %Y-%m-%d %H:%M", time.localtime(int(words[2])))
+        return f"another sweep runs (process {int(words[0])} on {words[1]}{since})"
+    return "another sweep runs"

@@ -6,22 +6,138 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from preflight.check import Tier
+from preflight.check import FLEET, Tier
+from preflight.core.ledger import Entry
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
 from preflight.report.findings import Finding, counts, findings, suspicions
-from preflight.report.ready import counts_as_failure
-from preflight.report.rebuilt import blame_of, entries_of
-from preflight.report.rows import verdict_row
-from preflight.sweeping.entries import of_the_fleet, on_node
-from preflight.sweeping.joined import joined_overrides, joined_pairs, joined_shapes, most_missed
+from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
+from preflight.report.ready import counts_as_failure, verdict_row
+from preflight.report.since import blame_of, entries_of
 from preflight.verdict import Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.ledger import Entry
+    from preflight.report.document import MissedRow, PairRow, ShapeRow, VerdictRow
+
+
+ASKED = "reach.answer"
+"""The check under which it stands that a node was not judged at all: the first of all questions."""
+
+_WORST_FIRST = (
+    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
+    *(Outcome.WARN, Outcome.WAIVED, Outcome.OK, Outcome.NOT_RUN),
+)
+
+
+def on_node(name: str, verdict: Verdict) -> Entry:
+    """What stands for a node of which there is no report."""
+    return Entry(ASKED, name, (name,), verdict)
+
+
+def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
+    """One verdict for each check that judged every wave as a whole, by the number of the wave."""
+    rows: dict[str, list[tuple[int, VerdictRow]]] = {}
+    for number, report in reports.items():
+        for row in report.verdicts:
+            if row.subject == FLEET:
+                rows.setdefault(row.check, []).append((number, row))
+    for check, told in rows.items():
+        yield Entry(check, FLEET, (), _joined(told, len(reports)))
+
+
+def _joined(told: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
+    """The worst that it said of any wave, and of which."""
+    worst = min((row.outcome for _, row in told), key=_WORST_FIRST.index)
+    same = [(number, row) for number, row in told if row.outcome is worst]
+    first = same[0][1]
+    by_sentence: dict[str, list[int]] = {}
+    for number, row in same:
+        by_sentence.setdefault(row.sentence, []).append(number)
+    alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
+    words = by_sentence if alone else (_of(*one) for one in by_sentence.items())
+    return Verdict(
+        outcome=worst,
+        sentence="; ".join(words),
+        advice=first.advice,
+        evidence=first.evidence if waves == 1 else {f"wave {n}": r.evidence for n, r in same},
+        cause=first.cause,
+        grant=first.grant,
+        blame=first.blame if len(same) == 1 else "",
+        culprits=tuple(dict.fromkeys(name for _, row in same for name in row.culprits)),
+        suspects=tuple(dict.fromkeys(name for _, row in same for name in row.suspects)),
+    )
+
+
+def _of(sentence: str, waves: Sequence[int]) -> str:
+    numbers = ",".join(map(str, waves))
+    return f"{'waves' if len(waves) > 1 else 'wave'} {numbers}: {sentence}"
+
+
+MOST_MISSED, MOST_SHAPES = 512, 256
+"""As in every report."""
+
+
+def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
+    """All pairs; rounds are counted on, so that one number is one moment."""
+    rows: list[PairRow] = []
+    for report, before in _counted(reports):
+        rows += [replace(row, round=row.round + before) for row in report.pairs]
+    return tuple(rows)
+
+
+def joined_shapes(reports: Sequence[Report]) -> tuple[ShapeRow, ...]:
+    """The strongest of all, with the same numbers of rounds."""
+    rows = [
+        replace(row, round=row.round + before)
+        for report, before in _counted(reports)
+        for row in report.shapes
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.strength)[:MOST_SHAPES])
+
+
+def most_missed(reports: Sequence[Report]) -> tuple[MissedRow, ...]:
+    """The dullest looks of all; no rate at all is duller than any."""
+    rows = [row for report in reports for row in report.missed]
+    return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MOST_MISSED])
+
+
+def joined_overrides(told: Iterable[Overrides]) -> Overrides:
+    """What the inventory laid over the checks, each of its lines once with all its nodes."""
+    waivers: dict[object, WaiverRow] = {}
+    off: dict[object, OffRow] = {}
+    numbers: dict[object, NumberRow] = {}
+    for one in told:
+        for waiver in one.waivers:
+            key = (waiver.check, waiver.nodes, waiver.until, waiver.reason)
+            before = waivers[key].verdicts if key in waivers else 0
+            waivers[key] = replace(waiver, verdicts=waiver.verdicts + before)
+        for switch in one.off:
+            known = off.setdefault((switch.check, switch.by), switch)
+            off[switch.check, switch.by] = replace(known, nodes=_both(known.nodes, switch.nodes))
+        for number in one.numbers:
+            place = (number.name, number.value, number.by)
+            held = numbers.setdefault(place, number)
+            numbers[place] = replace(held, nodes=_both(held.nodes, number.nodes))
+    return Overrides(
+        waivers=tuple(waivers.values()), off=tuple(off.values()), numbers=tuple(numbers.values())
+    )
+
+
+def _both(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
+
+
+def _counted(reports: Sequence[Report]) -> Iterator[tuple[Report, int]]:
+    """Each report, and how many rounds there were before it."""
+    before = 0
+    for report in reports:
+        yield report, before
+        before += max((row.round + 1 for row in report.pairs), default=0)
+
 
 NOBODY, INTERRUPTED, BROKE, CONDEMNED = 5, 2, 3, 1
 """Exit codes, as everywhere."""

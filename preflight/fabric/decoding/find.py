@@ -1,4 +1,10 @@
-"""All that a fabric's samples say against its parts, hard failures before statistics."""
+"""All that a fabric's samples say against its parts, hard failures before statistics.
+
+Else the cable that spikes now and then is acquitted every time: no retry until green.
+
+One round proves no path, for a pause of a host is several events in it. Those measured again are a
+handful, and their further rounds are a test of their own, so that less than in a search is enough.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +14,218 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import shared_cause
 from preflight.fabric.culprit import Component, Found
-from preflight.fabric.decoding.accounts import EVENTS, due_to, known, within
-from preflight.fabric.decoding.acquittal import SecondLook
-from preflight.fabric.decoding.again import hot_again, joined
-from preflight.fabric.decoding.events import watch
-from preflight.fabric.decoding.explain import Explained, explain
-from preflight.fabric.decoding.exposures import Exposures
-from preflight.fabric.decoding.hard import failures
-from preflight.fabric.decoding.logtimes import log_times, of_latency, of_the_wire
-from preflight.fabric.decoding.meetings import meetings
-from preflight.fabric.decoding.numbers import SHARE, number
-from preflight.fabric.decoding.parts import Parts, Place
-from preflight.fabric.decoding.proof import proven
-from preflight.fabric.decoding.rates import Rates
-from preflight.fabric.decoding.shifts import Shifts
-from preflight.fabric.decoding.trials import Trials
-from preflight.fabric.uncollected import uncollected
-from preflight.stats.shared_cause import shared_cause
+from preflight.fabric.decoding.events import Rates, failures, watch
+from preflight.fabric.decoding.explain import (
+    DOUBT,
+    EVENTS,
+    FEW,
+    Accepted,
+    Explained,
+    due_to,
+    explain,
+    known,
+    within,
+)
+from preflight.fabric.decoding.parts import (
+    ALL_RAILS,
+    SHARE,
+    Exposures,
+    Key,
+    Parts,
+    Place,
+    Trials,
+    meetings,
+    number,
+)
+from preflight.fabric.decoding.shifts import Shifts, log_times, of_latency, of_the_wire
+from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.fabric.culprit import Symptom
+    from preflight.fabric.culprit import SecondLookSaid, Symptom
     from preflight.fabric.decoding.events import Watched
-    from preflight.fabric.decoding.explain import Accepted
-    from preflight.fabric.decoding.logtimes import LogTimes
-    from preflight.fabric.decoding.meetings import Meetings
+    from preflight.fabric.decoding.parts import Meetings
+    from preflight.fabric.decoding.shifts import LogTimes
     from preflight.fabric.observed import Observed
+
+
+POWER = 0.99
+"""With what probability the retest must have shown a fault of the rate first seen."""
+
+
+class _Look(NamedTuple):
+    """What went through one part."""
+
+    events: int
+    operations: int
+    loaded_s: float
+
+
+class SecondLook:
+    """The scheduled rounds and the retests of one fabric, apart."""
+
+    def __init__(self, observed: Observed, met: Meetings) -> None:
+        """`met`: the meetings of both, which all operations are held against."""
+        self._observed = observed
+        least_us, border = number(observed.backend, "spike_us"), observed.retested
+        self.first = watch(met.only(again=False, border=border), least_us)
+        """What was seen before anybody was measured again."""
+        self.again = watch(met.only(again=True, border=border), least_us)
+
+    def kept(self, one: Found) -> Found | None:
+        """A finding of events in the first rounds, told with all samples; None: it is acquitted.
+
+        That takes all who were suspected of it: nobody is named because others were cleared.
+        """
+        doubts = [self._doubt(part, one) for part in one.among]
+        if not any(doubts):
+            return None
+        looks = [self._looks(part, one) for part in one.among]
+        first, again = max(looks, key=lambda both: both[0].events)
+        return replace(
+            one,
+            events=first.events + again.events,
+            operations=first.operations + again.operations,
+            second_look=next(doubt for doubt in doubts if doubt),
+        )
+
+    def _doubt(self, part: Component, one: Found) -> SecondLookSaid:
+        """Why its second look does not clear it; nothing where it does."""
+        first, again = self._looks(part, one)
+        if not again.operations or not first.operations:
+            return "none"
+        if self._confesses(part):
+            return "counter_moved"
+        share = max(0.0, first.events / first.operations - one.elsewhere)
+        expected = share * min(
+            again.operations,
+            first.operations * again.loaded_s / first.loaded_s if first.loaded_s else math.inf,
+        )
+        return "" if _at_most(again.events, expected) <= 1 - POWER else "too_short"
+
+    def _looks(self, part: Component, one: Found) -> tuple[_Look, _Look]:
+        late = one.symptom == "late"
+        return _look(self.first, part, late=late), _look(self.again, part, late=late)
+
+    def _confesses(self, part: Component) -> bool:
+        again = (one for one in self._observed.tried if one.round >= self._observed.retested)
+        moved = (
+            each
+            for one in again
+            if part.rail in (None, one.rail)
+            for name, theirs in ((one.a, one.moved_a), (one.b, one.moved_b))
+            if name in part.nodes
+            for each in theirs
+        )
+        return any(each.proves for each in moved)
+
+
+def _look(watched: Watched, part: Component, *, late: bool) -> _Look:
+    counted = watched.late if late else watched.wire
+    rows = [row for row, place in enumerate(counted.places) if _through(place, part)]
+    single = [row for row in rows if counted.places[row].rail != ALL_RAILS]
+    return _Look(
+        sum(counted.events[row] for row in rows),
+        sum(counted.operations[row] for row in single),
+        sum(counted.loaded_s[row] for row in single),
+    )
+
+
+def _through(place: Place, part: Component) -> bool:
+    ends = {place.a, place.b}
+    if part.rail is not None and place.rail != part.rail:
+        return False
+    return ends == set(part.nodes) if part.kind == "path" else not ends.isdisjoint(part.nodes)
+
+
+def _at_most(events: int, mean: float) -> float:
+    """P(X <= events) of Poisson's law."""
+    if mean <= 0:
+        return 1.0
+    terms: Sequence[float] = [
+        math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+        for count in range(events + 1)
+    ]
+    return math.fsum(terms)
+
+
+def joined(first: Exposures, again: Exposures) -> Exposures:
+    """What was scheduled, and after it what was measured again."""
+    return Exposures(
+        places=first.places + again.places,
+        operations=first.operations + again.operations,
+        loaded_s=first.loaded_s + again.loaded_s,
+        events=first.events + again.events,
+        worst_us=first.worst_us + again.worst_us,
+    )
+
+
+def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Accepted]:
+    """Paths that their retests prove, hottest first; observations from `border` on are retests."""
+    suspects = parts.suspects(rates.hot())
+    doubted = [
+        (key, through)
+        for key, through in suspects.items()
+        if key.kind == "path" and through[-1] >= border > through[0]
+    ]
+    rates.leave_out({row for _, through in doubted for row in through})
+    proven: list[Accepted] = []
+    for key, through in doubted:
+        first = [row for row in through if row < border]
+        if rates.hunch(first) - parts.penalty(key) <= DOUBT:
+            continue
+        later = [row for row in through if row >= border]
+        strength, gain = rates.fit(later)
+        margin = gain - math.log(FEW / false_alarm)
+        if margin <= 0 or not rates.enough(strength, later):
+            continue
+        ends = (suspects[Key("node", name)] for name in (key.one, key.other))
+        if all(_fine(own, through, strength, rates) for own in ends):
+            proven.append(Accepted(key, through, (), strength, gain, margin))
+    return sorted(proven, key=lambda one: -one.gain)
+
+
+def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates) -> bool:
+    """Whether an end of a path does not show with others what the path shows."""
+    others = sorted(set(own).difference(path))
+    return bool(others) and rates.fit(others)[1] <= DOUBT and not rates.shows(others, strength, own)
+
+
+_TWO = 2
+_UNPROVEN = 0.3
+
+
+def proven(one: Found, observed: Observed, trials: Trials) -> Found:
+    """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
+
+    A partner is cleared that was measured with somebody else whom nothing is found against.
+    """
+    part = one.named
+    if part is None or part.kind not in ("node", "endpoint") or one.symptom == "late":
+        return one
+    (name,) = part.nodes
+    partners = {each.b if each.a == name else each.a for each in trials.of(name, part.rail)}
+    fine = trials.fine(part.rail)
+    cleared = partners & fine
+    if name in observed.silent or (len(partners) >= _TWO and cleared):
+        return replace(one, cleared_partners=len(cleared))
+    others = [_same(part, partner) for partner in sorted(partners - fine)]
+    paths = [_path(part, partner) for partner in sorted(partners)]
+    among = (part, *others, *paths) if len(partners) < _TWO else (part, *others)
+    return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
+
+
+def _same(part: Component, name: str) -> Component:
+    return Component(part.kind, part.name.replace(part.nodes[0], name, 1), (name,), part.rail)
+
+
+def _path(part: Component, partner: str) -> Component:
+    on = f" rail {part.rail}" if part.rail is not None else ""
+    nodes = (part.nodes[0], partner)
+    return Component("path", f"{'-'.join(nodes)}{on}", nodes, part.rail)
 
 
 class Findings(Struct, frozen=True, kw_only=True):

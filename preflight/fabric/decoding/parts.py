@@ -1,4 +1,10 @@
-"""Through which parts of the fabric an observation goes, and which parts are worth suspecting."""
+"""Through which parts of the fabric each observation goes, and how much each was watched.
+
+What was seen in most rows is nothing.
+
+A sweep of 4,096 nodes with 8 rails has 786,432 digests. So a meeting (one pair on one rail in one
+round) is a row number, and whatever is wanted of a digest is taken while it is at hand.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,18 @@ from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from preflight.fabric.culprit import Component
+from preflight.fabric.limits import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.fabric.culprit import Kind
+    from preflight.fabric.culprit import Kind as CulpritKind
+    from preflight.fabric.observed import Digest, Observed, Tried
+    from preflight.fabric.samples import Phase
+
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
 """In nats: what explains more and is more common is preferred where the samples leave a choice.
@@ -24,7 +36,7 @@ Sparse noisy-OR with explaining away; the values were tried on simulated fabrics
 class Key(NamedTuple):
     """A part, cheap to make by the million; `Component` is what leaves this room."""
 
-    kind: Kind
+    kind: CulpritKind
     one: str
     other: str = ""
     rail: int = -1
@@ -139,7 +151,7 @@ class Parts:
     def members(self, key: Key) -> list[Key]:
         """What a part holds that could be at fault alone: a leaf's nodes, a node's endpoints."""
         if key.kind == "leaf_rail":
-            kind: Kind = "endpoint" if self._many_rails else "node"
+            kind: CulpritKind = "endpoint" if self._many_rails else "node"
             return [
                 Key(kind, name, rail=key.rail) for name in self._under[key.one] if name in self._met
             ]
@@ -182,3 +194,147 @@ class Parts:
             nodes = tuple(self._under[key.one])
             return Component("leaf_rail", f"{key.one}{on}", nodes, rail)
         return Component(key.kind, f"{key.one}{on}", (key.one,), rail)
+
+
+class Exposures(Struct):
+    """A row for one pair, or one host of it, on one rail (or on all together) in one round."""
+
+    places: list[Place] = []
+    operations: list[int] = []
+    loaded_s: list[float] = []
+    events: list[int] = []
+    worst_us: list[float] = []
+
+    def add(
+        self, places: Sequence[Place], operations: Sequence[int], loaded_s: Sequence[float]
+    ) -> int:
+        """Put down rows in which nothing happened; the number of the first of them."""
+        first = len(self.places)
+        self.places.extend(places)
+        self.operations.extend(operations)
+        self.loaded_s.extend(loaded_s)
+        self.events.extend([0] * len(places))
+        self.worst_us.extend([0.0] * len(places))
+        return first
+
+    def count(self, row: int, worst_us: float) -> None:
+        """One more event there."""
+        self.events[row] += 1
+        self.worst_us[row] = max(self.worst_us[row], worst_us)
+
+
+if TYPE_CHECKING:
+    Kind = tuple[int, Phase]
+
+
+class Column(NamedTuple):
+    """Times of one size and phase, and the row of each."""
+
+    rows: list[int]
+    p50_us: list[float]
+    best_us: list[float]
+
+
+class Meetings(NamedTuple):
+    """Who met on which rail, in order of first appearance, and what was measured then."""
+
+    places: list[Place]
+    rounds: list[int]
+    operations: list[int]
+    """Of all sizes together, and so are their seconds."""
+    loaded_s: list[float]
+    together: list[list[int]]
+    """The rows of one pair in one round: its rails."""
+    columns: dict[Kind, Column]
+    standing_out: list[tuple[int, Digest]]
+    """Digests in which any operation did, with the row of each."""
+
+    def only(self, *, again: bool, border: int) -> Meetings:
+        """The same, met together only from round `border` on (`again`), or only before."""
+        rounds = self.rounds
+        together = [rows for rows in self.together if (rounds[rows[0]] >= border) == again]
+        return self._replace(together=together)
+
+
+def meetings(observed: Observed) -> Meetings:
+    """Sort them in one pass."""
+    rows: dict[tuple[str, str, int, int], int] = {}
+    operations: list[int] = []
+    loaded_s: list[float] = []
+    columns: dict[Kind, Column] = defaultdict(lambda: Column([], [], []))
+    standing_out: list[tuple[int, Digest]] = []
+    for digest in usable(observed):
+        met = digest.a, digest.b, digest.rail, digest.round
+        row = rows.get(met)
+        if row is None:
+            row = rows[met] = len(rows)
+            operations.append(0)
+            loaded_s.append(0.0)
+        operations[row] += digest.operations
+        loaded_s[row] += digest.loaded_s
+        column = columns[digest.size_bytes, digest.phase]
+        column.rows.append(row)
+        column.p50_us.append(digest.p50_us)
+        column.best_us.append(digest.best_us)
+        if digest.standouts:
+            standing_out.append((row, digest))
+    places = [Place(a, b, rail) for a, b, rail, _ in rows]
+    rounds = [number for _, _, _, number in rows]
+    return Meetings(places, rounds, operations, loaded_s, _together(rows), columns, standing_out)
+
+
+def usable(observed: Observed) -> Iterator[Digest]:
+    """Those of pairs that were measured to their end."""
+    out = {(one.a, one.b, one.rail, one.round) for one in observed.tried if one.state != "measured"}
+    for one in observed.digests:
+        if one.operations and not (out and (one.a, one.b, one.rail, one.round) in out):
+            yield one
+
+
+def _together(rows: Mapping[tuple[str, str, int, int], int]) -> list[list[int]]:
+    together: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for (a, b, _, number), row in rows.items():
+        together[a, b, number].append(row)
+    return list(together.values())
+
+
+class Trials:
+    """All that was tried, by node and by rail."""
+
+    def __init__(
+        self, observed: Observed, *, suspected: Collection[str], blamed: Collection[str]
+    ) -> None:
+        """`suspected`: whose trials will be asked for; `blamed`: with whom nobody is cleared."""
+        self._of: dict[str, list[Tried]] = defaultdict(list)
+        self._fine: dict[int, set[str]] = defaultdict(set)
+        for one in observed.tried if suspected else ():
+            a, b = one.a, one.b
+            if a in suspected:
+                self._of[a].append(one)
+            if b in suspected:
+                self._of[b].append(one)
+            if one.state == "measured" and a not in blamed and b not in blamed:
+                self._fine[one.rail].update((a, b))
+
+    def of(self, name: str, rail: int | None) -> list[Tried]:
+        """Of one node, on one rail or on all, in order."""
+        return [one for one in self._of[name] if rail in (None, one.rail)]
+
+    def fine(self, rail: int | None) -> set[str]:
+        """Who was measured there with somebody else, both of whom nobody blames."""
+        return self._fine[rail] if rail is not None else set().union(*self._fine.values())
+
+
+FALSE_ALARM = 1e-3
+"""How probable it may be that a healthy fabric has any part named, over all tests of a run."""
+
+SHARE = FALSE_ALARM / 4
+"""Bandwidth, latency, spikes, late hosts: each gets its share of that."""
+
+
+def number(backend: str, name: str) -> float:
+    """A limit of that backend; of one that nobody knows, those of NCCL, which are the stricter."""
+    found = limit(backend, name)
+    if found is None:
+        found = limit("nccl", name)
+    return found or 0.0

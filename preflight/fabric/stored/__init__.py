@@ -1,7 +1,14 @@
 """Samples of past nights, read from files that may be cut off, absurd or hostile."""
 
-from preflight.fabric.stored.forms import VERSION, Form, Stored, encode_observed, encode_sweep
-from preflight.fabric.stored.reading import read_stored, stored_in
+from preflight.fabric.stored.reading import (
+    VERSION,
+    Form,
+    Stored,
+    encode_observed,
+    encode_sweep,
+    read_stored,
+    stored_in,
+)
 
 __all__ = [
     "VERSION",

@@ -1,25 +1,164 @@
-"""Stored samples become typed values here, or one sentence that says where they are unusable."""
+"""Files of samples: opened, told apart by form, and read into typed values or refused.
+
+What it does not hold stays out: who waited for whom, why a sweep ended, a node's own rails, times
+one by one. A pair without times is no measurement.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
-from typing import TYPE_CHECKING, TypeVar
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Raw, Struct
 
+from preflight.core.files import read_regular
 from preflight.errors import UsageError
-from preflight.fabric.observed import Observed, observe
-from preflight.fabric.samples import Sweep
-from preflight.fabric.stored.forms import Document, Stored
-from preflight.fabric.stored.opening import open_samples
+from preflight.fabric.measure import SizeSummary, Summary, busbw_gbs, lost_words
+from preflight.fabric.observed import BETWEEN_WAYS, Observed, observe
+from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
 from preflight.fabric.stored.sane import refuse_absurd, refuse_absurd_sweep
-from preflight.fleet.inventory_keys import plainly
+from preflight.fleet.inventory_tables import plainly
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from preflight.fabric.stored.forms import Form
+    from preflight.fabric.observed import Digest, Tried
+    from preflight.fabric.samples import PairState
+
+
+VERSION = 1
+"""Of both forms; raised by a change that an older reader would misread."""
+
+Form = Literal["run", "long", "short"]
+"""`run`: the measured.json of a run. `long`: a sweep, every iteration. `short`: quantiles."""
+
+_NOTHING = Raw(b"")
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """Samples that were read and found sound."""
+
+    path: Path
+    form: Form
+    observed: Observed
+    """What the decoder is given: made from the sweep where there is one."""
+    sweep: Sweep | None = None
+    run: str = ""
+    """Of a run's folder: its random id."""
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """What tells the forms apart; their parts are not looked at yet."""
+
+    version: int = VERSION
+    nonce: str = ""
+    sweep: Raw = _NOTHING
+    ladder: Raw = _NOTHING
+    pairs: Raw = _NOTHING
+    tried: Raw = _NOTHING
+    digests: Raw = _NOTHING
+
+    @property
+    def form(self) -> Form:
+        """Which form it is; UsageError if it is none or of a later version."""
+        if self.version != VERSION:
+            raise UsageError(
+                f"its samples are of version {self.version}, this preflight reads {VERSION}; "
+                "use the preflight that wrote them"
+            )
+        if bytes(self.tried) and bytes(self.digests):
+            return "short"
+        if bytes(self.ladder) and bytes(self.pairs):
+            return "long"
+        if self.nonce:
+            return "run"
+        raise UsageError(
+            "it holds neither samples nor a run: a long form has ladder, rounds and pairs, a short "
+            "one nodes, tried and digests (docs/samples.md); give a file of either form"
+        )
+
+
+def encode_sweep(sweep: Sweep) -> bytes:
+    """Write the long form: every iteration of both ends."""
+    return _encode(sweep)
+
+
+def encode_observed(observed: Observed) -> bytes:
+    """Write the short form: what statistics and blame need, about 1/20 of the long one."""
+    return _encode(observed)
+
+
+def _encode(samples: Sweep | Observed) -> bytes:
+    fields: dict[str, Any] = {name: getattr(samples, name) for name in samples.__struct_fields__}
+    return msgspec.json.encode({"version": VERSION, **fields})
+
+
+LARGEST = 1 << 30
+"""Bytes, before and after decompression."""
+
+MOST_NUMBERS = 100_000_000
+"""Entries of the whole document; each takes up to 40 bytes once it is read."""
+
+_MEASURED = ("measured.json", "measured.json.gz")
+_MAGIC = b"\x1f\x8b"
+_CHUNK = 4 << 20
+_GIVE = "give the folder of a run, its measured.json, or samples as docs/samples.md says"
+
+
+def open_samples(given: Path) -> tuple[Path, bytes]:
+    """Read the file, or the one in a run's folder; UsageError names it and says what is wrong."""
+    path = _in_folder(given) if given.is_dir() else given
+    try:
+        content = read_regular(path, LARGEST)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; {_GIVE}") from error
+    if content.startswith(_MAGIC):
+        content = _unpacked(path, content)
+    if not content.strip():
+        raise UsageError(f"{path} is empty; {_GIVE}")
+    if content.count(b",") > MOST_NUMBERS:
+        raise UsageError(
+            f"{path} holds more than {MOST_NUMBERS:,} entries; store the short form of so many "
+            "samples (docs/samples.md), or fewer pairs"
+        )
+    return path, content
+
+
+def _in_folder(folder: Path) -> Path:
+    found = next((folder / name for name in _MEASURED if (folder / name).exists()), None)
+    if found is None:
+        raise UsageError(f"{folder} holds no measured.json, so it is no run's folder; {_GIVE}")
+    return found
+
+
+def _unpacked(path: Path, content: bytes) -> bytes:
+    """Decompress piece by piece: a small file can hold a large bomb."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while piece := file.read1(_CHUNK):  # what is sound, though the rest is not
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST:
+                    raise UsageError(
+                        f"{path} holds more than {LARGEST >> 20} MiB once it is unpacked; "
+                        "store the short form of so many samples (docs/samples.md)"
+                    )
+    except (EOFError, OSError, zlib.error) as error:
+        reason = "it ends early" if isinstance(error, EOFError) else str(error)
+        raise UsageError(
+            f"{path} is damaged gzip ({reason}; about {size:,} bytes could be unpacked); "
+            "copy it again from where it was written"
+        ) from error
+    return b"".join(pieces)
+
 
 T = TypeVar("T")
 
@@ -130,3 +269,96 @@ def _whole(text: str, at: int) -> tuple[int, str]:
         count += 1
         last = f"{entry.get('a')}-{entry.get('b')}"[:80] if isinstance(entry, dict) else ""
     return count, last
+
+
+if TYPE_CHECKING:
+    Turn = tuple[str, str, int, int]
+
+UNTIMED = "none of its times is stored"
+
+
+class Rebuilt(NamedTuple):
+    """A sweep whose ends hold no times, and what those came to, pair by pair."""
+
+    sweep: Sweep
+    summaries: tuple[Summary, ...]
+
+
+def rebuilt(observed: Observed) -> Rebuilt:
+    """Undo what `observe` does, as far as it can be undone."""
+    digests: dict[Turn, list[Digest]] = {}
+    rungs: dict[int, int] = {}
+    for one in observed.digests:
+        digests.setdefault((one.a, one.b, one.rail, one.round), []).append(one)
+        if one.phase == "ladder":
+            rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
+    whole = [(one, digests.get((one.a, one.b, one.rail, one.round), [])) for one in observed.tried]
+    untimed = any(_came_to(one, own)[1] == UNTIMED for one, own in whole)
+    return Rebuilt(
+        Sweep(
+            ladder=tuple(Ladder(size, 0, count) for size, count in sorted(rungs.items())),
+            rounds=(),
+            pairs=tuple(_pair(one, own, observed.backend) for one, own in whole),
+            troubles=dict(observed.silent),
+            unfinished=UNTIMED if untimed else "",
+            leaves=dict(observed.leaves),
+            retested=observed.retested,
+        ),
+        tuple(_summary(one, own) for one, own in whole),
+    )
+
+
+def _pair(one: Tried, own: Sequence[Digest], backend: str) -> PairSamples:
+    ways = one.net.split(BETWEEN_WAYS)
+    state, error = _came_to(one, own)
+    lost = _lost(one)
+    ends = [
+        None if name in lost else End(name, state, error=said, moved=moved, net=way)
+        for name, moved, way in ((one.a, one.moved_a, ways[0]), (one.b, one.moved_b, ways[-1]))
+        for said in (error if one.stood_still in ("", name) else "",)
+    ]
+    return PairSamples(one.a, one.b, one.rail, one.round, backend, *ends)
+
+
+def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
+    ladder = sorted((each for each in own if each.phase == "ladder"), key=lambda d: d.size_bytes)
+    state, error = _came_to(one, own)
+    if _lost(one):
+        return Summary("absent", (), "")
+    return Summary(state, tuple(map(_size, ladder)), error)
+
+
+def _lost(one: Tried) -> tuple[str, ...]:
+    """Whose account of a pair was lost, by what was said of it."""
+    ways = ((one.a,), (one.b,), (one.a, one.b)) if one.state == "not_run" else ()
+    return next((names for names in ways if one.error == lost_words(names)), ())
+
+
+def _came_to(one: Tried, own: Sequence[Digest]) -> tuple[PairState, str]:
+    """Its state, and what was said of it; where an account was lost, by the other end's alone."""
+    if _lost(one):
+        return "measured", ""
+    if one.state in ("measured", "not_run") and not own:
+        return "not_run", UNTIMED
+    return one.state, _once(one)
+
+
+def _once(one: Tried) -> str:
+    """What both ends said in the same words is said once."""
+    joint = f"; {one.b}: "
+    body = one.error.removeprefix(f"{one.a}: ")
+    words = body[: max(0, len(body) - len(joint)) // 2]
+    return words if words and one.error == f"{one.a}: {words}{joint}{words}" else one.error
+
+
+def _size(one: Digest) -> SizeSummary:
+    return SizeSummary(
+        size_bytes=one.size_bytes,
+        iterations=one.operations,
+        busbw_gbs=round(busbw_gbs(one.size_bytes, one.p50_us / 1e6), 6),
+        best_gbs=round(busbw_gbs(one.size_bytes, one.best_us / 1e6), 6),
+        p50_us=one.p50_us,
+        p99_us=one.p99_us,
+        max_us=one.most_us,
+        ends_p99_us=(None, None),
+    )

@@ -6,15 +6,12 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from preflight.triage.diagnose.model import Standing
-from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words
-from preflight.triage.diagnose.seat import IDLE
-from preflight.triage.diagnose.words import doing
+from preflight.hang.diagnose.model import IDLE, Standing, doing
+from preflight.hang.diagnose.places import CODE, LOCKED, OTHERS, channel_words
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.model import JobState
-    from preflight.triage.diagnose.roll import Roll
-    from preflight.triage.diagnose.seat import Seat
+    from preflight.hang.diagnose.model import JobState, Seat
+    from preflight.hang.diagnose.rank_inventory import Roll
 
 _LIVELY = 5
 """A main thread that waits in a collective gives up the CPU once, not so often in some seconds."""

@@ -1,20 +1,25 @@
-"""What is said where nobody can be named: no job, several, no stack, or nothing that stands out."""
+"""Whom a job waits for: from all ranks' places to one sentence; unknown rather than a guess."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.triage.diagnose import alike, lost
-from preflight.triage.diagnose.model import Diagnosis
-from preflight.triage.diagnose.places import LOCKED, channel_words
-from preflight.triage.diagnose.remedy import advice_for
-from preflight.triage.diagnose.words import count, doing, named
+from preflight.core.text import printable, wrapped
+from preflight.hang.diagnose import alike, links, lost, odd, pace, recorded
+from preflight.hang.diagnose.case import Case
+from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks
+from preflight.hang.diagnose.odd import advice_for
+from preflight.hang.diagnose.places import LOCKED, channel_words
+from preflight.hang.diagnose.rank_inventory import jobs_of, roll_of
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.model import JobState, NodeState
+    from collections.abc import Callable
+
+    from preflight.hang.diagnose.model import Category, JobState, NodeState
+
 
 _NO_ANSWER = "no answer"
 _GRANT = "ask as the user whose job it is, or as root"
@@ -178,3 +183,155 @@ def _together(case: Case) -> Diagnosis | None:
         confidence=0.0,
         next="pytest --preflight",
     )
+
+
+_JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
+    lost.over,
+    lost.stopped,
+    lost.dead,
+    pace.judge,
+    odd.judge,
+    lost.silent,
+    recorded.judge,
+    links.judge,
+    alike.judge_blind,
+    alike.judge,
+)
+"""The first that knows answers: what is seen on a process stands before what follows from it."""
+
+
+_BY_NAME = re.compile(r" --preflight-nodes=\S+")
+_PROBLEMS = 8
+"""So many different troubles of nodes are told."""
+
+_LOST: frozenset[Category] = frozenset({"node_unreachable", "dead_rank", "out_of_memory"})
+"""Categories of ranks that are not seen because they are not there."""
+
+
+def diagnose(state: JobState) -> Diagnosis:
+    """Name the ranks that a job waits for, their line, and how sure that is."""
+    jobs = jobs_of(state)
+    wanted = (state.job,) if state.job else jobs
+    if not any(job in jobs for job in wanted):
+        return nothing(state)
+    if len(wanted) > 1:
+        return several(jobs)
+    case = Case(state, roll_of(state, wanted[0]))
+    for judge in _JUDGES:
+        found = judge(case)
+        if found is not None:
+            return _finished(found, case)
+    return _finished(unknown(case), case)
+
+
+def _finished(told: Diagnosis, case: Case) -> Diagnosis:
+    """Add the table, and what could not be seen; less is sure where less was seen."""
+    unseen = _unseen(case, told.category)
+    hidden = len(case.unread) + len(case.roll.absent)
+    share = hidden / max(1, case.roll.world) if told.category not in _LOST else 0.0
+    answer = replace(
+        told,
+        confidence=round(told.confidence * (1 - share / 2), 2),
+        standings=case.standings,
+        unseen=unseen,
+        next=_BY_NAME.sub("", told.next) if case.state.here else told.next,
+    )
+    return _pids(answer) if case.roll.nameless else answer
+
+
+def _pids(told: Diagnosis) -> Diagnosis:
+    """The same of processes without ranks: what stands for their rank is their pid."""
+
+    def words(text: str) -> str:
+        return re.sub(r"\brank(s?) (?=\d)", r"pid\1 ", text)
+
+    return replace(
+        told,
+        sentence=words(told.sentence),
+        culprits=tuple(words(one) for one in told.culprits),
+        evidence=tuple(words(one) for one in told.evidence),
+        unseen=tuple(words(one) for one in told.unseen),
+    )
+
+
+def _unseen(case: Case, category: Category) -> tuple[str, ...]:
+    told = []
+    reasons: dict[str, list[int]] = {}
+    for seat in (*case.held, *case.unread):
+        if seat.look.state not in ("zombie", "gone"):
+            reasons.setdefault(seat.look.no_stacks or "no stack was read", []).append(seat.rank)
+    told += [f"{ranks(some)}: {why}" for why, some in reasons.items()]
+    told += [
+        f"node {node.node}: {node.sentence or 'no answer'}{f'; {node.advice}' * bool(node.advice)}"
+        for node in case.roll.silent
+    ]
+    if case.roll.absent and not case.roll.silent and category not in _LOST:
+        told.append(f"{ranks(case.roll.absent)}: on no node that was looked at; name all its nodes")
+    for node in case.state.nodes:
+        if node.look is not None and node.look.hidden:
+            several = count(node.look.hidden, "process")
+            told.append(f"node {node.node}: {several} of another user; ask as that user or as root")
+    return (*told, *_problems(case))
+
+
+def _problems(case: Case) -> list[str]:
+    """What the nodes themselves could not read: a driver that does not answer is told here."""
+    nodes: dict[str, list[str]] = {}
+    for node in case.state.nodes:
+        for problem in node.look.problems if node.look else ():
+            nodes.setdefault(problem, []).append(node.node)
+    return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
+
+
+def _first(nodes: list[str]) -> str:
+    return f"node {nodes[0]}" + f" and {len(nodes) - 1} more" * (len(nodes) > 1)
+
+
+_INDENT = " " * 10
+_ROWS = 12
+"""Of the table; what else there is, is in --json."""
+
+
+def lines(told: Diagnosis, width: int) -> list[str]:
+    """Everything of it, wrapped."""
+
+    def row(label: str, text: str) -> list[str]:
+        return wrapped(text, first=f"{label:<10}", indent=_INDENT, width=width) if text else []
+
+    def rows(label: str, texts: list[str]) -> list[str]:
+        shown: list[str] = []
+        for number, text in enumerate(texts):
+            shown += row("" if number else label, text)
+        return shown
+
+    shown = [f"{told.category}  ({_sure(told.confidence)})", *row("what", told.sentence)]
+    shown += row("who", _who(told.culprits))
+    shown += row("line", told.line)
+    shown += row("do", told.advice)
+    shown += row("next", told.next)
+    shown += rows("proof", list(told.evidence))
+    shown += rows(
+        "or",
+        [f"{one.category} ({one.confidence:.0%}): {one.sentence}" for one in told.alternatives],
+    )
+    table = [f"{folded(one.ranks)}  {one.what or one.where}" for one in told.standings]
+    left = len(table) - _ROWS
+    shown += rows("ranks", table[:_ROWS] + [f"and {left} more rows: --json"] * (left > 0))
+    shown += rows("unseen", list(told.unseen))
+    return [_cut(printable(line), width) for line in shown]
+
+
+def _who(culprits: tuple[str, ...]) -> str:
+    """Ranks folded, the rest as it is."""
+    numbers = [int(one[5:]) for one in culprits if one.startswith("rank ") and one[5:].isdecimal()]
+    words = [one for one in culprits if not (one.startswith("rank ") and one[5:].isdecimal())]
+    folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {folded(numbers)}"] if numbers else []
+    return ", ".join([*folded_ranks, *words])
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: max(width - 3, 1)] + "..."
+
+
+def _sure(confidence: float) -> str:
+    return f"{confidence:.0%} sure" if confidence else "not a guess"

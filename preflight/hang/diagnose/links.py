@@ -6,17 +6,16 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preflight.stats.shared_cause import shared_cause
-from preflight.triage.diagnose.lost import line_of
-from preflight.triage.diagnose.model import Diagnosis, Doubt
-from preflight.triage.diagnose.roll import gpu_of
-from preflight.triage.diagnose.words import count, folded, verb
+from preflight.core.statistics import shared_cause
+from preflight.hang.diagnose.lost import line_of
+from preflight.hang.diagnose.model import Diagnosis, Doubt, count, folded, verb
+from preflight.hang.diagnose.rank_inventory import gpu_of
 
 if TYPE_CHECKING:
-    from preflight.facts.look_model import PortLook
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.seat import Seat
-    from preflight.triage.diagnose.wires import Wire
+    from preflight.facts.job import PortLook
+    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.rank_inventory import Wire
 
 _SPINS, _IDLES = 90, 5
 """Percent: a GPU that waits inside of a collective is fully busy; one that has no work is at 0."""

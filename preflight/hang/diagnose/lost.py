@@ -6,13 +6,12 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from preflight.triage.diagnose.model import Diagnosis, Doubt
-from preflight.triage.diagnose.words import count, named, ranks, verb
+from preflight.hang.diagnose.model import Diagnosis, Doubt, count, named, ranks, verb
 
 if TYPE_CHECKING:
-    from preflight.facts.look_model import NodeLook
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.seat import Seat
+    from preflight.facts.job import NodeLook
+    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.model import Seat
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")

@@ -1,15 +1,165 @@
-"""Ranks, nodes and places in the words of who reads them at night."""
+"""What is asked of a job that hangs, and what is said of it in the end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from preflight.triage.diagnose.places import CODE, OTHERS, channel_words
+from msgspec import Struct
+
+from preflight.facts.job import NodeLook, RankLook
+from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.triage.diagnose.seat import Seat
+
+Category = Literal[
+    "progresses",
+    "straggler",
+    "odd_rank",
+    "desync",
+    "link",
+    "dead_rank",
+    "stopped_rank",
+    "out_of_memory",
+    "node_unreachable",
+    "no_job",
+    "unknown",
+]
+"""`odd_rank`: the others wait in a collective while it is elsewhere. `link`: all are in the same
+one and nothing moves. `straggler`: everything moves, at the pace of the slowest."""
+
+
+class NodeState(Struct, frozen=True, kw_only=True):
+    """One node of the job: what it showed, or why it did not."""
+
+    node: str
+    look: NodeLook | None = None
+    sentence: str = ""
+    """Why there is no look: as the `reach.*` checks say it."""
+    advice: str = ""
+    late: bool = False
+    """It was reached, and what it was to show did not come in time: it is there, and slow."""
+
+
+class JobState(Struct, frozen=True, kw_only=True):
+    """All that is known of one job at this moment."""
+
+    nodes: tuple[NodeState, ...]
+    job: str = ""
+    """Which of several jobs on these nodes is meant; empty: the only one."""
+    here: bool = False
+    """The only node is the machine that asks: no command needs its name."""
+
+
+class Doubt(Struct, frozen=True, kw_only=True):
+    """What it might be instead."""
+
+    category: Category
+    sentence: str
+    confidence: float
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """Where a rank stands, in a row of the table: equal ones are folded by the report."""
+
+    ranks: tuple[int, ...]
+    where: str
+    """`all_reduce (train.py:41)`, or the process state where there is no stack."""
+    what: str = ""
+    """What it does: waits, computes, reads, is stopped."""
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """The answer; `preflight diagnose --json` prints it as it is (docs/diagnose.md)."""
+
+    category: Category
+    culprits: tuple[str, ...] = ()
+    """`rank 17`, `node gpu003`, `gpu 1`, `path gpu001-gpu004`, `port mlx5_3/1`."""
+    sentence: str
+    advice: str
+    line: str = ""
+    """The line of the user's code that matters: `/home/u/train.py:88 in evaluate`."""
+    evidence: tuple[str, ...] = ()
+    confidence: float
+    alternatives: tuple[Doubt, ...] = ()
+    standings: tuple[Standing, ...] = ()
+    next: str = ""
+    """What to check next with preflight."""
+    unseen: tuple[str, ...] = ()
+    """What could not be looked at, and what would let it be."""
+
+
+BUSY = 0.5
+"""Of a core: a main thread that uses so much computes, or spins."""
+IDLE = 0.05
+"""Of a core: one that uses less waits for something."""
+
+
+class Seat(Struct, frozen=True, kw_only=True):
+    """One rank of the job."""
+
+    rank: int
+    node: str
+    look: RankLook
+    gpu: int | None = None
+    place: Place | None = None
+    """At the last look."""
+    before: Place | None = None
+    """At the first, where there were two."""
+    seen: tuple[tuple[Place, int], ...] = ()
+    """Of many quick looks between the two: where, and how often."""
+    fed: int = 0
+    """Bytes that came from other ranks between the looks."""
+
+    @property
+    def name(self) -> str:
+        """`rank 17 (gpu003, GPU 1)`."""
+        return f"rank {self.rank} ({self.node}{'' if self.gpu is None else f', GPU {self.gpu}'})"
+
+    @property
+    def cpu(self) -> float:
+        """Of a core, what its main thread used."""
+        return self.look.main_cpu_s / self.look.look_s if self.look.look_s > 0 else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands where others are waited for: other ranks, or its own GPU."""
+        place = self.place
+        if place is None or self.look.state == "disk":
+            return False
+        if place.waits == "idle":
+            return place.kind != CODE and (self.cpu < IDLE or bool(self.look.gpus))
+        return place.waits == "yes"
+
+    @property
+    def steady(self) -> bool:
+        """Two looks or more saw it in one place only, and nothing came in meanwhile."""
+        if self.place is None or self.fed or (self.before is None and not self.seen):
+            return False
+        others = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
+        return others == {self.place.key}
+
+    @property
+    def went_on(self) -> bool:
+        """It was seen in another place meanwhile, or other ranks' data came in."""
+        if self.place is None:
+            return False
+        before = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
+        return bool(self.fed) or before != {self.place.key}
+
+    @property
+    def came_through(self) -> bool:
+        """It was met in a collective, and later elsewhere: what it waited for has come."""
+        if self.place is None or self.before is None:
+            return False
+        return self.before.kind in OTHERS and self.before.key != self.place.key
+
+    @property
+    def computes(self) -> bool:
+        """It works by itself: not a GPU's program that spins until its GPU is done."""
+        return self.cpu >= BUSY and not self.look.gpus
+
 
 _FEW = 3
 

@@ -4,18 +4,191 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.triage.diagnose.case import moved
-from preflight.triage.diagnose.lost import line_of, lint_of
-from preflight.triage.diagnose.model import Diagnosis, Doubt
-from preflight.triage.diagnose.places import CODE, LOCKED, OTHERS, channel_words
-from preflight.triage.diagnose.proof import evidence
-from preflight.triage.diagnose.remedy import EVEN, advice_for, exits, next_of
-from preflight.triage.diagnose.settled import settled
-from preflight.triage.diagnose.words import count, doing, named, verb
+from msgspec.structs import replace
+
+from preflight.hang.diagnose.case import moved
+from preflight.hang.diagnose.lost import line_of, lint_of
+from preflight.hang.diagnose.model import Diagnosis, Doubt, count, doing, named, verb
+from preflight.hang.diagnose.places import (
+    CODE,
+    LOCKED,
+    OTHERS,
+    Place,
+    channel_words,
+    library,
+    main_frames,
+    place_of,
+    short,
+)
+from preflight.hang.diagnose.rank_inventory import gpu_of
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.seat import Seat
+    from preflight.facts.job import Frame
+    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.model import Seat
+
+
+EVEN = "make the ranks do equally many steps: drop_last=True, equal batches, join()"
+_ADVICE = {
+    "data": "find out why its next batch does not come: its workers, files, share of the data",
+    "checkpoint": "let it finish, or look at the file system; raise the time-out of the group for "
+    "such work (init_process_group(timeout=...)), or let all ranks save",
+    "end": EVEN,
+    "compile": "let it finish; compile before the first collective, and share the cache",
+    "download": "take the request off the step's way; let one rank do it before the others start",
+    "debugger": "leave the debugger, or run one process only under it",
+    "lock": "see what holds the lock: a thread of its own, or another process",
+    "process": "see what the process that it started does",
+}
+_EXIT = (
+    "read its own output first: an error may have ended its script (preflight explain LOG), or it "
+    "ran out of steps before the others (drop_last=True, equal batches, join())"
+)
+_BY_CHANNEL = {
+    "waits for a file system": "look at the file system: mount, server, dmesg of its node",
+    "waits for a disk": "look at the disk: iostat, dmesg of its node",
+    "waits for a pipe": "see who holds the pipe's other end (ls -l /proc/PID/fd), and why it is "
+    "silent",
+    "waits for a lock on a file": "see who holds the lock (/proc/locks, lsof FILE)",
+    "waits for a process that it started": _ADVICE["process"],
+    "waits for somebody to type": "it asks for input, which nobody gives: take that out of the job",
+}
+"""What to do about a line of the user's own, by what the kernel says that it sleeps in."""
+
+_OTHERWISE = (
+    "look at that line: let all ranks do it, or make it short; what one rank does alone must "
+    "end before the group's time-out"
+)
+
+
+def next_of(seat: Seat) -> str:
+    """The node where it is at work by itself; the script where its way is what differs."""
+    if exits(seat):
+        return "preflight explain LOG"
+    if seat.place is None or seat.place.kind in ("data", "checkpoint", "io", "download"):
+        return f"pytest --preflight --preflight-nodes={seat.node}"
+    return lint_of((seat,)) if seat.place.user is not None else ""
+
+
+def advice_for(seat: Seat) -> str:
+    """By what it is at, else by what the kernel says that it sleeps in."""
+    if exits(seat):
+        return _EXIT
+    kind = seat.place.kind if seat.place else ""
+    if kind == CODE and (said := _BY_CHANNEL.get(channel_words(seat.look.wait_channel))):
+        return said
+    return _ADVICE.get(kind, _OTHERWISE)
+
+
+def exits(seat: Seat) -> bool:
+    """Whether it has left its script, and only threads of its own keep it alive."""
+    return seat.place is not None and seat.place.op == "exit"
+
+
+def evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:
+    """Lines of up to four of them, and of the others' wait."""
+    told = []
+    for seat in sorted(apart, key=lambda one: one.rank)[:4]:
+        calls = seat.place.calls if seat.place else ()
+        told.append(f"rank {seat.rank}: {' < '.join(calls[:5]) or doing(seat)}")
+        cpu = f"{seat.cpu:.0%} of a core" if seat.look.look_s else "unknown CPU"
+        told += [*_workers(seat), *_threads(seat)]
+        told.append(
+            f"rank {seat.rank}: {cpu} in {seat.look.look_s:.1f} s, state {seat.look.state}"
+            + (f", in {seat.look.wait_channel}" if seat.look.wait_channel else "")
+        )
+    told += _gpus(case, apart)
+    told.append(
+        f"{len(case.stuck)} of {len(case.waiting)} that wait stood there in both looks"
+        ", and got nothing from other ranks meanwhile"
+    )
+    return tuple(told)
+
+
+def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
+    """Who waits inside of a collective has a busy GPU; who has not come there has none."""
+    busy = {one.rank: gpu.busy_percent for one in case.seats if (gpu := gpu_of(case.state, one))}
+    known = {rank: percent for rank, percent in busy.items() if percent is not None}
+    rest = [percent for rank, percent in known.items() if all(rank != one.rank for one in apart)]
+    if not rest:
+        return []
+    others = f"those of the others {min(rest)} to {max(rest)} %"
+    return [
+        f"rank {one.rank}: its GPU is {known[one.rank]} % busy, {others}"
+        for one in apart[:2]
+        if one.rank in known
+    ]
+
+
+def _workers(seat: Seat) -> list[str]:
+    """What the processes do that it waits for, in its loader or elsewhere."""
+    if seat.place is None or seat.place.kind not in ("data", "process", "queue", "lock"):
+        return []
+    places = [(one.pid, place_of(one.stacks)) for one in seat.look.workers[:2]]
+    told = [
+        f"rank {seat.rank}: its worker (pid {pid}): {' < '.join(place.calls[:3])}"
+        for pid, place in places
+        if place is not None and place.calls
+    ]
+    if seat.look.dead_children:
+        told.append(
+            f"rank {seat.rank}: {count(seat.look.dead_children, 'process')} of its own died"
+        )
+    return told
+
+
+def _threads(seat: Seat) -> list[str]:
+    """What its other threads do, where its main one waits for them."""
+    if seat.place is None or not (exits(seat) or seat.place.kind in ("queue", "lock")):
+        return []
+    stacks = seat.look.later or seat.look.stacks
+    told = []
+    for thread in stacks.threads if stacks else ():
+        own = next((one for one in thread.frames if not library(one)), None)
+        if own is not None and not thread.main and thread.name != "MainThread":
+            name = f" {thread.name}" if thread.name else ""
+            told.append(f"rank {seat.rank}: its thread{name}: {short(own)} in {own.function}")
+    return told[:2]
+
+
+def settled(seat: Seat) -> Seat:
+    """The same rank at the innermost of the user's functions that all looks saw it in.
+
+    What an evaluation was doing at the last look (a file, a layer) is chance; that it evaluates is
+    not. Unchanged where all looks agree, or have no function of the user's in common.
+    """
+    looks = _looks(seat)
+    place = seat.place
+    if place is None or len(looks) < 2:  # noqa: PLR2004  nothing to compare
+        return seat
+    user = next((one for one in reversed(_shared(looks)) if not library(one)), None)
+    if user is None or user == place.user:
+        return seat
+    kinds = {one.kind for one in (place, seat.before, *(one for one, _ in seat.seen)) if one}
+    if kinds == {place.kind} and place.kind != CODE:
+        return replace(seat, place=replace(place, user=user))
+    return replace(seat, place=Place(kind=CODE, waits="idle", user=user, calls=place.calls))
+
+
+def _looks(seat: Seat) -> list[tuple[Frame, ...]]:
+    """Its stacks, outermost call first; that of the last look first, whose lines are told."""
+    look = seat.look
+    sampled = [one.frames for one in look.sightings]
+    stacks = [main_frames(look.later), main_frames(look.stacks), *sampled]
+    return [tuple(reversed(frames)) for frames in stacks if frames]
+
+
+def _shared(looks: list[tuple[Frame, ...]]) -> list[Frame]:
+    """The calls that all stacks begin with; of the last of them the line may differ."""
+    shared: list[Frame] = []
+    for frames in zip(*looks, strict=False):
+        if len({(one.file, one.function) for one in frames}) > 1:
+            break
+        shared.append(frames[0])
+        if len({one.line for one in frames}) > 1:
+            break
+    return shared
+
 
 _FRESH_S = 60.0
 """A wait so young may be a step's own; torch's shortest default time-out is ten times that."""

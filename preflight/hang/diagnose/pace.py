@@ -6,19 +6,18 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preflight.stats.quantiles import median
-from preflight.triage.diagnose.model import Diagnosis, Doubt
-from preflight.triage.diagnose.places import short
-from preflight.triage.diagnose.roll import gpu_of
-from preflight.triage.diagnose.words import count, named, ranks, verb
+from preflight.core.statistics import median
+from preflight.hang.diagnose.model import Diagnosis, Doubt, count, named, ranks, verb
+from preflight.hang.diagnose.places import short
+from preflight.hang.diagnose.rank_inventory import gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.facts.look_model import Frame
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.places import Place
-    from preflight.triage.diagnose.seat import Seat
+    from preflight.facts.job import Frame
+    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.places import Place
 
 _MOST = 0.5
 _SAMPLES = 12

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from preflight.facts.look_model import Frame
+from preflight.facts.job import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.look_model import Stacks
+    from preflight.facts.job import Stacks
 
 FILE = Path(__file__).resolve().with_name("places.toml")
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.triage.diagnose.lost import line_of, lint_of
-from preflight.triage.diagnose.model import Diagnosis
-from preflight.triage.diagnose.words import count, doing, folded, named, ranks, verb
-from preflight.triage.recorder import Call, Recording, opened
+from preflight.hang.diagnose.lost import line_of, lint_of
+from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks, verb
+from preflight.hang.flight_recorder import Call, Recording, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.triage.diagnose.case import Case
-    from preflight.triage.diagnose.seat import Seat
+    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.model import Seat
 
 _APART_S = 120.0
 """A file so much older than the newest is of another moment."""

@@ -1,4 +1,4 @@
-"""The logs in a folder that one job left: a launch's under watch, or a run's of torchrun.
+"""The logs in a folder that one job left, and their explanation on a terminal.
 
 Any other folder may hold the logs of many jobs, which told together would give a wrong answer.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.text import printable, wrapped
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    from preflight.hang.explain.model import Explanation
+
 
 LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
 """What torchrun and NCCL leave in the folder of a launch under watch."""
@@ -57,3 +61,31 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False  # what is wrong is told when it is opened
+
+
+_INDENT = " " * 10
+
+
+def lines(told: Explanation, width: int) -> list[str]:
+    """Everything of it, wrapped."""
+
+    def row(label: str, text: str) -> list[str]:
+        return wrapped(text, first=f"{label:<10}", indent=_INDENT, width=width) if text else []
+
+    shown = [f"{told.category}  ({_sure(told.confidence)})", *row("what", told.sentence)]
+    shown += row("who", ", ".join(told.culprits) or "not told by these lines")
+    shown += row("why", told.cause)
+    shown += row("do", told.advice)
+    shown += row("next", told.next)
+    for place, proof in enumerate(told.evidence):
+        label = "proof" if place == 0 else ""
+        shown += row(label, f"{proof.source}:{proof.line}: {proof.text}")
+    for place, other in enumerate(told.alternatives):
+        label = "or" if place == 0 else ""
+        sure = f" ({other.confidence:.0%})" if other.confidence else ""
+        shown += row(label, f"{other.category}{sure}: {other.sentence}")
+    return [printable(line) for line in shown]
+
+
+def _sure(confidence: float) -> str:
+    return f"{confidence:.0%} sure" if confidence else "not a guess"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from preflight.core.files import parse_toml
 from preflight.errors import UsageError
-from preflight.fleet.files import parse_toml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,27 +2,225 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.triage.explain import watchdog
-from preflight.triage.explain.blamed import culprits, proofs
-from preflight.triage.explain.decoded import decoded
-from preflight.triage.explain.members import of_members
-from preflight.triage.explain.model import Alternative, Explanation
-from preflight.triage.explain.refine import lesser, refined
-from preflight.triage.explain.silent import EMPTY, ENDED, NOTHING, UNREAD
-from preflight.triage.explain.thrown import of_exceptions, own_faults, survivors, with_script
-from preflight.triage.symptom import RANKING
+from preflight.facts.boards import known
+from preflight.hang.explain import model, watchdog
+from preflight.hang.explain.model import (
+    Alternative,
+    Explanation,
+    culprits,
+    decoded,
+    errno_of,
+    proofs,
+    status_of,
+)
+from preflight.hang.explain.symptom import RANKING, Category
+from preflight.hang.explain.watchdog import of_exceptions, own_faults, survivors, with_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from preflight.triage.explain.model import Hit
-    from preflight.triage.explain.scan import Found
-    from preflight.triage.explain.tracebacks import Raised
-    from preflight.triage.symptom import Category
+    from preflight.facts.boards import Grade
+    from preflight.hang.explain.model import Hit
+    from preflight.hang.explain.scan import Found
+    from preflight.hang.explain.tracebacks import Raised
+
+
+_LATER = 10
+"""So many lines may follow: warnings that are printed while it waits."""
+
+
+def of_members(found: Found) -> Explanation | None:
+    """What the first words of the processes tell where nothing else does; None for nothing.
+
+    Nobody is accused: the processes of another node may write elsewhere. Rank 0 alone says that
+    all have come, so without it a log is no witness.
+    """
+    facts = [hit for hit in found.hits if hit.symptom.id == "members"]
+    came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
+    sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
+    if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
+        return None
+    missing = sorted(set(range(max(sizes))) - set(came))
+    if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
+        return None
+    words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
+    away = f"{len(came)} of {max(sizes)} ranks came, and the lines end there; not so: {words}"
+    evidence = proofs(hit.place for hit in facts)
+    if came[0] > 1:
+        return Explanation(
+            category="env_misconfig",
+            culprits=(),
+            sentence=f"two processes came as rank 0, and none as {words}",
+            cause="two nodes were started with the same NODE_RANK, or two jobs write here",
+            advice="give each node its own NODE_RANK, and start with one launcher only",
+            next="launch.fits, env.ranks",
+            evidence=evidence,
+            confidence=0.7,
+            alternatives=(Alternative("timeout_rank_missing", away, 0.0),),
+        )
+    return Explanation(
+        category="timeout_rank_missing",
+        culprits=(),
+        sentence=away,
+        cause="a node did not start its processes, or they cannot reach the first one",
+        advice="look whether the other nodes' processes run, what they were told of NODE_RANK and "
+        "MASTER_ADDR, and at the way to that port",
+        next="net.ports, launch.fits",
+        evidence=evidence,
+        confidence=0.5,
+    )
+
+
+_GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
+_WHOLE = 0.9
+"""An allocation of so great a part of the GPU fits next to nothing: any rank would have failed."""
+_GID = (22, 61)
+"""errno of two ends whose GIDs do not fit."""
+_FOREIGN = 0.25
+"""That part of the GPU in others' hands is more than a driver's own."""
+_NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
+_PROVEN: tuple[Grade, ...] = ("fatal", "reset")
+"""Xids after which the GPU is not fit, whatever ran on it."""
+
+
+class Refined(Struct, frozen=True):
+    """What one symptom says in this log."""
+
+    category: Category
+    confidence: float
+    remark: str = ""
+
+
+def lesser(hit: Hit) -> bool:
+    """Whether this cause is but a sign here: a flushed queue, an Xid of a program's own."""
+    if hit.symptom.id == "xid":
+        return _grade(hit) not in _PROVEN
+    return _flushed(hit)
+
+
+def refined(hit: Hit, same: Sequence[Hit], found: Found) -> Refined:
+    """Category and sureness of a hit; `same` are all hits of its symptom."""
+    symptom = hit.symptom
+    if symptom.id == "oom":
+        return _memory(hit, same, found)
+    return _xid(hit) if symptom.id == "xid" else _other(hit, found)
+
+
+def _other(hit: Hit, found: Found) -> Refined:
+    symptom = hit.symptom
+    if _flushed(hit):
+        return Refined("unknown", 0.3)
+    if symptom.id == "rendezvous" and _more_than_all(hit):
+        return Refined(
+            "unknown", 0.4, "; more than were asked for: an earlier attempt's are counted"
+        )
+    if symptom.id == "address_garbled" and len(versions := _versions(found)) > 1:
+        return Refined("version_mismatch", 0.7, f"; NCCL {' and '.join(versions)} met")
+    if symptom.id == "ib_queue_pair" and errno_of(hit.fields) in _GID and found.counts["gid_index"]:
+        return Refined("env_misconfig", 0.75, "; NCCL_IB_GID_INDEX is pinned")
+    return Refined(symptom.category, symptom.confidence)
+
+
+def _versions(found: Found) -> list[str]:
+    """Of NCCL, as the processes told them."""
+    facts = (one.fields for one in found.hits if one.symptom.id == "nccl_version")
+    return sorted({told["nccl"] for told in facts})
+
+
+def _more_than_all(hit: Hit) -> bool:
+    """A group that was started again counts the keys of its first attempt in the same store."""
+    came, of_all = hit.fields.get("came", ""), hit.fields.get("all", "")
+    return came.isdecimal() and of_all.isdecimal() and int(came) > int(of_all)
+
+
+def _flushed(hit: Hit) -> bool:
+    """A flushed queue is the consequence of something, never the start."""
+    return hit.symptom.id == "ib_completion" and status_of(hit.fields) == model.FLUSHED
+
+
+def _grade(hit: Hit) -> Grade:
+    code = known(int(hit.fields.get("xid", "0")))
+    if code.worded and _NOT_FATAL.search(hit.place.text):
+        return "configurable"
+    return code.grade
+
+
+def _xid(hit: Hit) -> Refined:
+    grade = _grade(hit)
+    if grade in _PROVEN:
+        return Refined(hit.symptom.category, hit.symptom.confidence)
+    if grade == "application":
+        return Refined("other", 0.6, "; a program's fault more often than the GPU's")
+    return Refined("unknown", 0.3, "; that alone does not tell whose fault it is")
+
+
+def _memory(hit: Hit, same: Sequence[Hit], found: Found) -> Refined:
+    tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
+    own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
+    ranks = {one.speaker.rank for one in same if one.speaker.rank is not None}
+    if found.world > 1 and len(ranks) == found.world:
+        remark = f"; all {found.world} ranks did: the work does not fit these GPUs"
+        return Refined("other", 0.85, remark)
+    if tried and total and tried >= _WHOLE * total:
+        remark = "; nearly a whole GPU at once: no rank could have had that"
+        return Refined("other", 0.55, remark)
+    if own and total and free is not None and total - own - free >= _FOREIGN * total:
+        foreign = total - own - free
+        remark = f"; {foreign:.1f} GiB of it belong to others than this process"
+        return Refined("oom_one_rank", 0.9, remark)
+    return Refined(hit.symptom.category, hit.symptom.confidence)
+
+
+def _gib(words: str | None) -> float | None:
+    if not words:
+        return None
+    number, _, unit = words.partition(" ")
+    return float(number) * _GIB.get(unit, 1.0)
+
+
+NOTHING = Explanation(
+    category="unknown",
+    culprits=(),
+    sentence="nothing in these lines tells of a failure that is known here",
+    advice="give the logs of all ranks from start to end; let the next run leave more: "
+    "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
+    evidence=(),
+    confidence=0.0,
+)
+EMPTY = Explanation(
+    category="unknown",
+    culprits=(),
+    sentence="there are no lines in what was given: it is empty",
+    advice="look whether the output went elsewhere (srun --output, torchrun --log-dir, "
+    "kubectl logs --previous); let the next run leave more: preflight watch --tee -- torchrun ...",
+    evidence=(),
+    confidence=0.0,
+)
+UNREAD = Explanation(
+    category="unknown",
+    culprits=(),
+    sentence="no line of what was given could be read",
+    advice="give the files as the job wrote them, or copy them again",
+    evidence=(),
+    confidence=0.0,
+)
+ENDED = Explanation(
+    category="unknown",
+    culprits=(),
+    sentence="the job came to its end: it says so after all that looks like a failure",
+    advice="if another job is meant, give its log; if it was slow: pytest --preflight "
+    "--preflight-tier=standard",
+    evidence=(),
+    confidence=0.0,
+)
+
 
 DEATHS = ("oom", "killed", "crashed", "bus_error")
 """Signs after which a rank is no more, so that its peers' links fail too."""

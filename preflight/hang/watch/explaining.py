@@ -1,4 +1,4 @@
-"""`python -m preflight.watching.explaining FOLDER FILE...`: what ended a launch, from its files."""
+"""`python -m preflight.hang.watch.explaining FOLDER FILE...`: why a launch ended, by its files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.report.explained import lines
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import explain
-from preflight.triage.symptom import shipped
-from preflight.watching.record import write
+from preflight.hang.explain.printed import lines
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
+from preflight.hang.watch.folder import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

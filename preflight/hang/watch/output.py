@@ -1,4 +1,7 @@
-"""Holds debug files to a size, though NCCL keeps each open and never asks where it has got to.
+"""The launch's output and NCCL's debug files: kept, and held to a size.
+
+Standard output and error are inherited. Where one is a file (Slurm's, nohup's) that file is read
+afterwards; `--tee` puts a `tee` there, a process of its own, so that a launch outlives its watch.
 
 NCCL writes at its own position, not at the file's end: a file that is renamed goes on growing under
 its new name, one that is cut off has a hole up to where it is written next. So the space of what
@@ -10,15 +13,133 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from preflight.hang.explain.printed import LEFT
+from preflight.hang.watch import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from preflight.hang.watch.processes import Children
+
+
+LONGEST = 8 << 20
+"""Bytes of the end of a file that are kept."""
+
+_LAST_WORDS_S = 5.0
+"""How long a `tee` may take when the launch has ended: another may hold its pipe for ever."""
+
+_BLOCK = 1 << 20
+_NAMES = {1: "output.log", 2: "errors.log"}
+"""Of the copies; where both go to one file there is the first."""
+
+
+class Source(NamedTuple):
+    """A descriptor of ours that is a regular file, and how long that was before the launch."""
+
+    descriptor: int
+    began: int
+
+
+class Output:
+    """Standard output and error of the launch."""
+
+    def __init__(self) -> None:
+        self._sources = _files()
+        self._tees: list[int] = []
+        self._pipes: list[int] = []
+
+    def tee(self, children: Children, folder: Path) -> list[tuple[Any, ...]]:
+        """Start a `tee` for each; the answer makes them the launch's. OSError where none can."""
+        actions: list[tuple[Any, ...]] = []
+        for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+            theirs, ours = os.pipe()
+            self._pipes += [theirs, ours]
+            self._tees.append(
+                children.start(
+                    ["tee", "-a", str(folder / name)], os.environ,
+                    [(os.POSIX_SPAWN_DUP2, theirs, 0), (os.POSIX_SPAWN_DUP2, number, 1)],
+                    blocked=signals.PASSED,
+                )
+            )  # fmt: skip
+            actions.append((os.POSIX_SPAWN_DUP2, ours, number))
+        self._sources = ()
+        return actions
+
+    def let_go(self) -> None:
+        """Once the launch has its own ends of the pipes."""
+        while self._pipes:
+            os.close(self._pipes.pop())
+
+    def finish(self, children: Children) -> None:
+        """Wait until what the launch said has been written."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < until:
+            children.reap()
+            if all(children.status(pid) is not None for pid in self._tees):
+                return
+            signals.wait(until - time.monotonic())
+
+    def keep(self, folder: Path) -> list[Path]:
+        """Copy the ends of what the launch has written so far; where they are."""
+        kept = []
+        for source in self._sources:
+            path = folder / _NAMES[source.descriptor]
+            if text := _end(source):
+                path.write_bytes(text)
+                kept.append(path)
+        return kept + [path for path in (folder / "stdout.log", folder / "stderr.log")
+                       if path.is_file() and path.stat().st_size]  # fmt: skip
+
+
+def _files() -> tuple[Source, ...]:
+    found: dict[tuple[int, int], Source] = {}
+    for number in (1, 2):
+        try:
+            seen = os.fstat(number)
+        except OSError:
+            continue
+        if stat.S_ISREG(seen.st_mode):
+            found.setdefault((seen.st_dev, seen.st_ino), Source(number, seen.st_size))
+    return tuple(found.values())
+
+
+def _end(source: Source) -> bytes:
+    try:
+        handle = os.open(f"/proc/self/fd/{source.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        size = os.fstat(handle).st_size
+        began = source.began if size >= source.began else 0  # somebody has emptied it
+        return _read(handle, max(began, size - LONGEST), size)
+    finally:
+        os.close(handle)
+
+
+def _read(handle: int, start: int, end: int) -> bytes:
+    blocks = []
+    while start < end and (block := os.pread(handle, min(_BLOCK, end - start), start)):
+        blocks.append(block)
+        start += len(block)
+    return b"".join(blocks)
+
+
+def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
+    """Every file of the folder that may say what ended the launch, its output first."""
+    found = [*kept]
+    for pattern in LEFT:
+        found += [path for path in sorted(folder.glob(pattern)) if path.stat().st_size]
+    return found
+
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_BLOCK = 4096
+_TRIMMED_BLOCK = 4096
 _SECTOR = 512
 _OFTEN_S, _SELDOM_S, _SLOWER = 0.1, 1.0, 1.25
 _COPIED = 1 << 20
@@ -34,12 +155,12 @@ class Cap(NamedTuple):
     @property
     def head(self) -> int:
         """Bytes of its beginning: versions, devices and topology stand there."""
-        return self.most // 8 // _BLOCK * _BLOCK
+        return self.most // 8 // _TRIMMED_BLOCK * _TRIMMED_BLOCK
 
     @property
     def tail(self) -> int:
         """Bytes of its end."""
-        return self.most // 4 // _BLOCK * _BLOCK
+        return self.most // 4 // _TRIMMED_BLOCK * _TRIMMED_BLOCK
 
 
 class Janitor:
@@ -87,7 +208,7 @@ def _give_back(path: Path, cap: Cap) -> int:
     """Return how long the file was where it had to be emptied, else 0."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        end = (os.fstat(handle).st_size - cap.tail) // _BLOCK * _BLOCK
+        end = (os.fstat(handle).st_size - cap.tail) // _TRIMMED_BLOCK * _TRIMMED_BLOCK
         if end > cap.head and not _punch(handle, cap.head, end - cap.head):
             size = _write_copy(path, handle, cap)
             os.ftruncate(handle, 0)
@@ -125,7 +246,7 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
         if hole >= size:
             return
         kept = before.read_bytes().lstrip(b"\0") if before.exists() else b""
-        room = max(cap.most - hole - len(kept) - _BLOCK, 0)
+        room = max(cap.most - hole - len(kept) - _TRIMMED_BLOCK, 0)
         start = max(_data_behind(old.fileno(), hole, size), size - room)
         missing = start - hole - len(kept)
         new = path.with_suffix(".new")
@@ -145,7 +266,7 @@ def _data_behind(handle: int, hole: int, size: int) -> int:
         block = os.lseek(handle, hole, os.SEEK_DATA)
     except OSError:
         return size
-    text = os.pread(handle, _BLOCK, block)
+    text = os.pread(handle, _TRIMMED_BLOCK, block)
     return block + len(text) - len(text.lstrip(b"\0"))
 
 

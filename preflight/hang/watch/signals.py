@@ -1,18 +1,156 @@
-"""Work that a watch has done by a process of its own: so it stays small, and is never held up."""
+"""Signals reach the launch once, and its end becomes ours: as if nobody stood between.
+
+Ctrl-C, `kill -- -GROUP`, Slurm's scancel and systemd signal every process by themselves. A wrapper
+that passed such a signal on would deliver it twice, and torchrun takes a second SIGTERM while it
+still ends its ranks. A process beside us that lets signals lie shows which it was.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from preflight.hang.watch.proc import pending
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from preflight.watching.children import Children
+    from preflight.hang.watch.processes import Children
+
+
+PASSED: frozenset[int] = frozenset(
+    {
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM,
+        signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+        signal.SIGWINCH, signal.SIGIO, signal.SIGPWR, signal.SIGTSTP, signal.SIGCONT,
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    }
+)  # fmt: skip
+"""All that somebody sends on purpose and that can be waited for."""
+
+ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+"""Who sends one of these wants the launch to end: he is not told why it ended."""
+
+
+class Came(NamedTuple):
+    """A signal that came."""
+
+    number: int
+    from_kernel: bool
+    """From the terminal, whose whole foreground group gets it."""
+
+
+_SI_KERNEL = 0x80
+
+
+def block() -> frozenset[int]:
+    """From now on they wait until they are asked for; what was blocked before is the answer."""
+    return frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, PASSED | {signal.SIGCHLD}))
+
+
+def wait(seconds: float) -> Came | None:
+    """Sleep until a signal comes, a process ends (SIGCHLD), or the time is over (None)."""
+    got = signal.sigtimedwait(PASSED | {signal.SIGCHLD}, max(seconds, 0.0))
+    return None if got is None else Came(got.si_signo, got.si_code == _SI_KERNEL)
+
+
+class Relay:
+    """Passes on to the launch what was meant for us alone."""
+
+    def __init__(self, launch: int, children: Children, witness: Witness) -> None:
+        self._launch = launch
+        self._children = children
+        self._witness = witness
+        self.asked_to_end = False
+        """Whether somebody ended the launch on purpose."""
+
+    def take(self, came: Came) -> None:
+        """Deal with one signal; a stop (Ctrl-Z) stops us too, here, until we are continued."""
+        self.asked_to_end |= came.number in ENDING
+        # The terminal's reach its whole foreground group, which the launch shares with us.
+        if not came.from_kernel and not self._witness.saw(came.number):
+            self._pass_on(came.number)
+        if came.number == signal.SIGTSTP:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+            os.kill(os.getpid(), signal.SIGTSTP)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+
+    def _pass_on(self, number: int) -> None:
+        self._children.reap()
+        if self._children.status(self._launch) is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self._launch, number)
+
+
+def end_as(status: int) -> int:
+    """Die by the signal that the launch died by; else its exit code, to exit with."""
+    if not os.WIFSIGNALED(status):
+        return os.waitstatus_to_exitcode(status)
+    number = os.WTERMSIG(status)
+    # The launch has left its core, if any; ours would be written over it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return 128 + number  # as process 1 of a container, whom that does not end
+
+
+_SENDERS_LOOP_S = 0.1
+"""Who signals every process of a job one by one may come to us first."""
+
+
+class Witness:
+    """A `cat` in our process group, with every signal blocked, that ends when we do."""
+
+    def __init__(self, children: Children, signals: Iterable[int]) -> None:
+        self._children = children
+        self._signals = frozenset(signals)
+        self._pid = self._end = -1
+        self._renew()
+
+    def saw(self, number: int) -> bool:
+        """Whether it got that signal too; False where there is no witness."""
+        if self._pid < 0:
+            return False
+        time.sleep(_SENDERS_LOOP_S)
+        saw = number in pending(self._pid)
+        if saw:
+            self._renew()
+        return saw
+
+    def dismiss(self) -> None:
+        """Let it end."""
+        if self._pid >= 0:
+            os.close(self._end)
+            self._children.end(self._pid)
+            self._pid = -1
+
+    def _renew(self) -> None:
+        """A new one, on which nothing lies."""
+        self.dismiss()
+        theirs, self._end = os.pipe()
+        try:
+            self._pid = self._children.start(
+                ["cat"], os.environ,
+                [
+                    (os.POSIX_SPAWN_DUP2, theirs, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                blocked=self._signals,
+                default=self._signals,
+            )  # fmt: skip
+        except OSError:
+            os.close(self._end)
+        finally:
+            os.close(theirs)
+
 
 _LONGEST = 64 << 10
 

@@ -6,27 +6,95 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from preflight.watching import folder as folders
-from preflight.watching import signals
-from preflight.watching.children import Children
-from preflight.watching.closing import Closing
-from preflight.watching.model import STALLED_AFTER_S, Options
-from preflight.watching.nccl_files import set_in_files
-from preflight.watching.output import Output
-from preflight.watching.record import Record
-from preflight.watching.relay import Relay, end_as
-from preflight.watching.saying import Once, say
-from preflight.watching.settings import Plan, plan
-from preflight.watching.torch_names import outdated
-from preflight.watching.watcher import Watcher
-from preflight.watching.witness import Witness
+from preflight.hang.watch import folder as folders
+from preflight.hang.watch import signals
+from preflight.hang.watch.folder import STALLED_AFTER_S, Once, Options, Record, say
+from preflight.hang.watch.output import Output, logs
+from preflight.hang.watch.processes import Children
+from preflight.hang.watch.settings import RECORDER_FOLDER, Plan, outdated, plan, set_in_files
+from preflight.hang.watch.signals import Errand, Relay, Witness, end_as
+from preflight.hang.watch.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
-    from preflight.watching.janitor import Janitor
+    from preflight.hang.watch.output import Janitor
+
+
+EXPLAIN_S = 60.0
+FOUND, UNKNOWN = 0, 3
+"""Exit codes of `preflight.hang.watch.explaining`."""
+
+
+class Closing:
+    """The end of a watch that has a folder."""
+
+    def __init__(
+        self,
+        options: Options,
+        folder: Path,
+        record: Record,
+        output: Output,
+        children: Children,
+    ) -> None:
+        self._options, self._folder, self._record = options, folder, record
+        self._output, self._children = output, children
+
+    def close(self, status: int, watcher: Watcher, janitor: Janitor | None, *, asked: bool) -> None:
+        """Keep what a person may want, take away the rest. OSError where the disk is full.
+
+        `asked`: whether somebody ended the launch on purpose, who need not be told why it ended.
+        """
+        if janitor is not None:
+            janitor.close()
+        failed = status != 0 and not asked
+        if not (failed or watcher.stalls or self._wanted()):
+            folders.remove(self._folder)
+            return
+        self._record.ended(status)
+        kept = self._output.keep(self._folder)
+        if failed:
+            watcher.keep_samples()
+            self._tell(status, logs(self._folder, kept), in_a_stall=watcher.in_a_stall)
+        folders.tidy(self._folder)
+
+    def _wanted(self) -> bool:
+        told = self._options
+        return bool(
+            told.keep or told.debug or told.tee
+            or any((self._folder / RECORDER_FOLDER).glob("*[0-9]"))
+        )  # fmt: skip
+
+    def _tell(self, status: int, files: list[Path], *, in_a_stall: bool) -> None:
+        """`in_a_stall`: it was found, and told; the end is its echo in all likelihood."""
+        said = self._explained(files) if files else ""
+        ended, see = f"the launch ended {_words(status)}", f"see {self._folder}"
+        if in_a_stall:
+            say(f"{ended}, after the stall that is told above; {see}")
+        elif files:
+            say(f"{ended}; {see}\n{said}".rstrip())
+        else:
+            say(f"{ended}; {see}\nwhat it said went past us: with --tee it is kept, and explained")
+
+    def _explained(self, files: list[Path]) -> str:
+        """What the files say of its end; empty where that is unknown."""
+        words = ["preflight.hang.watch.explaining", str(self._folder), *map(str, files)]
+        errand = Errand(self._children, words, EXPLAIN_S)
+        while not errand.over():
+            came = signals.wait(1.0)
+            if came is not None and came.number in signals.ENDING:
+                break
+        code, said = errand.conclude()
+        return said.rstrip() if code == FOUND else ""
+
+
+def _words(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"by signal {os.WTERMSIG(status)}"
+    return f"with exit code {os.waitstatus_to_exitcode(status)}"
+
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 """As a shell, env and timeout say it."""
@@ -125,7 +193,7 @@ def _start(
 def _janitor(options: Options, folder: Path | None) -> Janitor | None:
     if folder is None or not (options.debug or options.tee):
         return None
-    from preflight.watching.janitor import Cap, Janitor
+    from preflight.hang.watch.output import Cap, Janitor
 
     return Janitor([folder], Cap(options.cap_mib << 20))
 

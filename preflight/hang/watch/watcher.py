@@ -1,24 +1,158 @@
-"""Looks at the launch's ranks every few seconds, and has them examined when they come to a stop."""
+"""Looks at the launch's ranks every few seconds, and has them examined when they come to a stop.
+
+What a rank does between two collectives shows: it reads, writes, touches memory, gives up the CPU.
+A rank that waits for the others shows next to nothing of it, whether it sleeps (gloo) or spins at
+100 % (NCCL): so CPU time decides nothing, and each rank is held against its own past. A suspicion
+is no finding; the ranks' stacks decide.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.watching import proc
-from preflight.watching.asking import ANSWER_S, ask_for_dumps
-from preflight.watching.errand import Errand
-from preflight.watching.model import STALLED_AFTER_S, Seen
-from preflight.watching.progress import Track, stalled
-from preflight.watching.saying import Once, say
-from preflight.watching.tree import Known, Seat, ranks_of
+from preflight.hang.watch import proc
+from preflight.hang.watch.folder import STALLED_AFTER_S, Once, Seen, say
+from preflight.hang.watch.processes import Known, Seat, ranks_of
+from preflight.hang.watch.settings import RECORDER_FOLDER
+from preflight.hang.watch.signals import Errand
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from preflight.watching.children import Children
-    from preflight.watching.record import Record
+    from preflight.hang.watch.folder import Record
+    from preflight.hang.watch.proc import Reading
+    from preflight.hang.watch.processes import Children
+
+
+ANSWER_S = 2.5
+"""torch looks into its pipe once a second (TORCH_NCCL_COORD_CHECK_MILSEC), then it writes."""
+
+
+def ask_for_dumps(folder: Path) -> int:
+    """Ask every rank that listens; how many do."""
+    asked = 0
+    for pipe in (folder / RECORDER_FOLDER).glob("*.pipe"):
+        try:
+            handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # its rank has gone
+        try:
+            os.write(handle, b"1\n")
+            asked += 1
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return asked
+
+
+QUIET_SHARE = 0.1
+"""Of a rank's own usual rate. Chosen: a job that lost nine tenths of its pace is worth a look."""
+
+_PASTS = 64
+_STRIDES = 4
+"""How often in one window its rates are noted as usual ones."""
+
+
+class Rates(NamedTuple):
+    """What a rank did per second."""
+
+    faults: float
+    switches: float
+    calls: float
+    moved: float
+
+
+FLOORS = Rates(faults=50, switches=20, calls=5, moved=16 << 10)
+"""What is below counts as nothing. Chosen; measured of ranks of torch 2.13 that wait in a gloo
+collective, or sleep: 0.3 switches per second, and none of the others."""
+
+
+class Track:
+    """What one rank did in the last window, and what it usually does."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._looks: deque[tuple[float, Reading]] = deque()
+        self._pasts: deque[Rates] = deque(maxlen=_PASTS)
+        self._noted_s: float | None = None
+
+    def add(self, now_s: float, reading: Reading) -> None:
+        """One more look."""
+        if self._looks and self._looks[-1][1].started != reading.started:
+            self.forget()
+            self._pasts.clear()
+            self._noted_s = None
+        self._looks.append((now_s, reading))
+        while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:  # noqa: PLR2004
+            self._looks.popleft()
+        self._note(now_s)
+
+    def _note(self, now_s: float) -> None:
+        rates = self.rates
+        if rates is None:
+            return
+        if self._noted_s is None:
+            # The first window is the start: it imports, which nothing later comes up to.
+            self._noted_s = now_s
+        elif now_s - self._noted_s >= self._window_s / _STRIDES:
+            self._pasts.append(rates)
+            self._noted_s = now_s
+
+    def forget(self) -> None:
+        """After a pause of ours: the looks before it say nothing of what lies between."""
+        self._looks.clear()
+
+    def learn(self) -> None:
+        """What it does now is usual: somebody looked closely, and it gets on."""
+        rates = self.rates
+        self._pasts.clear()
+        if rates:
+            self._pasts.append(rates)
+
+    @property
+    def rates(self) -> Rates | None:
+        """Of the last window; None until there is a whole one."""
+        if not self._looks:
+            return None
+        (then_s, then), (now_s, now) = self._looks[0], self._looks[-1]
+        if now_s - then_s < self._window_s:
+            return None
+        return Rates(
+            *(
+                (getattr(now, field) - getattr(then, field)) / (now_s - then_s)
+                for field in Rates._fields
+            )
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it did next to nothing for a whole window."""
+        rates = self.rates
+        return rates is not None and all(
+            rate <= max(floor, QUIET_SHARE * usual)
+            for rate, floor, usual in zip(rates, FLOORS, self._usual(), strict=True)
+        )
+
+    def _usual(self) -> Rates:
+        if not self._pasts:
+            return Rates(0, 0, 0, 0)
+        return Rates(*(sorted(one)[len(one) // 2] for one in zip(*self._pasts, strict=True)))
+
+
+def stalled(tracks: Iterable[Track]) -> bool:
+    """Whether it is time to look: at least half of the ranks here were quiet for the window.
+
+    Half, as one rank that works on alone (an evaluation, a checkpoint, an endless loop) keeps all
+    others waiting, and of two ranks that is one.
+    """
+    quiet = [track.quiet for track in tracks]
+    return bool(quiet) and 2 * sum(quiet) >= len(quiet)
+
 
 _PERIOD_S = 5.0
 _LOOKS = 20
@@ -34,7 +168,7 @@ _ENDS_S = 60.0
 
 EXAMINE_S = 90.0
 FOUND, PROGRESSES, NOBODY = 0, 3, 5
-"""Exit codes of `preflight.watching.examine`."""
+"""Exit codes of `preflight.hang.watch.examine`."""
 
 
 class Watcher:
@@ -147,7 +281,7 @@ class Watcher:
 
     def _examine(self) -> None:
         self._asked_s = None
-        words = ["preflight.watching.examine", str(self._launch), str(self.stalls + 1)]
+        words = ["preflight.hang.watch.examine", str(self._launch), str(self.stalls + 1)]
         words += [str(self._folder or ""), *self._others]
         self._errand = Errand(self._children, words, EXAMINE_S)
 

@@ -6,7 +6,7 @@ import math
 import os
 import time
 
-from sweep import gpu_counters, rail_nic, starvation
+from sweep import clocks, counters, transports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Bench:
 
     def bus_id(self) -> str:
         """The PCI address of a GPU as sysfs spells it; "" where nobody tells."""
-        return rail_nic.bus_id(self.torch, self.device.index, _by_nvml) or ""
+        return transports.bus_id(self.torch, self.device.index, _by_nvml) or ""
 
     def empty(self, count: int, dtype: Any) -> Any:
         """A buffer on the device."""
@@ -71,7 +71,7 @@ class Bench:
 
 
 def _by_nvml(uuid: str) -> str | None:
-    return gpu_counters.Gpus().bus_id(uuid)  # it may hang, as all that this process does
+    return counters.Gpus().bus_id(uuid)  # it may hang, as all that this process does
 
 
 def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
@@ -89,11 +89,11 @@ class Waited:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._before = starvation.waited_s(os.getpid())
+        self._before = clocks.waited_s(os.getpid())
 
     def share(self) -> float:
         """Since this was made, of the thread that waited most; 0 where the kernel tells nothing."""
         elapsed_s = max(1e-3, time.monotonic() - self._began)
-        now = starvation.waited_s(os.getpid())
+        now = clocks.waited_s(os.getpid())
         most = max((now[name] - self._before.get(name, 0.0) for name in now), default=0.0)
         return round(min(1.0, max(0.0, most / elapsed_s)), 4)

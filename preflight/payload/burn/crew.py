@@ -5,15 +5,159 @@ A GPU that hangs holds up the others of its node for that phase's deadline, and 
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import time
 
-from . import device, worker
+from sweep import clocks, lifeline, lines
+from sweep.cuda import NoCuda
+from sweep.plan import short
+
+from . import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+
+if TYPE_CHECKING:
+    Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
+
+_UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+_TRIES = 3
+_KILLED_S = 10.0
+"""For a killed process to be gone: the driver ends its kernels and gives its memory back first."""
+
+
+class Answer:
+    """What came of one order; `how` is "hung", "died", "error" or "held" where it is the last."""
+
+    def __init__(
+        self,
+        events: list[dict[str, Any]] | None = None,
+        *,
+        how: str = "",
+        error: str = "",
+        starved: bool = False,
+    ) -> None:
+        self.events = events or []
+        self.how = how
+        self.error = error
+        self.starved = starved
+
+
+class Worker:
+    """One forked process, its orders and its answers. OSError if none comes up.
+
+    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
+    hangs in one of them would be taken for a hung GPU. It is replaced.
+    """
+
+    def __init__(self, name: str, serve: Serve) -> None:
+        for _ in range(_TRIES):
+            self._start(name, serve)
+            if select.select([self._answers.descriptor], [], [], _UP_S)[0]:
+                try:
+                    if self._answers.next(_UP_S) is not None:
+                        return
+                except TimeoutError:
+                    pass
+            self.end(kill=True)
+        raise OSError(f"none of {_TRIES} processes came up")
+
+    def _start(self, name: str, serve: Serve) -> None:
+        orders, ordering = os.pipe()
+        answers, answering = os.pipe()
+        agent = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            _work(agent, name, serve, orders, answering)
+        os.close(orders)
+        os.close(answering)
+        self._orders = ordering
+        self._answers = lines.Reader(answers)
+        self._waited: dict[str, float] = {}
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Give an order; OSError if nobody is there to read it."""
+        self._waited = clocks.waited_s(self.pid)
+        lines.write(self._orders, order)
+
+    def answer(self, ends: float, limit_s: float) -> Answer:
+        """Wait for what came of the order until `ends`; a process that is late is ended."""
+        try:
+            said = self._answers.next(max(0.0, ends - time.monotonic()))
+        except TimeoutError:
+            excuse = clocks.excuse(self._waited, self.pid, limit_s)
+            left = self.end(kill=True)
+            error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{left}"
+            return Answer(how="hung", error=error, starved="for a CPU" in excuse)
+        if said is None:
+            return Answer(how="died", error=self.end() or "its process ended by itself")
+        if "failed" in said:
+            self.end()
+            return Answer(said["events"], how=said["how"], error=said["failed"])
+        return Answer(said["events"])
+
+    def let_go(self) -> None:
+        """Give no more orders: it ends by itself."""
+        for descriptor in (self._orders, self._answers.descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._orders = self._answers.descriptor = -1
+
+    def end(self, *, kill: bool = False) -> str:
+        """End it and say how it had ended by itself; never waits for ever, as in D state."""
+        self.let_go()
+        status = None if kill else lifeline.reaped(self.pid, lifeline.EXIT_S)
+        if status is not None:
+            return _how(status)
+        os.kill(self.pid, signal.SIGKILL)
+        if lifeline.reaped(self.pid, _KILLED_S) is not None:
+            return ""
+        return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
+
+
+def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> None:
+    """The life of the process itself. Never returns."""
+    try:
+        lifeline.die_with_parent(agent, name[:15])
+        lifeline.default_signals()
+        lifeline.let_go_of_the_wire()
+        lifeline.close_all_but({orders, answering})
+        lines.write(answering, {"up": True})
+        reader = lines.Reader(orders)
+
+        def say(events: list[dict[str, Any]]) -> None:
+            lines.write(answering, {"events": events})
+
+        def fail(how: str, error: str) -> None:
+            lines.write(answering, {"events": [], "how": how, "failed": error})
+
+        try:
+            serve(lambda: reader.next(None), say)
+        except NoCuda as error:
+            fail("held" if error.held else "error", str(error))
+        except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
+            fail("error", f"{type(error).__name__}: {short(error)}")
+    finally:
+        os._exit(0)  # no destructor of torch or CUDA may keep us
+
+
+def _how(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"its process was killed by {signal.Signals(number).name}"
+        except ValueError:  # a real-time signal
+            return f"its process was killed by signal {number}"
+    code = os.WEXITSTATUS(status)
+    return f"its process ended by itself with status {code}" if code else ""
+
+
+if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
     Sides = list[tuple[int, list[int]]]
 
@@ -26,11 +170,11 @@ class Crew:
     ) -> None:
         self._limits = plan["limit_s"]
         self._emit = emit
-        self._alive: dict[int, worker.Worker] = {}
+        self._alive: dict[int, Worker] = {}
         for index in range(count):
             work = device.Work(kind, index, plan, sides)
             try:
-                self._alive[index] = worker.Worker(f"preflight-{kind}{index}", work.serve)
+                self._alive[index] = Worker(f"preflight-{kind}{index}", work.serve)
             except OSError as error:
                 self._lose(index, "open", "error", str(error))
 

@@ -3,27 +3,199 @@
 from __future__ import annotations
 
 import os
+import time
 
 from probe import sysfs
 from probe.text import clean
 from sweep import cuda
 
-from . import copies, gemm, integrity, launch, sustained
-from .bench import Bench, Waited
+from . import integrity
+from .bench import Bench, Waited, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+
+MIB = 1 << 20
+
+
+def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """GB/s (1e9) of a copy within the device's memory; each byte is read once and written once."""
+    size = how["mib"] * MIB
+    one = bench.empty(size // 4, bench.torch.int32).fill_(1)
+    other = bench.torch.empty_like(one)
+    seconds = bench.samples(lambda: other.copy_(one), how)
+    return [reading("memory_gbs", [2 * size / each / 1e9 for each in seconds])]
+
+
+def across(
+    bench: Bench, how: dict[str, Any], sides: list[tuple[int, list[int]]]
+) -> list[dict[str, Any]]:
+    """GB/s to the device and back, with host memory of each NUMA side in turn.
+
+    The host's buffers are pinned, and written first by a CPU of their side. All are kept until the
+    end: torch would hand a freed one out again, on whatever side it was.
+    """
+    size = how["mib"] * MIB
+    own = bench.empty(size, bench.torch.uint8).fill_(1)
+    before = os.sched_getaffinity(0)
+    kept, events = [], []
+    try:
+        for side, cpus in sides:
+            os.sched_setaffinity(0, cpus)
+            host = bench.torch.empty(size, dtype=bench.torch.uint8, pin_memory=own.is_cuda)
+            host.fill_(2)
+            kept.append(host)
+            for measure, to, source in (("h2d_gbs", own, host), ("d2h_gbs", host, own)):
+                seconds = bench.samples(_copying(to, source), how)
+                rates = [size / each / 1e9 for each in seconds]
+                events.append(reading(measure, rates, side=side))
+    finally:
+        os.sched_setaffinity(0, before)
+    return events
+
+
+def _copying(to: Any, source: Any) -> Callable[[], object]:
+    return lambda: to.copy_(source, non_blocking=True)
+
+
+def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """TFLOPS of an n x n x n product of random numbers, 2 n^3 operations each."""
+    torch, n = bench.torch, how["n"]
+    torch.manual_seed(1)  # numbers decide how much power a product takes: the same for all
+    one = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
+    other = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
+    out = torch.empty_like(one)
+    seconds = bench.samples(lambda: torch.mm(one, other, out=out), how)
+    return [reading("gemm_tflops", [2 * n**3 / each / 1e12 for each in seconds])]
+
+
+def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """Microseconds of launching and waiting; each sample is the median of many."""
+    number = bench.torch.zeros(1, device=bench.device)
+
+    def once() -> None:
+        number.add_(1)
+
+    for _ in range(how["launches"]):
+        once()
+    samples = []
+    for _ in range(how["samples"]):
+        each = sorted(bench.seconds(once, 1) for _ in range(how["launches"]))
+        samples.append(each[len(each) // 2] * 1e6)
+    return [reading("launch_us", samples)]
+
+
+# nvml.h: nvmlClocksEventReason*
+_REASONS = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+
+
+class Gauge:
+    """NVML on one GPU, found by its PCI address; tells nothing where there is no NVML."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._lib: Any = None
+        self._handle: Any = None
+        if bench.kind != "cuda":
+            return
+        address = bench.bus_id()
+        if not address:
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode("ascii"))
+            self._lib = pynvml
+        except Exception:  # noqa: BLE001 - no library, no module, NVML's own errors: no clocks
+            return
+
+    def look(self, at_s: float) -> dict[str, Any] | None:
+        """One look, `at_s` seconds into the load; None without NVML, a value of it if refused."""
+        if self._lib is None:
+            return None
+        lib = self._lib
+        reasons = self._ask("CurrentClocksEventReasons")
+        if reasons is None:  # the older name
+            reasons = self._ask("CurrentClocksThrottleReasons")
+        milliwatts = self._ask("PowerUsage")
+        held = None if reasons is None else [n for bit, n in _REASONS.items() if reasons & bit]
+        return {
+            "at_s": round(at_s, 3),
+            "sm_mhz": self._ask("ClockInfo", lib.NVML_CLOCK_SM),
+            "memory_mhz": self._ask("ClockInfo", lib.NVML_CLOCK_MEM),
+            "celsius": self._ask("Temperature", lib.NVML_TEMPERATURE_GPU),
+            "watts": None if milliwatts is None else milliwatts / 1000,
+            "reasons": held,
+        }
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        """Return what NVML answers; None for any refusal, and for a function it does not have."""
+        try:
+            return getattr(self._lib, "nvmlDeviceGet" + what)(self._handle, *given)
+        except (self._lib.NVMLError, AttributeError):
+            return None
+
+
+_MOST_WINDOWS = 2000
+
+
+def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """Multiply for `seconds`: TFLOPS of each window, the clocks in the middle of it, the bits.
+
+    The clocks are read while the device has work queued: an idle GPU says nothing about heat.
+    """
+    torch, n = bench.torch, how["n"]
+    one, other = integrity.small(bench, n, n, 4), integrity.small(bench, n, n, 5)
+    right = torch.mm(one, other)
+    out = torch.empty_like(right)
+
+    def work() -> None:
+        torch.mm(one, other, out=out)
+
+    gauge = Gauge(bench)
+    rates: list[float] = []
+    looks, wrong, first = [gauge.look(0.0)], 0, ""
+    times = bench.times(work, how["window_s"])
+    began = time.perf_counter()
+    while time.perf_counter() - began < how["seconds"] and len(rates) < _MOST_WINDOWS:
+        bench.sync()
+        at = time.perf_counter()
+        for _ in range(times):
+            work()
+        if bench.kind == "cuda":
+            looks.append(gauge.look(at - began))
+        bench.sync()
+        rates.append(times * 2 * n**3 / (time.perf_counter() - at) / 1e12)
+        if not torch.equal(out, right):
+            row, column = integrity.place_of(out, right)
+            first = first or f"element {row},{column} after {at - began:.1f} s"
+            wrong += 1
+    seen = [each for each in looks if each is not None]
+    events = [reading("sustained_tflops", rates), {"event": "clocks", "looks": seen}]
+    digest = integrity.digest_of(bench, right) if bench.kind == "cuda" else ""
+    size = f"{n}x{n}"
+    events.append(integrity.proof("load", len(rates), wrong, first, digest=digest, size=size))
+    return events
+
+
+if TYPE_CHECKING:
     Order = Callable[[], "dict[str, Any] | None"]
 
 _PHASES = {
-    "gemm": gemm.measure,
-    "memory": copies.inside,
+    "gemm": measure,
+    "memory": inside,
     "integrity": integrity.prove,
-    "launch": launch.measure,
-    "sustained": sustained.measure,
+    "launch": measure_launch,
+    "sustained": measure_sustained,
 }
 
 
@@ -53,7 +225,7 @@ class Work:
             if phase == "open":
                 events = [self._open(bench)]
             elif phase == "pcie":
-                events = copies.across(bench, self._plan[phase], self._sides)
+                events = across(bench, self._plan[phase], self._sides)
             else:
                 events = _PHASES[phase](bench, self._plan[phase])
             share = waited.share()

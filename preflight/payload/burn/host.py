@@ -6,9 +6,12 @@ A DIMM that runs at half speed, or a governor that saves power, slows every data
 from __future__ import annotations
 
 import os
+import re
 import time
 
-from . import worker
+from probe.text import attempt
+
+from . import crew
 from .bench import Bench, Waited, reading
 
 TYPE_CHECKING = False
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+
+if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
 
 MIB = 1 << 20
@@ -28,7 +33,7 @@ def measure(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit: Emit
     for side, cpus in sides:
         error = ""
         try:
-            one = worker.Worker("preflight-host", Work(side, cpus, plan["host"]).serve)
+            one = crew.Worker("preflight-host", Work(side, cpus, plan["host"]).serve)
             one.tell({})
             answer = one.answer(time.monotonic() + limit_s, limit_s)
         except OSError as failure:
@@ -72,3 +77,37 @@ class Work:
         rates = [2 * words * 8 / each / 1e9 for each in copied]
         flops = [2 * n**3 / each / 1e9 for each in multiplied]
         say([reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)])
+
+
+_NODE = re.compile(r"node(\d{1,4})$")
+
+
+def sides(sysfs: str) -> list[tuple[int, list[int]]]:
+    """Each NUMA node with those of its CPUs that this process may use; one side without sysfs."""
+    allowed = os.sched_getaffinity(0)
+    folder = sysfs + "/devices/system/node"
+    found = []
+    for name in _names(folder):
+        match = _NODE.match(name)
+        cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
+        usable = [cpu for cpu in cpus if cpu in allowed]
+        if match and usable:
+            found.append((int(match.group(1)), usable))
+    return sorted(found) or [(0, sorted(allowed))]
+
+
+def expand(cpulist: str) -> list[int]:
+    """The CPUs of a list as sysfs writes it, "0-31,64-95"; none for what is no such list."""
+    cpus: list[int] = []
+    for part in cpulist.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
+    return cpus
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,20 +1,94 @@
-"""Whether a device computes and remembers right, to the bit: silent corruption ruins a model.
+"""Whether a device computes and remembers right, to the bit, by products that are exact.
 
 Two proofs: one exact product, again and again, which must be right by itself and the same each
 time; and patterns over most of the free memory, written, read back, inverted and read back again.
+
+All sums stay within what the format holds, so neither the order of additions nor the kernel that a
+library picks can change a bit. Whatever differs is broken arithmetic, memory or wiring.
 """
 
 from __future__ import annotations
 
-from sweep import pattern
-
-from . import exact
+from sweep import verify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .bench import Bench
+
+
+_ROWS = 1024
+_EXACT_WORD = 2**64
+
+
+def signs(bench: Any, rows: int, columns: int, key: int) -> Any:
+    """A bf16 matrix of +1 and -1 by a fixed pattern: with 256 summands no sum loses a bit."""
+    return (
+        (_words(bench, rows * columns, key) & 1)
+        .mul_(2)
+        .sub_(1)
+        .to(bench.torch.bfloat16)
+        .view(rows, columns)
+    )
+
+
+def small(bench: Any, rows: int, columns: int, key: int) -> Any:
+    """A bf16 matrix of whole numbers from -15 to 16; sums of 8,192 products are below 2^22."""
+    return (
+        (_words(bench, rows * columns, key) & 31)
+        .sub_(15)
+        .to(bench.torch.bfloat16)
+        .view(rows, columns)
+    )
+
+
+def wrong_row(bench: Any, one: Any, other: Any, product: Any) -> int | None:
+    """The first row in which `product` is not one x other; None if all are right.
+
+    After Freivalds: product v = one (other v) for a vector of odd numbers. In float64 all of it is
+    exact, and any single wrong element shows.
+    """
+    double = bench.torch.float64
+    weights = ((_words(bench, other.shape[1], 7) & 0xFFFF) | 1).to(double)
+    inner = _times(bench, other, weights)
+    differs = _times(bench, product, weights) != _times(bench, one, inner)
+    return int(differs.nonzero()[0].item()) if bool(differs.any().item()) else None
+
+
+def digest_of(bench: Any, product: Any) -> str:
+    """16 hex digits of every bit and its place: equal on all devices that computed right."""
+    torch = bench.torch
+    bits = product.contiguous().view(torch.int16).view(-1)
+    total, width = 0, _ROWS * _ROWS
+    for start in range(0, bits.numel(), width):
+        part = bits[start : start + width].to(torch.int64).add_(65537)
+        place = torch.arange(start, start + part.numel(), dtype=torch.int64, device=part.device)
+        total += int(part.mul_(place.mul_(2).add_(1)).sum().item())
+    return f"{total % _EXACT_WORD:016x}"
+
+
+def place_of(wrong: Any, right: Any) -> tuple[int, int]:
+    """(row, column) of the first element that differs."""
+    flat = int((wrong != right).view(-1).nonzero()[0].item())
+    columns = int(wrong.shape[1])
+    return flat // columns, flat % columns
+
+
+def _times(bench: Any, matrix: Any, vector: Any) -> Any:
+    """The product in float64, some rows at a time: the whole would need four times its room."""
+    parts = [
+        matrix[start : start + _ROWS].to(bench.torch.float64) @ vector
+        for start in range(0, matrix.shape[0], _ROWS)
+    ]
+    return bench.torch.cat(parts)
+
+
+def _words(bench: Any, count: int, key: int) -> Any:
+    buffer = bench.empty(count, bench.torch.int32)
+    verify.fill(bench.torch, buffer, verify.key(key, 0, 0))
+    return buffer
+
 
 MIB = 1 << 20
 _WORD = 2**32
@@ -39,20 +113,20 @@ def proof(what: str, rounds: int, wrong: int, first: str = "", **more: Any) -> d
 
 def _product(bench: Bench, how: dict[str, Any]) -> dict[str, Any]:
     torch, n, k = bench.torch, how["n"], how["k"]
-    one, other = exact.signs(bench, n, k, 1), exact.signs(bench, k, n, 2)
+    one, other = signs(bench, n, k, 1), signs(bench, k, n, 2)
     product = torch.mm(one, other)
-    row = exact.wrong_row(bench, one, other, product)
+    row = wrong_row(bench, one, other, product)
     wrong, first = int(row is not None), "" if row is None else f"row {row} of {n} in product 1"
     again = torch.empty_like(product)
     for number in range(2, how["products"] + 1):
         torch.mm(one, other, out=again)
         if not torch.equal(again, product):
-            at = exact.place_of(again, product)
+            at = place_of(again, product)
             got, before = float(again[at].item()), float(product[at].item())
             words = f"element {at[0]},{at[1]} came out as {got:g} in product {number}"
             first = first or f"{words}, before as {before:g}"
             wrong += 1
-    digest = exact.digest(bench, product)
+    digest = digest_of(bench, product)
     size = f"{n}x{k}"
     return proof("product", how["products"], wrong, first, digest=digest, size=size)
 
@@ -66,10 +140,10 @@ def _memory(bench: Bench, how: dict[str, Any]) -> dict[str, Any]:
     wrong, first = 0, ""
     for turn in range(how["patterns"]):
         for place, chunk in enumerate(chunks):
-            pattern.fill(torch, chunk, pattern.key(3, turn, place))
+            verify.fill(torch, chunk, verify.key(3, turn, place))
         for inverted in (False, True):
             for place, chunk in enumerate(chunks):
-                pattern.fill(torch, wanted, pattern.key(3, turn, place))
+                verify.fill(torch, wanted, verify.key(3, turn, place))
                 if inverted:
                     wanted.bitwise_not_()
                 if not torch.equal(chunk, wanted):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 
-from sweep import holder, lifeline, line, lock, torch_facts
+from sweep import cuda, lifeline, lines, lock
 
-from . import crew, host, nic, pairs, topology
+from . import crew, host, nic, pairs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
-    """Serve one burn-in; the events are those of preflight.facts.burned, docs/wire.md."""
+    """Serve one burn-in; the events are those of preflight.facts.burn, docs/wire.md."""
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
-    line.hold(request, read_line, emit)
+    lines.hold(request, read_line, emit)
     lifeline.adopt_orphans()
     held = lock.claim(str(request["name"]))
     if held is None:
-        emit({"event": "busy", "error": holder.words(lock.address(str(request["name"])))[0]})
+        emit({"event": "busy", "error": lock.words(lock.address(str(request["name"])))[0]})
         return
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever CUDA finds fastest
-    found = torch_facts.describe()
+    found = cuda.describe()
     if found["event"] == "no_torch":
         emit(found)
         return
@@ -56,7 +56,7 @@ def _load(
 
     `ends`: when all should be said, by the monotonic clock.
     """
-    sides = topology.sides(sysfs)
+    sides = host.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)
     phases = ["open", *(name for name in (*_TOGETHER, *_IN_TURN) if plan.get(name))]
     beside = [name for name in ("p2p", "host", "nic") if plan.get(name)]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
-from sweep import cuda, pattern
+from sweep import cuda, verify
 
-from . import crew, integrity, worker
+from . import crew, integrity
 from .bench import Bench, reading
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: E
     """Measure pairs in one process, taking each from the list; whether one of them ended it."""
     limit_s = float(plan["limit_s"]["p2p"])
     try:
-        one = worker.Worker("preflight-p2p", Work(kind, plan["p2p"]).serve)
+        one = crew.Worker("preflight-p2p", Work(kind, plan["p2p"]).serve)
     except OSError as error:
         emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
@@ -86,13 +86,13 @@ class Work:
         source, target = Bench(torch, self._kind, a), Bench(torch, self._kind, b)
         words = self._how["mib"] * MIB // 4
         one = source.empty(words, torch.int32)
-        pattern.fill(torch, one, pattern.key(6, a, b))
+        verify.fill(torch, one, verify.key(6, a, b))
         other = target.empty(words, torch.int32).fill_(0)
         both = _Both(source, target)
         seconds = both.samples(lambda: other.copy_(one, non_blocking=True), self._how)
         rates = [words * 4 / each / 1e9 for each in seconds]
         wanted = target.empty(words, torch.int32)
-        pattern.fill(torch, wanted, pattern.key(6, a, b))
+        verify.fill(torch, wanted, verify.key(6, a, b))
         wrong = int((other != wanted).sum().item())
         direct = None
         if self._kind == "cuda":

@@ -1,8 +1,12 @@
-"""Knocks at the other nodes' ports as the job's ranks will, and says in one word how it went."""
+"""Knocks at the other nodes' ports as the job's ranks will, and says in one word how it went.
+
+The nonce itself never crosses the wire, since other listeners may hear what we say.
+"""
 
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 import socket
 import struct
@@ -11,12 +15,43 @@ import time
 
 from probe.text import clean
 
-from . import hello
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+
+_OPENING = b"preflight hello "
+
+OTHER_RUN = b"preflight here " + b"0" * 64 + b"\n"
+"""What another run's node hears, rather than a reset that would look like a firewall's."""
+
+
+def greeting(nonce: str) -> bytes:
+    """Return the line a connecting node says first."""
+    return _OPENING + _mark(nonce, "hello")
+
+
+def reply(nonce: str, node: str) -> bytes:
+    """Return the line with which that node's listener answers."""
+    return b"preflight here " + _mark(nonce, f"here is {node}")
+
+
+def is_preflight(heard: bytes) -> bool:
+    """Whether a wrong greeting is at least one of some preflight run."""
+    return heard.startswith(_OPENING)
+
+
+def same(heard: bytes, expected: bytes) -> bool:
+    """Compare without telling a listener-in how much was right."""
+    return hmac.compare_digest(heard, expected)
+
+
+def _mark(nonce: str, text: str) -> bytes:
+    digest = hmac.new(nonce.encode(), text.encode("utf-8", "replace"), "sha256").hexdigest()
+    return digest.encode("ascii") + b"\n"
+
+
+if TYPE_CHECKING:
     Target = dict[str, Any]
 
 CONNECT_S = 3.0
@@ -104,16 +139,16 @@ def _attempt(target: Target, result: str, error: str, ms: float = 0.0) -> dict[s
 
 def _converse(target: Target, nonce: str) -> None:
     """Connect, greet, hear the reply, and close first: TIME_WAIT stays on this side."""
-    expected = hello.reply(nonce, target["node"])
+    expected = reply(nonce, target["node"])
     address = (target["address"], target["port"])
     with socket.create_connection(address, timeout=CONNECT_S) as taken:
         if taken.getsockname() == taken.getpeername():
             # Linux can connect an ephemeral port to itself when nobody listens there.
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        taken.sendall(hello.greeting(nonce))
+        taken.sendall(greeting(nonce))
         heard = _heard(taken, len(expected))
-    if not hello.same(heard, expected):
+    if not same(heard, expected):
         how = "closed without a word" if not heard else "gave another answer"
         raise _NotOursError(f"somebody else accepted and {how}")
 

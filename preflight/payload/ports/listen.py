@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from . import hello
+from . import connect
 
 HELLO_S = 3.0
 """How long a peer may take to say its greeting, and then to close."""
@@ -35,7 +35,7 @@ class Listeners:
 
     def __init__(self, listening: list[socket.socket], nonce: str, node: str) -> None:
         self._listening = listening
-        self._greeting, self._reply = hello.greeting(nonce), hello.reply(nonce, node)
+        self._greeting, self._reply = connect.greeting(nonce), connect.reply(nonce, node)
         self._peers: dict[int, _Peer] = {}
         self._selector = selectors.DefaultSelector()
         self._stop, self._stopper = os.pipe()
@@ -100,10 +100,10 @@ class Listeners:
             if peer.answered or len(peer.said) > wanted:
                 return self._drop(peer)
             if len(peer.said) == wanted:
-                known = hello.same(peer.said, self._greeting)
-                if not known and not hello.is_preflight(peer.said):
+                known = connect.same(peer.said, self._greeting)
+                if not known and not connect.is_preflight(peer.said):
                     return self._drop(peer)
-                peer.socket.send(self._reply if known else hello.OTHER_RUN)
+                peer.socket.send(self._reply if known else connect.OTHER_RUN)
                 peer.answered, peer.until = True, time.monotonic() + HELLO_S
         except BlockingIOError:
             return None

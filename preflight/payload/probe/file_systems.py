@@ -8,7 +8,7 @@ import time
 
 import children
 
-from . import guard, mountinfo, redact
+from . import guard, redact, sysfs
 from .text import clean, words
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ _NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HID
 class Asked:
     """The file systems of a node, each being looked at by a child of its own."""
 
-    def __init__(self, mounts: list[mountinfo.Mount], began: float) -> None:
+    def __init__(self, mounts: list[sysfs.Mount], began: float) -> None:
         self._until = began + DEADLINE_S
         self._told = chosen(mounts, _paths())
         self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._told]
@@ -64,11 +64,11 @@ class Asked:
         return self._told
 
 
-def chosen(mounts: list[mountinfo.Mount], paths: list[str]) -> list[dict[str, Any]]:
+def chosen(mounts: list[sysfs.Mount], paths: list[str]) -> list[dict[str, Any]]:
     """Return the file systems that matter, without what only a look can tell."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        mount = mountinfo.holding(path, mounts)
+        mount = sysfs.holding(path, mounts)
         if mount is not None:
             found.setdefault(mount.point, _told(mount, mounts))["paths"].append(clean(path))
     shown = {mount.point: mount for mount in mounts}
@@ -88,7 +88,7 @@ def is_shared(kind: str) -> bool:
     return kind in _SERVED or (kind.startswith("fuse") and kind not in (*_LOCAL_FUSE, "fusectl"))
 
 
-def _told(mount: mountinfo.Mount, mounts: list[mountinfo.Mount]) -> dict[str, Any]:
+def _told(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
     shared = is_shared(mount.kind)
     above = [one for one in mounts if one.kind == "autofs"]
     return {
@@ -97,7 +97,7 @@ def _told(mount: mountinfo.Mount, mounts: list[mountinfo.Mount]) -> dict[str, An
         "source": clean(redact.redacted([mount.source])[0]) if shared else "",
         "paths": [],
         "shared": shared,
-        "automounted": any(mountinfo.holding(mount.point, [one]) for one in above),
+        "automounted": any(sysfs.holding(mount.point, [one]) for one in above),
         "read_only": "ro" in mount.options or "ro" in mount.super_options,
         "remounted": "emergency_ro" in mount.super_options
         or ("ro" in mount.super_options and "rw" in mount.options),

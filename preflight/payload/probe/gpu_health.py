@@ -2,15 +2,174 @@
 
 from __future__ import annotations
 
-from . import gpu_fabric, gpu_links
-from .gpu_reader import Reader
+import uuid
+
+from .nvml_calls import Reader
 from .text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .nvml import Nvml
+    from .nvml_calls import Nvml
+
+
+_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
+"""nvmlGpuFabricState_t."""
+
+_COMPLETED = 3
+
+_AGAINST = (
+    (0, "degraded bandwidth"),
+    (2, "route recovery in progress"),
+    (4, "route unhealthy"),
+    (6, "access timeout recovery"),
+)
+"""Where two bits of the health mask say 1 for yes, 2 for no."""
+
+_WRONG_SETUP_AT, _WRONG_SETUP_MASK = 8, 0xF
+_WRONG_SETUP = {
+    2: "incorrect system GUID",
+    3: "incorrect chassis serial number",
+    4: "no partition",
+    5: "insufficient NVLinks",
+    6: "incompatible GPU firmware",
+    7: "invalid location",
+    8: "invalid GPU state",
+}
+
+
+def read_gpu_fabric(reader: Reader) -> None:
+    """Fill the fields `fabric_...`, by the newest form there is."""
+    forms = (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    )
+    info = _filled(reader, "fabric_state", forms)
+    if info is None:
+        return
+    state = _STATES.get(info.state, f"state {info.state}")
+    if info.state == 0:
+        reader.refuse("fabric_state", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
+        return
+    reader.values["fabric_state"] = state
+    reader.values["fabric_status"] = _words(reader, info.status)
+    cluster = _cluster(info)
+    if info.state == _COMPLETED and any(cluster):  # zeros are no domain: NCCL's src/mnnvl.cc
+        reader.values["fabric_domain"] = f"{uuid.UUID(bytes=cluster)}/{info.cliqueId}"
+    reader.values["fabric_trouble"] = _trouble(getattr(info, "healthMask", 0))
+
+
+def sram_threshold(reader: Reader) -> None:
+    """Fill `sram_threshold_exceeded` (R550 and later)."""
+    forms = (("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"),)
+    status = _filled(reader, "sram_threshold_exceeded", forms)
+    if status is not None:
+        reader.values["sram_threshold_exceeded"] = bool(status.bThresholdExceeded)
+
+
+def _filled(reader: Reader, field: str, forms: tuple[tuple[str, str], ...]) -> Any:
+    """Return the first structure that this driver and this pynvml both know; None without one."""
+    import ctypes
+
+    lib = reader.nvml.lib
+    code: int = lib.NVML_ERROR_FUNCTION_NOT_FOUND
+    for call, kind in forms:
+        structure = getattr(lib, kind, None)
+        if structure is None:
+            continue
+        form = structure()
+        reader.nvml.ask_by_name(call, reader.handle, ctypes.byref(form))
+        if reader.nvml.refusal is None:
+            return form
+        code = reader.nvml.refusal
+        if code not in (
+            lib.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            lib.NVML_ERROR_FUNCTION_NOT_FOUND,
+            lib.NVML_ERROR_INVALID_ARGUMENT,
+        ):
+            break
+    reader.refuse(field, code)
+    return None
+
+
+def _cluster(info: Any) -> bytes:
+    """Read the bytes themselves: an array of characters would end at the first zero."""
+    import ctypes
+
+    return ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16)
+
+
+def _words(reader: Reader, status: int) -> str:
+    return "Success" if status == 0 else clean(str(reader.nvml.lib.NVMLError(status)))
+
+
+def _trouble(mask: int) -> list[str]:
+    found = [words for at, words in _AGAINST if mask >> at & 3 == 1]
+    setup = mask >> _WRONG_SETUP_AT & _WRONG_SETUP_MASK
+    return found + ([_WRONG_SETUP[setup]] if setup in _WRONG_SETUP else [])
+
+
+_FIELDS = {
+    "mbps": (164,),
+    "replays": (161,),
+    "recoveries": (162, 215),
+    "crc": (163, 208),
+    "failed_recoveries": (214,),
+}
+"""nvml.h, field ids whose scope is the link: those of NVLink up to 4, then those of NVLink 5."""
+
+_MOST = 2**53
+"""Beyond it is no count: a driver that fails may answer all ones."""
+
+_OLD_COUNTERS = {"replays": (0,), "recoveries": (1,), "crc": (2,)}
+"""nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
+
+
+def read_gpu_links(reader: Reader, known: list[dict[str, Any]] | None) -> None:
+    """Fill `link_errors`, of the links that are up; a GPU without NVLinks lacks it."""
+    links = [each["link"] for each in known or () if each["up"]]
+    if links:
+        _all_at_once(reader, links)
+    elif known:
+        reader.values["link_errors"] = []
+    elif known is not None:
+        reader.refuse("link_errors", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _all_at_once(reader: Reader, links: list[int]) -> None:
+    """Ask for all links in one question, link by link only where that is refused."""
+    asked = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
+    answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asked])
+    found: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
+    codes = set()
+    for (link, name, _), (value, code) in zip(asked, answers):  # noqa: B905 - Python 3.8
+        if code is None and 0 <= value <= _MOST:
+            found[link][name] = max(value, found[link].get(name, 0))
+        elif code is not None:
+            codes.add(code)
+    if all(len(one) == 1 for one in found.values()):
+        codes |= _one_by_one(reader, found)
+    if any(len(one) > 1 for one in found.values()):
+        reader.values["link_errors"] = list(found.values())
+    else:
+        reader.refuse("link_errors", min(codes, default=reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED))
+
+
+def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> set[int]:
+    codes = set()
+    for link, one in found.items():
+        for name, (kind,) in _OLD_COUNTERS.items():
+            value = reader.nvml.ask_by_name(
+                "nvmlDeviceGetNvLinkErrorCounter", reader.handle, link, kind
+            )
+            if value is not None:
+                one[name] = value
+            elif reader.nvml.refusal is not None:
+                codes.add(reader.nvml.refusal)
+    return codes
+
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _CLOCK_REASONS = {
@@ -56,8 +215,8 @@ def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[st
     _heat_and_power(reader)
     _pcie(reader)
     _recovery(reader)
-    gpu_links.read(reader, links)
-    gpu_fabric.read(reader)
+    read_gpu_links(reader, links)
+    read_gpu_fabric(reader)
     return reader.document()
 
 
@@ -96,7 +255,7 @@ def _memory_errors(reader: Reader) -> None:
     reader.take("ecc_aggregate_uncorrected", total, _UNCORRECTED, _AGGREGATE)
     counter = "nvmlDeviceGetMemoryErrorCounter"
     reader.take("sram_aggregate_uncorrected", counter, _UNCORRECTED, _AGGREGATE, _SRAM)
-    gpu_fabric.sram_threshold(reader)
+    sram_threshold(reader)
     rows = "nvmlDeviceGetRemappedRows"
     names = ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
     answer = reader.nvml.ask_by_name(rows, reader.handle)

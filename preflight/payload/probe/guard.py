@@ -17,7 +17,7 @@ import time
 
 import children
 
-from . import procfs, stat
+from . import procfs
 from .text import words
 
 TYPE_CHECKING = False
@@ -197,7 +197,7 @@ class Child:
 
     def _state(self) -> str:
         """Its state in /proc/PID/stat; that of a stopped one where somebody froze it."""
-        its = stat.look(self.pid)
+        its = procfs.look(self.pid)
         frozen = its is not None and procfs.wchan(self.pid) in _FREEZERS
         return "T" if frozen else its.state if its is not None else ""
 

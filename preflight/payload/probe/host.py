@@ -3,25 +3,473 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import time
 
-from . import (
-    file_systems,
-    guard,
-    host_cgroup,
-    host_container,
-    host_limits,
-    host_load,
-    host_memory,
-    host_stack,
-    mountinfo,
-)
-from .text import words
+import children
+
+from . import file_systems, guard, procfs, sysfs
+from .processes import ancestors
+from .procfs import TICKS, Users
+from .sysfs import attempt_lines, keyed, lines, numbered, whole
+from .text import attempt, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+_NO_LIMIT = 1 << 60
+"""Bytes: version 1 writes "none" as the largest number of pages."""
+
+_MIB = 1 << 20
+
+
+def read_cgroup(mounts: list[sysfs.Mount]) -> dict[str, Any]:
+    """Return `Cgroup`: the least that any group on the way down to ours grants."""
+    cpus, memory, pids = [], [], []
+    for folder in _folders(sysfs.lines("/proc/self/cgroup"), mounts):
+        cpus += [quota_v2(_first(folder, "cpu.max")), _quota_v1(folder)]
+        memory += [_bytes(_first(folder, name)) for name in ("memory.max", "memory.limit_in_bytes")]
+        pids += [_whole(_first(folder, "pids.max"))]
+    least = _least(memory)
+    return {
+        "cpus": _least(cpus),
+        "memory_mib": None if least is None else int(least) // _MIB,
+        "pids": _least(pids),
+    }
+
+
+def _folders(own: list[str], mounts: list[sysfs.Mount]) -> list[str]:
+    """Return the folders of our groups and of all above them, for both versions."""
+    found: list[str] = []
+    for line in own:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for mount in mounts:
+            if mount.kind == ("cgroup" if controllers else "cgroup2") and (
+                not controllers or set(controllers.split(",")) & set(mount.super_options)
+            ):
+                found += _upwards(mount, path)
+                break
+    return found
+
+
+def _upwards(mount: sysfs.Mount, path: str) -> list[str]:
+    """Our group in this mount, and those above it that the mount shows."""
+    below = path[len(mount.root) :] if path.startswith(mount.root.rstrip("/") + "/") else path
+    parts = [part for part in below.split("/") if part and part != ".."]
+    folders = [
+        "/".join([mount.point.rstrip("/"), *parts[:depth]]) for depth in range(len(parts) + 1)
+    ]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _first(folder: str, name: str) -> str:
+    found = sysfs.attempt_lines(f"{folder}/{name}")
+    return found[0] if found else ""
+
+
+def quota_v2(text: str) -> float | None:
+    """Read cpu.max, "200000 100000" or "max 100000": CPUs; None for no limit."""
+    quota, _, period = text.partition(" ")
+    try:
+        return round(int(quota) / int(period), 3)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_v1(folder: str) -> float | None:
+    quota = _whole(_first(folder, "cpu.cfs_quota_us"))
+    period = _whole(_first(folder, "cpu.cfs_period_us"))
+    return round(quota / period, 3) if quota and period and quota > 0 else None
+
+
+def _bytes(text: str) -> int | None:
+    number = _whole(text)
+    return None if number is None or number >= _NO_LIMIT else number
+
+
+def _whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _least(found: list[Any]) -> Any:
+    return min((each for each in found if each is not None), default=None)
+
+
+_FIRST_PROCESS_TABLE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel: the machine's own, on every machine."""
+
+_FILES = {
+    "/var/run/secrets/kubernetes.io": "kubernetes",
+    "/.dockerenv": "docker",
+    "/run/.containerenv": "podman",
+    "/.singularity.d": "apptainer",
+}
+_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "apptainer",
+}
+_INITS = ("init", "systemd")
+_HIDE_PID = {"hidepid=2", "hidepid=4", "hidepid=invisible", "hidepid=ptraceable"}
+_GROUPS = re.compile(r"/(kubepods|docker|libpod|lxc)\b")
+_NAMES = {"kubepods": "kubernetes", "libpod": "podman"}
+
+
+def read_container(mounts: list[sysfs.Mount]) -> dict[str, Any]:
+    """Return `Container`."""
+    return {"kind": _kind(), "hidden_by": _hidden_by(mounts)}
+
+
+def _hidden_by(mounts: list[sysfs.Mount]) -> str | None:
+    """Say what keeps others' processes from us; "" for nothing, None if it cannot be told.
+
+    Who runs an init of its own is a machine of its own: nothing is missing there.
+    """
+    proc = sysfs.holding("/proc", mounts)
+    if proc is not None and os.geteuid() and _HIDE_PID.intersection(proc.super_options):
+        return "hidepid"
+    try:
+        if os.readlink("/proc/self/ns/pid") == _FIRST_PROCESS_TABLE:
+            return ""
+    except OSError:
+        return None
+    return "" if attempt("/proc/1/comm") in _INITS else "process table"
+
+
+def _kind() -> str:
+    for variable, kind in _VARIABLES.items():
+        if variable in os.environ:
+            return kind
+    for path, kind in _FILES.items():
+        if os.path.exists(path):
+            return kind
+    group = _GROUPS.search("\n".join(attempt_lines("/proc/1/cgroup")))
+    if group:
+        return _NAMES.get(group.group(1), group.group(1))
+    return attempt("/run/systemd/container")
+
+
+def clock_kept() -> bool | None:
+    """Whether the kernel counts its clock as kept in step; None where it may not be asked."""
+    import ctypes
+
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
+    return None if state < 0 else state != _TIME_ERROR
+
+
+_TIME_ERROR = 5
+"""adjtimex(2): nobody has set it in step for long enough."""
+
+
+UNLIMITED = -1
+
+_LAUNCHERS = ("slurmd", "pbs_mom")
+"""Jobs are started below these; sshd is not among them."""
+
+_MOST = 1 << 62
+"""What the document can hold, and nobody has."""
+
+_IPC_LOCK = 14
+"""CAP_IPC_LOCK of capabilities(7): no limit on locked memory."""
+
+_ALL_IDS = ["0", "0", "4294967295"]
+"""The uid_map of the machine's own user namespace; in another, capabilities lock nothing."""
+
+
+def own() -> dict[str, int]:
+    """Return `Limits` of this process."""
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _limits(*memlock, *nofile)
+
+
+def locks_any() -> bool:
+    """Whether this process may lock memory beyond its limit."""
+    effective = int(keyed(lines("/proc/self/status"))["CapEff"], 16)
+    return bool(effective >> _IPC_LOCK & 1) and lines("/proc/self/uid_map")[0].split() == _ALL_IDS
+
+
+def launchers() -> list[dict[str, Any]]:
+    """Return every scheduler's daemon of this node with its limits."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        name = "".join(attempt_lines(f"/proc/{pid}/comm"))
+        if name in _LAUNCHERS and procfs.is_daemon(int(pid), name):
+            limits = parse(attempt_lines(f"/proc/{pid}/limits"))
+            if limits is not None:
+                found.append({"name": clean(name), "pid": int(pid), "limits": limits})
+    return found[:8]
+
+
+def parse(found: list[str]) -> dict[str, int] | None:
+    """Read /proc/PID/limits; None where a limit that we need is not there."""
+    words = {
+        name: line[len(name) :].split()[:2]
+        for line in found
+        for name in ("Max locked memory", "Max open files")
+        if line.startswith(name)
+    }
+    try:
+        memlock, nofile = _pair(words["Max locked memory"]), _pair(words["Max open files"])
+    except (LookupError, ValueError):
+        return None
+    return _limits(*memlock, *nofile)
+
+
+def _pair(words: list[str]) -> tuple[int, int]:
+    soft, hard = (UNLIMITED if word == "unlimited" else int(word) for word in words)
+    return soft, hard
+
+
+def _limits(memlock: int, memlock_hard: int, nofile: int, nofile_hard: int) -> dict[str, int]:
+    limits = {
+        "memlock": memlock,
+        "memlock_hard": memlock_hard,
+        "nofile": nofile,
+        "nofile_hard": nofile_hard,
+    }
+    return {name: min(limit, _MOST) for name, limit in limits.items()}
+
+
+MOST = 3
+"""Processes named."""
+
+_DOORS = (
+    b"systemd",
+    b"init",
+    b"sshd",
+    b"sshd-session",
+    b"slurmstepd",
+    b"slurmd",
+    b"cron",
+    b"crond",
+)
+"""Where a login or a job begins: what runs beside it below these is somebody else's."""
+
+_LEAST = 15
+"""Fields of a stat line after the name, up to the children's times."""
+
+
+class Look:
+    """How much CPU time every process had used at one moment; kernel threads are no one's."""
+
+    def __init__(self) -> None:
+        self.at_s = _now()
+        self.used: dict[tuple[int, int], float] = {}
+        self.names: dict[int, bytes] = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            self._take(int(name))
+
+    def _take(self, pid: int) -> None:
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+                _, _, rest = file.read(4096).partition(b"(")
+        except OSError:
+            return
+        comm, _, rest = rest.rpartition(b") ")
+        fields = rest.split()
+        if len(fields) > _LEAST + 4 and not int(fields[6]) & 0x00200000:
+            self.names[pid] = comm
+            self.used[pid, int(fields[19])] = (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def read_load(before: Look, run_pid: int) -> dict[str, Any]:
+    """Return `Load` since that look, without what belongs to this run or its login."""
+    after = Look()
+    seconds = max(after.at_s - before.at_s, 1 / TICKS)
+    ours = _ours(run_pid, after.names)
+    shares = [
+        (spent / seconds, pid)
+        for (pid, start), used in after.used.items()
+        if pid not in ours
+        for spent in [used - before.used.get((pid, start), used)]
+        if spent > 0
+    ]
+    return {
+        "cpus_allowed": len(os.sched_getaffinity(0)),
+        "one_minute": float(sysfs.lines("/proc/loadavg")[0].split()[0]),
+        "foreign_cpus": round(sum(share for share, _ in shares), 2),
+        "looked_s": round(seconds, 3),
+        "busiest": [_worker(pid, share, after) for share, pid in sorted(shares)[: -MOST - 1 : -1]],
+    }
+
+
+def _worker(pid: int, share: float, look: Look) -> dict[str, Any]:
+    users = Users(patient=False)
+    try:
+        user = users.name(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        user = "?"
+    return {
+        "pid": pid,
+        "name": clean(look.names[pid]),
+        "user": clean(user),
+        "cpus": round(share, 2),
+    }
+
+
+def _ours(run_pid: int, names: dict[int, bytes]) -> set[int]:
+    """Name this run, what it was started from up to the door it came in by, and all below that."""
+    top = run_pid
+    for pid in ancestors(run_pid):
+        if names.get(pid) in _DOORS:
+            break
+        top = pid
+    return {top, *children.below(top), *ancestors(run_pid)}
+
+
+def _now() -> float:
+    import time
+
+    return time.monotonic()
+
+
+_KIB = 1024
+_SOME = re.compile(r"^some avg10=([\d.]+)")
+
+
+def read_memory() -> dict[str, Any]:
+    """Return `Memory`; LookupError or ValueError where /proc/meminfo is not what it should be."""
+    return parse_memory(lines("/proc/meminfo"), attempt_lines("/proc/pressure/memory"))
+
+
+def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
+    """Read /proc/meminfo and /proc/pressure/memory."""
+    known = {name: value.split() for name, value in keyed(meminfo).items()}
+
+    def mib(name: str) -> int:
+        return int(known[name][0]) // _KIB if name in known else 0
+
+    huge_pages = int(known.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize")
+    stalled = _SOME.match(pressure[0]) if pressure else None
+    return {
+        "total_mib": int(known["MemTotal"][0]) // _KIB,
+        "available_mib": int(known["MemAvailable"][0]) // _KIB,
+        "swap_used_mib": max(0, mib("SwapTotal") - mib("SwapFree")),
+        "shared_mib": mib("Shmem"),
+        "huge_pages_mib": huge_pages,
+        "stalled_percent": min(100.0, float(stalled.group(1))) if stalled else None,
+    }
+
+
+def edac(root: str) -> dict[str, Any]:
+    """Return `Edac`; OSError or ValueError where a counter that is there cannot be read."""
+    folder = root + "/devices/system/edac/mc"
+    found: list[dict[str, Any]] = []
+    watched = 0
+    for controller in numbered(folder, r"mc\d+"):
+        dimms = _dimms(f"{folder}/{controller}", controller)
+        watched += len(dimms)
+        found += [*dimms, _rest(f"{folder}/{controller}", controller, dimms)]
+    errors = [one for one in found if one["corrected"] or one["uncorrected"]]
+    errors.sort(key=lambda one: (-one["uncorrected"], -one["corrected"]))
+    return {"watched": watched, "errors": errors[:256]}
+
+
+def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
+    counted_s = _counted_s(folder)
+    return [
+        {
+            "name": attempt(f"{folder}/{dimm}/dimm_label") or clean(f"{controller}/{dimm}"),
+            "corrected": whole(f"{folder}/{dimm}/dimm_ce_count"),
+            "uncorrected": whole(f"{folder}/{dimm}/dimm_ue_count"),
+            "counted_s": counted_s,
+        }
+        for dimm in numbered(folder, r"(?:dimm|rank)\d+")
+    ]
+
+
+def _rest(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the controller counted beyond its DIMMs: old drivers know rows only, or no place."""
+    told = {
+        kind: whole(f"{folder}/{name}_count") - sum(one[kind] for one in dimms)
+        for kind, name in (("corrected", "ce"), ("uncorrected", "ue"))
+    }
+    return {
+        "name": clean(f"{controller}, no DIMM named"),
+        "corrected": max(0, told["corrected"]),
+        "uncorrected": max(0, told["uncorrected"]),
+        "counted_s": _counted_s(folder),
+    }
+
+
+def _counted_s(folder: str) -> float | None:
+    seconds = attempt(folder + "/seconds_since_reset")
+    return float(seconds) if seconds.isdigit() else None
+
+
+_ENOUGH = 4096
+"""Bytes of /proc/cpuinfo that hold the first CPU: all of it takes long on a large machine."""
+
+
+def read_stack(root: str) -> dict[str, Any]:
+    """Return `Stack`; what a machine does not tell is "" or 0."""
+    return {
+        "os": system(sysfs.attempt_lines("/etc/os-release")),
+        "libc": _libc(),
+        "architecture": clean(os.uname().machine),
+        "cpu": cpu(sysfs.lines("/proc/cpuinfo", _ENOUGH)),
+        "cpus_online": sysfs.cpus_in(attempt(root + "/devices/system/cpu/online")),
+        "product": attempt(root + "/class/dmi/id/product_name"),
+        "bios": attempt(root + "/class/dmi/id/bios_version"),
+    }
+
+
+def serial(root: str) -> str | None:
+    """Return the serial number of the machine, which only root may read on most; None without."""
+    names = ("product_serial", "board_serial")
+    return next(filter(None, (attempt(f"{root}/class/dmi/id/{name}") for name in names)), None)
+
+
+def system(found: list[str]) -> str:
+    """Return PRETTY_NAME of os-release(5); "" without one."""
+    for line in found:
+        name, _, value = line.partition("=")
+        if name.strip() == "PRETTY_NAME":
+            return clean(value.strip().strip("\"'"))
+    return ""
+
+
+def cpu(found: list[str]) -> str:
+    """Return what kind of CPU it is: its name on x86, implementer and part on Arm."""
+    known = sysfs.keyed(found)
+    if "model name" in known:
+        return clean(known["model name"])
+    words = (
+        f"{name[4:]} {known[name]}" for name in ("CPU implementer", "CPU part") if name in known
+    )
+    return clean(" ".join(words))
+
+
+def _libc() -> str:
+    try:
+        return clean(os.confstr("CS_GNU_LIBC_VERSION") or "")
+    except (ValueError, OSError):
+        return ""  # musl knows no such name
+
+
+def governors(root: str) -> list[dict[str, Any]]:
+    """Return every `Governor`; [] where the kernel steers no frequencies."""
+    folder = root + "/devices/system/cpu/cpufreq"
+    counted: dict[tuple[str, str], int] = {}
+    for policy in sysfs.numbered(folder, r"policy\d+"):
+        words = (attempt(f"{folder}/{policy}/scaling_{word}") for word in ("governor", "driver"))
+        name, driver = words
+        cpus = len(attempt(f"{folder}/{policy}/affected_cpus").split()) or 1
+        counted[name, driver] = counted.get((name, driver), 0) + cpus
+    return [
+        {"name": name, "driver": driver, "cpus": cpus}
+        for (name, driver), cpus in sorted(counted.items())
+    ][:64]
+
 
 LOOK_S = 0.2
 """For who computes here, two looks this far apart."""
@@ -36,7 +484,7 @@ class Machine:
         self._files: file_systems.Asked | None = None
         self._asked = guard.spawn(read, root, os.getpid())
         try:
-            self._files = file_systems.Asked(mountinfo.read(), began)
+            self._files = file_systems.Asked(sysfs.read(), began)
         except OSError as error:
             self._problems.append(f"file systems: {words(error)}")
 
@@ -68,23 +516,23 @@ class Machine:
 def read(root: str, run_pid: int) -> dict[str, Any]:
     """Return every part but the file systems, and what went wrong with which."""
     problems: list[str] = []
-    before = host_load.Look()
+    before = Look()
     parts: dict[str, Callable[[], Any]] = {
-        "limits": host_limits.own,
-        "locks_any": host_limits.locks_any,
-        "launchers": host_limits.launchers,
-        "stack": lambda: host_stack.read(root),
-        "serial": lambda: host_stack.serial(root),
-        "governors": lambda: host_stack.governors(root),
-        "memory": host_memory.read,
-        "edac": lambda: host_memory.edac(root),
-        "cgroup": lambda: host_cgroup.read(mountinfo.read()),
-        "container": lambda: host_container.read(mountinfo.read()),
-        "clock_kept": host_container.clock_kept,
+        "limits": own,
+        "locks_any": locks_any,
+        "launchers": launchers,
+        "stack": lambda: read_stack(root),
+        "serial": lambda: serial(root),
+        "governors": lambda: governors(root),
+        "memory": read_memory,
+        "edac": lambda: edac(root),
+        "cgroup": lambda: read_cgroup(sysfs.read()),
+        "container": lambda: read_container(sysfs.read()),
+        "clock_kept": clock_kept,
     }
     machine = {name: _part(name, part, problems) for name, part in parts.items()}
     time.sleep(max(0.0, before.at_s + LOOK_S - time.monotonic()))
-    machine["load"] = _part("load", lambda: host_load.read(before, run_pid), problems)
+    machine["load"] = _part("load", lambda: read_load(before, run_pid), problems)
     return {"machine": machine, "problems": problems}
 
 

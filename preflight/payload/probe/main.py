@@ -2,35 +2,142 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import sys
 import time
 
 import wire
 
-from . import (
-    extra,
-    gpudirect,
-    guard,
-    host,
-    kmsg,
-    nccl_conf,
-    network,
-    nics,
-    nvml,
-    processes,
-    resolve,
-    smi,
-    software,
-)
+from . import guard, host, kernel_log, network, nvml, processes, rdma, software
+from .procfs import Users, me
 from .text import LINE_LIMIT, TEXT_LIMIT, clean
-from .users import Users, me
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
+
+ANSWER_LIMIT = 60 << 10
+"""Bytes of JSON that one section may answer: less than a pipe holds, so it waits for nobody."""
+
+DEEPEST = 16
+"""Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
+
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
+
+_WHOLE_NUMBERS = 2**63
+"""Beyond it no decoder agrees with the next."""
+
+
+class Exited(Exception):  # noqa: N818 (it is the whole message on the screen)
+    """The section called sys.exit."""
+
+
+class WrongError(Exception):
+    """An answer that is no plain JSON; the text says why."""
+
+
+def read(
+    wanted: Sequence[dict[str, Any]], node: str, until: float, problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Ask all sections at once, each for its own time, and return an `Extra` document by id."""
+    if not wanted:
+        return {}
+    _adopt_orphans()
+    began = guard.clock.now()
+    asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
+    answers = {}
+    for each, child in asked:
+        deadline_s = float(each["deadline_s"])
+        answer = _answer(child, min(until, began + deadline_s), deadline_s)
+        if answer["error"]:
+            problems.append("{}: {}".format(each["id"], answer["error"]))
+        answers[each["id"]] = {**answer, "seconds": round(guard.clock.now() - began, 3)}
+    return answers
+
+
+def _collect(each: dict[str, Any], node: str) -> Any:
+    """In the child: the site's code, and nothing of what it does but its answer."""
+    request = {"id": each["id"], "name": node, "deadline_s": each["deadline_s"]}
+    if each["module"][:13] != "site_section_":
+        raise WrongError("a request may name no module of the node's own")
+    try:
+        found = __import__(each["module"]).collect(request)
+        json.dumps(found)  # here what is wrong with it can still be told
+        return found  # noqa: TRY300 (an else would not see sys.exit)
+    except SystemExit as error:
+        raise Exited(f"sys.exit({error.code!r:.80})") from None
+
+
+def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, Any]:
+    """Listen to one child, end it and what it has started, and look at what it said."""
+    answered = child.listen(until, ANSWER_LIMIT)
+    gone = child.dismiss(kill=True)
+    error = ""
+    data = None
+    if len(child.said) > ANSWER_LIMIT:
+        error = f"its answer exceeds {ANSWER_LIMIT >> 10} KiB"
+    elif not answered:
+        error = f"no answer in {deadline_s:g} s"
+    else:
+        try:
+            data = child.value()
+            _refuse_odd(data)
+        except (guard.BrokenError, WrongError) as wrong:
+            error, data = str(wrong), None
+        except (ValueError, TypeError, LookupError, RecursionError):
+            error, data = "its answer is no plain JSON", None
+    if not gone:
+        error += f"; its process {child.pid} cannot be killed"
+    return {"data": data, "error": clean(error, TEXT_LIMIT)}
+
+
+def _refuse_odd(data: Any) -> None:
+    """Refuse what json.loads takes and the controller's decoder does not: WrongError."""
+    level, depth = [data], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise WrongError(f"its answer is nested deeper than {DEEPEST} levels")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [*value, *value.values()]
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str):
+                _refuse_halves(value)
+            elif isinstance(value, (int, float)):
+                _refuse_beyond(value)
+        level = below
+
+
+def _refuse_halves(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise WrongError("its answer holds half a surrogate pair") from None
+
+
+def _refuse_beyond(number: float) -> None:
+    if not math.isfinite(number) or (abs(number) >= _WHOLE_NUMBERS and isinstance(number, int)):
+        raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
+
+
+def _adopt_orphans() -> None:
+    """What a section leaves running becomes our child, and ends with us."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+if TYPE_CHECKING:
     Request = dict[str, Any]
 
 MARGIN_S = 1.0
@@ -53,35 +160,37 @@ def run(
     asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
     soon = min(until, asked_at + driver_s)
     asked = guard.spawn(nvml.survey, root)
-    nics_asked = guard.spawn(nics.read, root)
-    log_asked = kmsg.Asked(str(request.get("kmsg", kmsg.LOG)), request.get("kernel_log_since_s"))
+    nics_asked = guard.spawn(rdma.read, root)
+    log_asked = kernel_log.Asked(
+        str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
+    )
     software_asked = guard.spawn(software.read, request.get("libraries") or [])
     network_asked = guard.spawn(network.read, root)
-    direct_asked = guard.spawn(gpudirect.survey, root)
-    names_asked = resolve.start(request.get("names") or [])
-    source_asked = resolve.start_source(str(request.get("towards") or ""))
+    direct_asked = guard.spawn(rdma.survey, root)
+    names_asked = network.start(request.get("names") or [])
+    source_asked = network.start_source(str(request.get("towards") or ""))
     machine = host.Machine(root, asked_at)
-    conf_asked = nccl_conf.start(request)
+    conf_asked = software.start(request)
     facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
-    drawing = smi.start() if asks_smi else None
+    drawing = nvml.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
     facts["nics"] = _section("nics", nics_asked, soon, problems)
-    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kmsg.PATIENCE_S), problems)
+    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     facts["software"] = _section("software", software_asked, soon, problems)
     facts["network"] = _section("network", network_asked, soon, problems)
     facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
-    _add_names(facts, resolve.finish(names_asked, asked_at, until))
-    source = resolve.finish_source(source_asked, asked_at, until)
+    _add_names(facts, network.finish(names_asked, asked_at, until))
+    source = network.finish_source(source_asked, asked_at, until)
     if facts["network"] is not None:
         facts["network"]["source_address"] = source
     facts["nccl_conf"] = _section("nccl_conf", conf_asked, soon, problems)
-    facts["topo_text"] = smi.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
+    facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, problems)
     # Last and alone: what a site adds can take time from nothing of ours.
     sections = request.get("sections") or []
-    facts["extra"] = extra.read(sections, str(request["name"]), until, problems)
+    facts["extra"] = read(sections, str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
     facts["seconds"] = round(time.monotonic() - began, 3)
     emit(facts)

@@ -1,19 +1,175 @@
-"""The interfaces a job may choose, and the kernel's own ports: wrong choices hang at the start."""
+"""Interfaces, addresses, links and names: wrong choices hang a job at the start."""
 
 from __future__ import annotations
 
 import array
 import fcntl
 import os
+import re
 import socket
 import struct
+import time
 
-from . import addresses, ethernet
+from . import guard
 from .text import attempt, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from typing import Any
+
+
+if TYPE_CHECKING:
+    Found = dict[int, list[str]]
+
+_GET_ADDRESS = 22
+_NEW_ADDRESS = 20
+_DONE = 3
+_ERROR = 2
+_REQUEST_DUMP = 0x301
+_LOCAL, _ADDRESS = 2, 1
+"""IFA_LOCAL is our own end; IFA_ADDRESS is that too, but the far end on a point-to-point line."""
+
+_WAIT_S = 2.0
+_HEAD = struct.Struct("=IHHII")
+_BODY = struct.Struct("=BBBBI")
+_ATTRIBUTE = struct.Struct("=HH")
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def by_index() -> Found:
+    """Return "10.77.0.1/24" and the like by interface index, IPv4 first; OSError if refused."""
+    found: Found = {}
+    for family in _FAMILIES:
+        for data in _dump(family):
+            _take(data, family, found)
+    return found
+
+
+def _dump(family: int) -> Iterator[bytes]:
+    """Yield the body of each message of RTM_GETADDR's answer, rtnetlink(7)."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        kernel.settimeout(_WAIT_S)
+        ask = _BODY.pack(family, 0, 0, 0, 0)
+        size = _HEAD.size + len(ask)
+        kernel.send(_HEAD.pack(size, _GET_ADDRESS, _REQUEST_DUMP, 1, 0) + ask)
+        while True:
+            data = kernel.recv(1 << 16)
+            while len(data) >= _HEAD.size:
+                size, kind, _, _, _ = _HEAD.unpack_from(data)
+                if kind in (_DONE, _ERROR) or size < _HEAD.size:
+                    return
+                if kind == _NEW_ADDRESS:
+                    yield data[_HEAD.size : size]
+                data = data[(size + 3) & ~3 :]
+
+
+def _take(data: bytes, family: int, found: Found) -> None:
+    if len(data) < _BODY.size:
+        return
+    its_family, bits, _, _, index = _BODY.unpack_from(data)
+    if its_family != family:
+        return
+    raw = {}
+    data = data[_BODY.size :]
+    while len(data) >= _ATTRIBUTE.size:
+        size, kind = _ATTRIBUTE.unpack_from(data)
+        if size < _ATTRIBUTE.size:
+            break
+        raw[kind] = data[_ATTRIBUTE.size : size]
+        data = data[(size + 3) & ~3 :]
+    address = raw.get(_LOCAL) or raw.get(_ADDRESS)
+    if address and len(address) == (4 if family == socket.AF_INET else 16):
+        found.setdefault(index, []).append(f"{socket.inet_ntop(family, address)}/{bits}")
+
+
+_ETHERNET_SIOCETHTOOL = 0x8946
+_GET_LINK_SETTINGS = 0x4C
+_ETHERNET_HEAD = "=II7Bb4B7I"
+"""struct ethtool_link_settings, as far as the masks of link modes."""
+_WORDS_AT = 9
+_SPEEDS = (
+    # (Mb/s, first and last ETHTOOL_LINK_MODE_*_BIT), linux/ethtool.h of Linux 6.12.
+    (10, 0, 1), (100, 2, 3), (1000, 4, 5), (10000, 12, 12), (2500, 15, 15), (1000, 17, 17),
+    (10000, 18, 20), (20000, 21, 22), (40000, 23, 26), (56000, 27, 30), (25000, 31, 33),
+    (50000, 34, 35), (100000, 36, 39), (50000, 40, 40), (1000, 41, 41), (10000, 42, 46),
+    (2500, 47, 47), (5000, 48, 48), (50000, 52, 56), (100000, 57, 61), (200000, 62, 66),
+    (100, 67, 67), (1000, 68, 68), (400000, 69, 73), (100000, 75, 79), (200000, 80, 84),
+    (400000, 85, 89), (100, 90, 91), (10, 92, 92), (800000, 93, 98),
+)  # fmt: skip
+_COUNTED = (
+    "rx_packets", "tx_packets", "rx_crc_errors", "rx_frame_errors", "rx_missed_errors",
+    "rx_fifo_errors", "tx_carrier_errors", "collisions",
+)  # fmt: skip
+IFCFG = "/etc/sysconfig/network-scripts/ifcfg-"
+
+
+def read_ethernet(name: str, path: str) -> dict[str, Any]:
+    """Return an `Ethernet` document of the interface whose folder in sysfs this is."""
+    most, partner = _modes(name)
+    duplex = attempt(path + "/duplex")
+    return {
+        "duplex": duplex if duplex in ("full", "half") else "",
+        "most_mbits": most,
+        "partner_mbits": partner or None,
+        "mtu_wanted": _wanted(name),
+        "counters": _counters(path + "/statistics/"),
+    }
+
+
+def lower(path: str) -> list[str]:
+    """Return the interfaces that an interface is made of: a bond's, a bridge's, a VLAN's."""
+    try:
+        return sorted(name[6:] for name in os.listdir(path) if name.startswith("lower_"))[:32]
+    except OSError:
+        return []
+
+
+def fastest(mask: int) -> int:
+    """Return the speed of the fastest link mode of a mask, Mb/s; 0 where there is none."""
+    found = (mbits for mbits, first, last in _SPEEDS if mask >> first & (1 << last - first + 1) - 1)
+    return max(found, default=0)
+
+
+def _modes(name: str) -> tuple[int | None, int | None]:
+    """Return the fastest mode of the device and of the other end; None where it does not say."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            words = -_ask(any_socket, name, 0)[_WORDS_AT]
+            if words <= 0:  # the kernel tells how long its masks are, as a negative
+                return None, None
+            answer = _ask(any_socket, name, words)
+    except OSError:
+        return None, None
+    masks = answer[len(answer) - 3 * words :]
+    supported, _, partner = (_mask(masks[at * words : (at + 1) * words]) for at in range(3))
+    return fastest(supported), fastest(partner)
+
+
+def _ask(any_socket: socket.socket, name: str, words: int) -> list[int]:
+    form = f"{_ETHERNET_HEAD}{3 * words}I"
+    head = [_GET_LINK_SETTINGS, 0, *[0] * 7, words, *[0] * (4 + 7 + 3 * words)]
+    asked = array.array("B", struct.pack(form, *head))
+    address, _ = asked.buffer_info()
+    fcntl.ioctl(any_socket, _ETHERNET_SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
+    return list(struct.unpack(form, asked.tobytes()))
+
+
+def _mask(words: list[int]) -> int:
+    return sum(word << 32 * at for at, word in enumerate(words))
+
+
+def _wanted(name: str) -> int | None:
+    """Return the MTU that the machine's configuration asks for; None where it says nothing."""
+    found = re.search(r"(?:^| )MTU=[\"']?([0-9]{2,5})\b", attempt(IFCFG + os.path.basename(name)))
+    return int(found.group(1)) if found else None
+
+
+def _counters(folder: str) -> list[dict[str, Any]] | None:
+    found = [(name, attempt(folder + name)) for name in _COUNTED]
+    told = [(name, min(int(text), 2**53)) for name, text in found if text.isdigit()]
+    return [{"name": name, "value": value} for name, value in told if value] if told else None
+
 
 MOST = 64
 """Interfaces told: a node of many containers has hundreds; what can carry a job comes first."""
@@ -43,7 +199,7 @@ def _interfaces(root: str) -> list[dict[str, Any]] | None:
         names = os.listdir(folder)
     except FileNotFoundError:
         return None
-    addressed = addresses.by_index()
+    addressed = by_index()
     found: list[dict[str, Any]] = []
     for name in names:
         path = f"{folder}/{name}"
@@ -81,8 +237,8 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
         "master": clean(os.path.basename(os.path.realpath(path + "/master")))
         if os.path.exists(path + "/master")
         else "",
-        "lower": [clean(one) for one in ethernet.lower(path)],
-        "ethernet": None if loopback or not (its or physical) else ethernet.read(name, path),
+        "lower": [clean(one) for one in lower(path)],
+        "ethernet": None if loopback or not (its or physical) else read_ethernet(name, path),
         "addresses": its,
     }
 
@@ -110,3 +266,78 @@ def _fec(name: str) -> str:
     except OSError:
         return ""
     return _FEC.get(struct.unpack("=IIII", asked.tobytes())[1], "")
+
+
+if TYPE_CHECKING:
+    Asked = list[tuple[str, guard.Child]]
+
+PATIENCE_S = 4.0
+"""A name server that is down keeps the resolver for 5 s and more; so it would every rank."""
+
+RESOLVE_MOST = 4
+_DISCARD = 9  # any port will do: nothing is sent there
+_ADDRESSES = 16
+
+
+def start(wanted: Sequence[str]) -> Asked:
+    """Look up the host's own name and each wanted one, all at once, each in a child of its own."""
+    if not wanted:
+        return []
+    names = [os.uname().nodename, *list(wanted)[:RESOLVE_MOST]]
+    return [(name, guard.spawn(_look_up, name)) for name in names]
+
+
+def finish(asked: Asked, began: float, until: float) -> list[dict[str, Any]]:
+    """Return a `Resolved` document for each name, the host's own first."""
+    until = min(until, began + PATIENCE_S)
+    return [_resolved(name, child, began, until) for name, child in asked]
+
+
+def source_address(other: str) -> str:
+    """Our own address on the way to another node; OSError where there is no way."""
+    found = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, there = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(there)  # a datagram socket: finds the route, sends nothing
+        return str(probe.getsockname()[0])
+
+
+def start_source(other: str) -> guard.Child | None:
+    """Begin to find our own address on the way to another node; None where there is no other."""
+    return guard.spawn(_source_address, other) if other else None
+
+
+def finish_source(asked: guard.Child | None, began: float, until: float) -> str:
+    """Return that address; "" where none was found in time."""
+    if asked is None:
+        return ""
+    until = min(until, began + PATIENCE_S)
+    return clean(guard.answer_of("source address", asked, until, lambda _: None) or "")
+
+
+def _source_address(other: str) -> str:
+    try:
+        return source_address(other)
+    except OSError:  # a name of the inventory that this node does not know, or no route
+        return ""
+
+
+def _look_up(name: str) -> list[Any]:
+    began = time.monotonic()
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    its = dict.fromkeys(str(each[4][0]) for each in found)
+    return [list(its)[:_ADDRESSES], round(time.monotonic() - began, 3)]
+
+
+def _resolved(name: str, child: guard.Child, began: float, until: float) -> dict[str, Any]:
+    answered = child.listen(until)
+    child.dismiss(kill=not answered)
+    told: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
+    if not answered:
+        waited_s = guard.clock.now() - began
+        return {**told, "error": f"no answer in {waited_s:.0f} s", "seconds": round(waited_s, 3)}
+    try:
+        its, seconds = child.value()
+    except guard.BrokenError as error:
+        return {**told, "error": clean(str(error))}
+    return {**told, "addresses": [clean(one) for one in its], "seconds": seconds}

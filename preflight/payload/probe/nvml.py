@@ -2,14 +2,156 @@
 
 from __future__ import annotations
 
+import os
 import time
 
-from . import gpus, pairs
-from .text import clean, words
+from . import gpu_health, guard, sysfs
+from .nvml_calls import Nvml
+from .text import clean, clean_block, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+MIB = 1 << 20
+_REMOTE_KINDS = {0: "gpu", 1: "other", 2: "switch"}
+"""nvmlIntNvLinkDeviceType_t; 1 is IBM's NPU."""
+
+
+def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any] | None:
+    """Return one `Gpu` of the document; None for one that cannot even say who it is."""
+    lib = nvml.lib
+    uuid = nvml.text(lib.nvmlDeviceGetUUID, handle)
+    pci = nvml.ask(lib.nvmlDeviceGetPciInfo, handle)
+    if not uuid and pci is None:
+        return None
+    bus_id = sysfs.bus_id(_text(pci.busId)) if pci is not None else ""
+    device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
+    memory = _memory(nvml, handle)
+    mig = nvml.ask(lib.nvmlDeviceGetMigMode, handle)
+    links = _links(nvml, handle)
+    health = gpu_health.read(nvml, handle, links)
+    if hasattr(memory, "reserved"):
+        health["memory_reserved_mib"] = memory.reserved // MIB
+    compute = nvml.ask(lib.nvmlDeviceGetCudaComputeCapability, handle)
+    return {
+        "index": index,
+        "compute": None if compute is None else "{}.{}".format(*compute),
+        "uuid": uuid,
+        "name": nvml.text(lib.nvmlDeviceGetName, handle),
+        "bus_id": bus_id,
+        "memory_total_mib": memory and memory.total // MIB,
+        "memory_used_mib": memory and memory.used // MIB,
+        "mig_enabled": None if mig is None else mig[0] == 1,
+        "mig": _mig(nvml, handle) if mig and mig[0] == 1 else [],
+        "links": links,
+        "processes": _processes(nvml, handle),
+        "pci_path": sysfs.pci_path(device) if device else None,
+        "numa": sysfs.numa(device) if device else None,
+        "cpus": sysfs.local_cpus(device) if device else "",
+        "health": health,
+        "minor": nvml.ask(lib.nvmlDeviceGetMinorNumber, handle),
+    }
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw
+
+
+def _memory(nvml: Nvml, handle: Any) -> Any:
+    """Return memory info; version 2 (R510) leaves out what the driver keeps for itself."""
+    newer = nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle, nvml.lib.nvmlMemory_v2)
+    return newer or nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle)
+
+
+def _mig(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
+    most = nvml.ask(nvml.lib.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    slots = (
+        nvml.ask(nvml.lib.nvmlDeviceGetMigDeviceHandleByIndex, handle, at) for at in range(most)
+    )
+    uuids = (nvml.text(nvml.lib.nvmlDeviceGetUUID, slot) for slot in slots if slot is not None)
+    return [{"uuid": uuid} for uuid in uuids if uuid]
+
+
+def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
+    """Return the NVLinks it has: NVML refuses numbers beyond the last, or all of them."""
+    lib = nvml.lib
+    links = []
+    for link in range(lib.NVML_NVLINK_MAX_LINKS):
+        state = nvml.ask(lib.nvmlDeviceGetNvLinkState, handle, link)
+        if nvml.refusal == lib.NVML_ERROR_INVALID_ARGUMENT:
+            break
+        if nvml.refusal == lib.NVML_ERROR_NOT_SUPPORTED:
+            continue
+        if state is None:
+            return None
+        links.append(_link(nvml, handle, link, up=state == 1))
+    return links
+
+
+def _link(nvml: Nvml, handle: Any, link: int, *, up: bool) -> dict[str, Any]:
+    remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link) if up else None
+    kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) if up else None
+    return {
+        "link": link,
+        "up": up,
+        "remote": sysfs.bus_id(_text(remote.busId)) if remote is not None else "",
+        "remote_kind": "unknown" if kind is None else _REMOTE_KINDS.get(kind, "unknown"),
+    }
+
+
+def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
+    """Return who holds memory on it; under MIG one process may appear once per instance."""
+    compute = nvml.ask(nvml.lib.nvmlDeviceGetComputeRunningProcesses, handle)
+    if compute is None:
+        return None
+    graphics = nvml.ask(nvml.lib.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    used: dict[int, int | None] = {}
+    for one in compute:
+        used[one.pid] = _plus(used.get(one.pid), one.usedGpuMemory)
+    for one in graphics:
+        used.setdefault(one.pid, _plus(None, one.usedGpuMemory))
+    return [{"pid": pid, "used_mib": used[pid]} for pid in sorted(used)]
+
+
+def _plus(mib: int | None, used_bytes: int | None) -> int | None:
+    return mib if used_bytes is None else (mib or 0) + used_bytes // MIB
+
+
+_ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""nvmlGpuTopologyLevel_t in nvidia-smi's words; 0 (two GPUs on one board) has none of its own."""
+
+_P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "IOH topology not supported",
+    4: "disabled by regkey",
+    5: "not supported",
+}
+"""nvmlGpuP2PStatus_t."""
+
+_CAPS = {"p2p_read": 0, "p2p_write": 1, "p2p_nvlink": 2}
+"""nvmlGpuP2PCapsIndex_t. Spelled out: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake."""
+
+
+def read_pairs(nvml: Nvml, handles: dict[int, Any]) -> list[dict[str, Any]]:
+    """Return one `GpuPair` for each two GPUs that answered, by index."""
+    return [
+        _pair(nvml, (a, handles[a]), (b, handles[b])) for a in handles for b in handles if a < b
+    ]
+
+
+def _pair(nvml: Nvml, one: tuple[int, Any], other: tuple[int, Any]) -> dict[str, Any]:
+    (a, first), (b, second) = one, other
+    level = nvml.ask(nvml.lib.nvmlDeviceGetTopologyCommonAncestor, first, second)
+    pair = {"a": a, "b": b, "ancestor": _ANCESTORS.get(level, "unknown")}
+    for name, caps in _CAPS.items():
+        status = nvml.ask(nvml.lib.nvmlDeviceGetP2PStatus, first, second, caps)
+        pair[name] = _P2P.get(status, "unknown")
+    return pair
+
 
 LIBRARY = "libnvidia-ml.so.1"
 OURS = "preflight's own reader broke: "
@@ -64,13 +206,13 @@ def _answered(pynvml: Any, sysfs_root: str) -> dict[str, Any]:
     found = []
     for index, handle in list(handles.items()):
         nvml.subject = f"GPU {index}"
-        gpu = gpus.read(nvml, index, handle, sysfs_root)
+        gpu = read(nvml, index, handle, sysfs_root)
         if gpu is None:
             del handles[index]
         else:
             found.append(gpu)
     nvml.subject = "GPU pairs"
-    gpu_pairs = pairs.read(nvml, handles)
+    gpu_pairs = read_pairs(nvml, handles)
     driver = {"state": "answered", "version": version, "counted": counted}
     return {
         "driver": {**driver, "slowest_s": nvml.slowest_s, "slowest_call": nvml.slowest_call},
@@ -80,80 +222,35 @@ def _answered(pynvml: Any, sysfs_root: str) -> dict[str, Any]:
     }
 
 
-class Nvml:
-    """pynvml with one answer for every call that fails: None, and a line unless it is harmless."""
-
-    def __init__(self, pynvml: Any) -> None:
-        self.lib = pynvml
-        self.subject = "driver"
-        self.problems: list[str] = []
-        self.refusal: int | None = None
-        """NVML's code for why the last call failed; None when it did not."""
-        self.slowest_s, self.slowest_call = 0.0, ""
-        self._harmless = {
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            pynvml.NVML_ERROR_NO_PERMISSION,
-            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            pynvml.NVML_ERROR_NOT_FOUND,
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,
-            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        }
-
-    def ask(self, call: Any, *given: Any) -> Any:
-        """Return what a call answers; None if it fails."""
-        began = time.monotonic()
-        try:
-            answer = call(*given)
-        except self.lib.NVMLError as error:
-            self._timed(began, call)
-            self.refusal = error.value
-            line = f"{self.subject}: {clean(str(error))}"
-            if error.value not in self._harmless and line not in self.problems:
-                self.problems.append(line)
-            return None
-        self._timed(began, call)
-        self.refusal = None
-        return answer
-
-    def ask_by_name(self, name: str, *given: Any) -> Any:
-        """Return the same for a call that an older pynvml may not have: "not found" then."""
-        call = getattr(self.lib, name, None)
-        if call is None:
-            self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
-            return None
-        return self.ask(call, *given)
-
-    def has(self, name: str) -> bool:
-        """Whether both the binding and the driver know a function."""
-        try:
-            return bool(hasattr(self.lib, name) and self.lib._nvmlGetFunctionPointer(name))  # noqa: SLF001
-        except self.lib.NVMLError:
-            return False
-
-    def harmless(self, code: int) -> bool:
-        """Whether a refusal says that there is nothing to tell, not that something broke."""
-        return code in self._harmless
-
-    def fields(self, handle: Any, ids: list[Any]) -> list[tuple[int, int | None]]:
-        """Return (value, None) or (0, NVML's code) for each numbered field, asked all at once."""
-        answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
-        if answers is None:
-            return [(0, self.refusal)] * len(ids)
-        return [(_value(one), one.nvmlReturn or None) for one in answers]
-
-    def _timed(self, began: float, call: Any) -> None:
-        took_s = round(time.monotonic() - began, 3)
-        if took_s > self.slowest_s:
-            self.slowest_s = took_s
-            self.slowest_call = f"{getattr(call, '__name__', 'a call')} of {self.subject}"
-
-    def text(self, call: Any, *given: Any) -> str:
-        """Return the same as printable text; "" if it fails."""
-        answer = self.ask(call, *given)
-        return "" if answer is None else clean(answer)
+MOST_BYTES = 65536
 
 
-def _value(field: Any) -> int:
-    """Read the member of NVML's union that its type names."""
-    names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    return int(getattr(field.value, names[field.valueType])) if field.valueType < len(names) else 0
+def start() -> guard.Child | None:
+    """Start `nvidia-smi topo -m` where there is one; it takes seconds on some drivers."""
+    program = _program()
+    if program is None:
+        return None
+    return guard.spawn_program([program, "topo", "-m"], {**os.environ, "LC_ALL": "C"})
+
+
+def _program() -> str | None:
+    folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
+    for folder in filter(None, folders):
+        program = folder + "/nvidia-smi"
+        if os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return None
+
+
+def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:
+    """Return what it printed; None where it is not there, failed, or did not end in time."""
+    if drawing is None:
+        return None
+    ended = drawing.listen(until, limit=MOST_BYTES)
+    gone = drawing.dismiss(kill=not ended or len(drawing.said) > MOST_BYTES)
+    text = clean_block(bytes(drawing.said), MOST_BYTES)
+    if ended and gone and drawing.status == 0:
+        return text
+    how = "no answer in time" if not ended else f"it failed: {clean(text, 200)}"
+    problems.append(f"nvidia-smi topo -m: {how}")
+    return None

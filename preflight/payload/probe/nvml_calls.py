@@ -1,6 +1,8 @@
-"""Takes one reading of a GPU after the other; why one is missing is part of the answer."""
+"""pynvml with one answer for every call that fails, and one reading after the other."""
 
 from __future__ import annotations
+
+import time
 
 from .text import clean
 
@@ -9,7 +11,85 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .nvml import Nvml
+
+class Nvml:
+    """pynvml with one answer for every call that fails: None, and a line unless it is harmless."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self.lib = pynvml
+        self.subject = "driver"
+        self.problems: list[str] = []
+        self.refusal: int | None = None
+        """NVML's code for why the last call failed; None when it did not."""
+        self.slowest_s, self.slowest_call = 0.0, ""
+        self._harmless = {
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.NVML_ERROR_NO_PERMISSION,
+            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            pynvml.NVML_ERROR_NOT_FOUND,
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,
+            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        }
+
+    def ask(self, call: Any, *given: Any) -> Any:
+        """Return what a call answers; None if it fails."""
+        began = time.monotonic()
+        try:
+            answer = call(*given)
+        except self.lib.NVMLError as error:
+            self._timed(began, call)
+            self.refusal = error.value
+            line = f"{self.subject}: {clean(str(error))}"
+            if error.value not in self._harmless and line not in self.problems:
+                self.problems.append(line)
+            return None
+        self._timed(began, call)
+        self.refusal = None
+        return answer
+
+    def ask_by_name(self, name: str, *given: Any) -> Any:
+        """Return the same for a call that an older pynvml may not have: "not found" then."""
+        call = getattr(self.lib, name, None)
+        if call is None:
+            self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
+            return None
+        return self.ask(call, *given)
+
+    def has(self, name: str) -> bool:
+        """Whether both the binding and the driver know a function."""
+        try:
+            return bool(hasattr(self.lib, name) and self.lib._nvmlGetFunctionPointer(name))  # noqa: SLF001
+        except self.lib.NVMLError:
+            return False
+
+    def harmless(self, code: int) -> bool:
+        """Whether a refusal says that there is nothing to tell, not that something broke."""
+        return code in self._harmless
+
+    def fields(self, handle: Any, ids: list[Any]) -> list[tuple[int, int | None]]:
+        """Return (value, None) or (0, NVML's code) for each numbered field, asked all at once."""
+        answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
+        if answers is None:
+            return [(0, self.refusal)] * len(ids)
+        return [(_value(one), one.nvmlReturn or None) for one in answers]
+
+    def _timed(self, began: float, call: Any) -> None:
+        took_s = round(time.monotonic() - began, 3)
+        if took_s > self.slowest_s:
+            self.slowest_s = took_s
+            self.slowest_call = f"{getattr(call, '__name__', 'a call')} of {self.subject}"
+
+    def text(self, call: Any, *given: Any) -> str:
+        """Return the same as printable text; "" if it fails."""
+        answer = self.ask(call, *given)
+        return "" if answer is None else clean(answer)
+
+
+def _value(field: Any) -> int:
+    """Read the member of NVML's union that its type names."""
+    names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    return int(getattr(field.value, names[field.valueType])) if field.valueType < len(names) else 0
+
 
 _HOTTEST_C, _MOST_SMALL, _MOST_WATTS, _MOST = 200, 65535, 10**6, 2**53
 _SMALL = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")

@@ -4,21 +4,255 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
+import time
 
-from . import guard, procfs
-from .describe import bare
-from .stat import look
-from .survey import Survey
+import children
+
+from . import guard, procfs, redact
+from .procfs import Users, look, me
 from .text import clean
-from .users import Users, me
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from .stat import Stat
+    from .procfs import Stat
+
+
+_RANK = {
+    "rank": b"RANK",
+    "local_rank": b"LOCAL_RANK",
+    "world_size": b"WORLD_SIZE",
+    "master_addr": b"MASTER_ADDR",
+    "master_port": b"MASTER_PORT",
+    "elastic_run_id": b"TORCHELASTIC_RUN_ID",
+}
+"""The only values of an environment that ever leave a node."""
+
+_DEEPEST = 64
+"""Ancestors looked at: a loop made by reused pids must end."""
+
+
+class Describer:
+    """Describes processes of one node, given everyone's stat line and the pid of our probe.
+
+    `stuck` says of which processes the memory (command, environment) must not be touched, and
+    `mark` is told the pid before any other's is.
+    """
+
+    def __init__(
+        self,
+        everyone: Mapping[int, Stat],
+        run_pid: int,
+        stuck: Callable[[Stat], bool],
+        mark: Callable[[int], None],
+    ) -> None:
+        self._everyone = everyone
+        self._stuck, self._mark = stuck, mark
+        self._users = Users(patient=True)
+        self._uid = os.geteuid()
+        above = ancestors(run_pid)
+        self._ours = {run_pid, *children.below(run_pid), *above}
+        self._agent = _agent(above)
+
+    def user(self, uid: int | None) -> str:
+        """Return the login name of a user id; "?" where the process is gone."""
+        return "?" if uid is None else clean(self._users.name(uid))
+
+    def describe(self, stat: Stat, environ: bytes | None) -> dict[str, Any]:
+        """Return one `Process` of the document, except what only a survey of all can add."""
+        uid = procfs.uid(stat.pid)
+        variables = procfs.variables(environ)
+        its_rank = rank(variables)
+        parent = self._everyone.get(stat.ppid)
+        return {
+            "pid": stat.pid,
+            "ppid": stat.ppid,
+            "state": stat.state,
+            "user": self.user(uid),
+            "command": self.command(stat, uid),
+            "age_s": round(stat.age_s(), 3),
+            "parent_command": self.command(parent, procfs.uid(parent.pid)) if parent else "",
+            "parent_age_s": round(parent.age_s(), 3) if parent else None,
+            "rank": its_rank,
+            "job": procfs.job(stat.pid) or clean(variables.get(b"SLURM_JOB_ID", b"")),
+            "ours": stat.pid in self._ours or bool(its_rank and stat.ppid == self._agent),
+            "threads": stat.threads,
+        }
+
+    def command(self, stat: Stat, uid: int | None) -> str:
+        """Return its command without secrets; [name] where it has none or it must not be read."""
+        if stat.kernel or stat.state in "ZX" or self._stuck(stat):
+            return bare(stat)
+        self._mark(stat.pid)
+        argv = procfs.argv(stat.pid)
+        return redact.command(argv, whole=uid == self._uid) if argv else bare(stat)
+
+
+def _agent(above: list[int]) -> int | None:
+    """Return the launcher whose rank we are (torchrun -m pytest): its other ranks are our run too.
+
+    It is the first ancestor that is no rank itself, when the ones below it are.
+    """
+    if rank(os.environb) is None:
+        return None
+    for pid in above:
+        if rank(procfs.variables(procfs.environ(pid))) is None:
+            return pid
+    return None
+
+
+def bare(stat: Stat) -> str:
+    """Name a process without touching its memory: that read can hang when it is stuck."""
+    return f"[{clean(stat.comm)}]"
+
+
+def rank(environ: Mapping[bytes, bytes]) -> dict[str, str] | None:
+    """Return its place in a distributed job; None when its environment names none."""
+    if not (
+        b"LOCAL_RANK" in environ
+        or b"TORCHELASTIC_RUN_ID" in environ
+        or (b"RANK" in environ and b"WORLD_SIZE" in environ)
+    ):
+        return None
+    return {name: clean(environ.get(variable, b"")) for name, variable in _RANK.items()}
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the pids above, up to but without init: init is everyone's."""
+    above: list[int] = []
+    stat = look(pid)
+    while stat and stat.ppid > 1 and len(above) < _DEEPEST:
+        above.append(stat.ppid)
+        stat = look(stat.ppid)
+    return above
+
+
+MOST = 512
+"""Processes described at most; beyond that the node is sick enough."""
+
+LOOK_AGAIN_S = 0.2
+"""D state and zombies are only worth telling when they are still so after this long."""
+
+LOOK_STEP_S = 0.02
+"""Most zombies are reaped at once: a look now and then saves waiting for those."""
+
+_RANK_HINT = re.compile(rb"(?:^|\0)(?:RANK|LOCAL_RANK|TORCHELASTIC_RUN_ID)=")
+_STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
+
+
+class Survey:
+    """One pass. `mark(pid)` is called before anything is read that can hang."""
+
+    def __init__(
+        self,
+        run_pid: int,
+        gpu_mib: Mapping[int, int | None],
+        stuck: Callable[[Stat], bool],
+        mark: Callable[[int], None],
+    ) -> None:
+        self._run_pid, self._gpu_mib = run_pid, gpu_mib
+        self._stuck, self._mark = stuck, mark
+        self._everyone = procfs.everyone()
+        self._ranks: dict[int, bytes] = {}
+        self._holders = {pid for pid in gpu_mib if pid in self._everyone}
+        self._unreadable = 0
+        self._describer = Describer(self._everyone, run_pid, stuck, mark)
+
+    def run(self) -> dict[str, Any]:
+        """Return the document's `Processes`, and `dropped`: how many notable ones did not fit."""
+        gpus = any(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
+        for one in self._everyone.values():
+            if not one.kernel and one.state not in "ZX" and not self._stuck(one):
+                self._read(one.pid, gpus=gpus)
+        lasting, apart_s = self._lasting()
+        pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
+        alive = self._jobs_alive()
+        ports = _listening()
+        notable = []
+        for pid in pids[:MOST]:
+            process = self._describe(self._everyone[pid], alive, ports)
+            process["stuck_s"] = apart_s if process["state"] == "D" and pid in lasting else None
+            notable.append(process)
+        return {
+            "seen": len(self._everyone),
+            "unreadable": self._unreadable,
+            "notable": notable,
+            "scheduler": "none" if alive is None else "slurm",
+            "dropped": len(pids) - len(notable),
+        }
+
+    def _read(self, pid: int, *, gpus: bool) -> None:
+        self._mark(pid)
+        environ = procfs.environ(pid)
+        opened = procfs.opened(pid) if gpus else None
+        hidden = environ is None or (gpus and opened is None)
+        self._unreadable += hidden and os.path.exists(f"/proc/{pid}")
+        if environ and _RANK_HINT.search(environ) and rank(procfs.variables(environ)):
+            self._ranks[pid] = environ
+        if opened and opened.gpu:
+            self._holders.add(pid)
+
+    def _lasting(self) -> tuple[set[int], float]:
+        """Return who was a zombie or in D state at every look, and the seconds they took."""
+        suspects = [
+            one
+            for one in self._everyone.values()
+            if one.state in "DZ" and one.ppid != self._run_pid  # our own we reap in a moment
+        ]
+        if not suspects:
+            return set(), 0.0
+        began = time.monotonic()
+        until = began + LOOK_AGAIN_S
+        while suspects and time.monotonic() < until:
+            time.sleep(LOOK_STEP_S)
+            suspects = [one for one in suspects if _lasts(one)]
+        return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
+
+    def _rating(self, pid: int) -> tuple[bool, bool, int]:
+        """Sort key: zombies come last, when not all can be told."""
+        return self._everyone[pid].state == "Z", pid not in self._holders, pid
+
+    def _jobs_alive(self) -> set[str] | None:
+        """Return the Slurm jobs that have a step daemon here; None without Slurm."""
+        daemons = [
+            one
+            for one in self._everyone.values()
+            if one.comm in (b"slurmd", b"slurmstepd")
+            and procfs.is_daemon(one.pid, one.comm.decode("ascii"))
+        ]
+        if not daemons:
+            return None
+        titles = (b" ".join(procfs.argv(one.pid)) for one in daemons if not self._stuck(one))
+        return {found.group(1).decode("ascii") for found in map(_STEP.search, titles) if found}
+
+    def _describe(
+        self, one: Stat, alive: set[str] | None, ports: Mapping[str, int]
+    ) -> dict[str, Any]:
+        process = self._describer.describe(one, self._ranks.get(one.pid))
+        opened = procfs.opened(one.pid)
+        listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
+        job = process["job"]
+        process["wchan"] = procfs.wchan(one.pid) if one.state == "D" else ""
+        process["job_alive"] = job in alive if job and alive is not None else None
+        process["gpu_mib"] = self._gpu_mib.get(one.pid)
+        process["holds_gpu"] = one.pid in self._holders
+        process["listens"] = sorted(listens)
+        return process
+
+
+def _lasts(one: Stat) -> bool:
+    now = procfs.look(one.pid)
+    return now is not None and now.start == one.start and now.state == one.state
+
+
+def _listening() -> dict[str, int]:
+    """Return port by socket inode of everything that listens here."""
+    return {one.inode: one.port for one in procfs.tcp() if one.state == procfs.LISTEN}
+
 
 STALLED_S = 1.0
 """A pass that rests this long on one process is stuck on it."""

@@ -1,10 +1,11 @@
-"""What /proc tells of one process beyond its stat line; None where this login may not look."""
+"""What /proc tells of one process: its stat line, its files, its user, its sockets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import time
 
 from .text import attempt
 
@@ -94,3 +95,153 @@ def opened(pid: int) -> Open | None:
     except OSError:
         return None
     return Open(targets)
+
+
+PF_KTHREAD = 0x00200000
+_LEAST = 20
+"""Fields after `comm` up to the start time."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Stat:
+    """What the kernel says of one process without touching its memory: this read cannot hang."""
+
+    __slots__ = ("comm", "kernel", "pid", "ppid", "start", "state", "threads")
+
+    def __init__(self, line: bytes) -> None:
+        """Parse a line of /proc/PID/stat (proc(5)); ValueError for anything else.
+
+        `comm` may itself hold blanks and parentheses, so it ends at the *last* one.
+        """
+        pid, opened, rest = line.partition(b" (")
+        comm, closed, rest = rest.rpartition(b") ")
+        fields = rest.split()
+        if not (opened and closed and len(fields) >= _LEAST):
+            raise ValueError("not a line of /proc/PID/stat")
+        self.pid = int(pid)
+        self.comm = comm
+        self.state = fields[0].decode("ascii")
+        self.ppid = int(fields[1])
+        self.kernel = bool(int(fields[6]) & PF_KTHREAD)
+        self.threads = max(0, int(fields[17]) - 1)
+        """Threads besides the leader."""
+        self.start = int(fields[19])
+        """Clock ticks after boot; with the pid it names a process for good."""
+
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.start / TICKS)
+
+
+def look(pid: int) -> Stat | None:
+    """Return that process as it is now; None if it is gone."""
+    try:
+        handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return Stat(os.read(handle, 4096))
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(handle)
+
+
+def everyone() -> dict[int, Stat]:
+    """Return every process of this node (or this container), by pid."""
+    found = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {stat.pid: stat for stat in found if stat}
+
+
+_USERS_LEAST = 3
+"""Fields of a line of /etc/passwd up to the user id."""
+
+
+class Users:
+    """Names of user ids, each looked up once.
+
+    `patient=False` reads /etc/passwd only: asking a directory (LDAP, SSSD) may block for minutes,
+    so that is done only inside a guarded child.
+    """
+
+    def __init__(self, *, patient: bool) -> None:
+        self._patient = patient
+        self._names: dict[int, str] = {}
+
+    def name(self, uid: int) -> str:
+        """Return the login name, or the number as text where nobody knows it."""
+        if not self._names:
+            self._names = _local()
+        if uid not in self._names:
+            self._names[uid] = (self._patient and _asked(uid)) or str(uid)
+        return self._names[uid]
+
+
+def _local() -> dict[int, str]:
+    names: dict[int, str] = {}
+    try:
+        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
+            entries = [line.split(":") for line in file]
+    except OSError:
+        entries = []
+    for name, _, uid, *_ in (entry for entry in entries if len(entry) >= _USERS_LEAST):
+        if uid.isdigit():
+            names.setdefault(int(uid), name)
+    return names or {0: "root"}
+
+
+def _asked(uid: int) -> str:
+    import pwd  # only where /etc/passwd did not say
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return ""
+
+
+def me(users: Users) -> str:
+    """Return who this login is; USER stands in where only a directory knows the name."""
+    name = users.name(os.geteuid())
+    return os.environ.get("USER", name) if name.isdigit() else name
+
+
+LISTEN = "0A"
+
+_SOCKETS_LEAST = 10
+"""Fields up to the inode."""
+
+
+class Socket:
+    """One line of /proc/net/tcp or tcp6."""
+
+    __slots__ = ("inode", "port", "state", "uid")
+
+    def __init__(self, line: str) -> None:
+        """Parse a line; ValueError for the heading and anything else."""
+        fields = line.split()
+        if len(fields) < _SOCKETS_LEAST or not fields[0].endswith(":"):
+            raise ValueError("not a line of /proc/net/tcp")
+        self.port = int(fields[1].rpartition(":")[2], 16)
+        """Local port."""
+        self.state = fields[3]
+        self.uid = int(fields[7])
+        self.inode = fields[9]
+        """"0" once no process has it open any more."""
+
+
+def tcp() -> list[Socket]:
+    """Return every TCP socket of this network namespace, both families."""
+    sockets = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii", errors="replace") as file:
+                lines = file.readlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                sockets.append(Socket(line))
+            except ValueError:
+                continue
+    return sockets

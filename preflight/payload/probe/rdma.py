@@ -1,15 +1,117 @@
-"""One port of an RDMA device: whether it is up, what it has counted, and its GID table."""
+"""Each rail needs its RDMA device, up, at full rate, without errors, and next to its GPU.
+
+Those 64 everybody may read, the rest only root: without it every answer here is None.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
+import time
 
+from . import sysfs
 from .text import attempt, clean
+from .text import read as text_read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
+
+_CAPABILITIES = 0x34
+_EXPRESS = 0x10
+_RELAXED = 1 << 4
+"""Enable Relaxed Ordering, in Device Control."""
+
+_EXTENDED = 0x100
+_ACS = 0x000D
+_REDIRECT = 0x04 | 0x08
+"""P2P Request Redirect and P2P Completion Redirect, in ACS Control."""
+
+_DIRECT_TRANSLATED = 0x40
+_HOPS = 64
+"""Capabilities followed at most: a chain that bites its tail ends here."""
+
+
+def relaxed_ordering(path: str) -> bool | None:
+    """Whether a device may let its writes overtake one another; None where it cannot be read."""
+    space = _open(path)
+    if space is None:
+        return None
+    try:
+        at = _find(space)
+        control = _word(space, at + 8) if at else None
+        return None if control is None else bool(control & _RELAXED)
+    finally:
+        os.close(space)
+
+
+def acs(path: str) -> tuple[bool, dict[str, Any] | None]:
+    """(readable, ACS bits) of one PCIe port; no bits where it has no access control."""
+    space = _open(path)
+    if space is None:
+        return False, None
+    try:
+        at, header = _EXTENDED, _long(space, _EXTENDED)
+        if header is None:
+            return False, None
+        for _ in range(_HOPS):
+            if header is None or header in (0, 0xFFFFFFFF):
+                break
+            if header & 0xFFFF == _ACS:
+                control = _word(space, at + 6) or 0
+                bits = bool(control & _REDIRECT), bool(control & _DIRECT_TRANSLATED)
+                return True, {"redirects": bits[0], "translated": bits[1]}
+            at = header >> 20
+            if at < _EXTENDED:
+                break
+            header = _long(space, at)
+        return True, None
+    finally:
+        os.close(space)
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _find(space: int) -> int:
+    """Where the PCI Express capability begins; 0 where it cannot be found."""
+    at = (_word(space, _CAPABILITIES) or 0) & 0xFC
+    for _ in range(_HOPS):
+        if at < 0x40:  # noqa: PLR2004 (the header ends there)
+            return 0
+        head = _word(space, at)
+        if head is None:
+            return 0
+        if head & 0xFF == _EXPRESS:
+            return at
+        at = (head >> 8) & 0xFC
+    return 0
+
+
+def _word(space: int, at: int) -> int | None:
+    return _number(space, at, "<H")
+
+
+def _long(space: int, at: int) -> int | None:
+    return _number(space, at, "<I")
+
+
+def _number(space: int, at: int, form: str) -> int | None:
+    size = struct.calcsize(form)
+    try:
+        raw = os.pread(space, size, at)
+    except OSError:
+        return None
+    return int(struct.unpack(form, raw)[0]) if len(raw) == size else None
+
+
+if TYPE_CHECKING:
     Counts = dict[str, int]
 
 ERRORS = {
@@ -121,3 +223,139 @@ def _take(counts: Counts, name: str, path: str) -> None:
     text = attempt(path)
     if text.isdigit():
         counts[name] = min(int(text), 2**53)
+
+
+LOOKS_APART_S = 0.25
+"""Between two looks at the error counters: a cable that is losing bits now moves them."""
+
+MOST = 256
+
+
+def read(root: str) -> list[dict[str, Any]]:
+    """Return every RDMA device under `root`/class/infiniband; [] where the node has none."""
+    folder = root + "/class/infiniband"
+    try:
+        names = sorted(os.listdir(folder))[:MOST]
+    except FileNotFoundError:
+        return []
+    began = time.monotonic()
+    before = {name: counted(root, f"{folder}/{name}") for name in names}
+    found = [_nic(name, f"{folder}/{name}") for name in names]
+    if not any(before.values()):
+        return found
+    time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
+    apart_s = round(time.monotonic() - began, 3)
+    for nic in found:
+        after = counted(root, f"{folder}/{nic['name']}")
+        for port in nic["ports"]:
+            first = before[nic["name"]].get(port["port"], {})
+            port["counters"] = compare(first, after.get(port["port"], {}), apart_s)
+    return found
+
+
+def _nic(name: str, folder: str) -> dict[str, Any]:
+    device = folder + "/device"
+    return {
+        "name": clean(name),
+        "pci_path": sysfs.pci_path(device),
+        "numa": sysfs.numa(device),
+        "ports": read_all(folder),
+        "netdevs": [clean(netdev) for netdev in names(device + "/net")],
+        "firmware": attempt(folder + "/fw_ver"),
+        "board": attempt(folder + "/board_id"),
+        "hca_type": attempt(folder + "/hca_type"),
+        "pcie": sysfs.pcie_link(device),
+        "relaxed_ordering": relaxed_ordering(device + "/config"),
+    }
+
+
+_PEERMEM = ("nvidia_peermem", "nv_peer_mem")
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""PCI class of GPUs: 0x0300 with a screen, 0x0302 without."""
+
+
+def survey(root: str, proc: str = "/proc") -> dict[str, Any]:
+    """Return a `GpuDirect` document; what cannot be read is None in it."""
+    gpus = [path for path in _devices(root) if _is_gpu(path)]
+    nics = [f"{root}/class/infiniband/{name}/device" for name in _list(root + "/class/infiniband")]
+    return {
+        "peermem": _peermem(root),
+        "open_modules": _open_modules(proc),
+        "iommu": _iommu([*gpus, *nics]),
+        "acs": _acs(root, gpus, nics),
+        "machine": clean(os.uname().machine),
+    }
+
+
+def _peermem(root: str) -> bool | None:
+    if os.path.exists(root + "/kernel/mm/memory_peers/nv_mem"):
+        return True
+    modules = _list(root + "/module")
+    return any(name in modules for name in _PEERMEM) if modules else None
+
+
+def _open_modules(proc: str) -> bool | None:
+    try:
+        return "Open Kernel Module" in text_read(proc + "/driver/nvidia/version")
+    except OSError:
+        return None
+
+
+def _iommu(devices: Iterable[str]) -> str | None:
+    """How devices are mapped, in the kernel's words; the strictest where they differ."""
+    kinds = set()
+    for device in devices:
+        grouped = os.path.exists(device + "/iommu_group")
+        kinds.add((attempt(device + "/iommu_group/type") or "unknown") if grouped else "none")
+    if not kinds or kinds == {"unknown"}:
+        return None
+    mapped = sorted(kinds - {"none", "identity", "unknown"})
+    return mapped[0] if mapped else "identity" if "identity" in kinds else "none"
+
+
+def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | None:
+    """The ACS of each PCIe port between a GPU and a NIC that share a switch."""
+    paths = [sysfs.pci_path(device) or [] for device in (*gpus, *nics)]
+    ways = {tuple(path) for path in paths if path}
+    between = {
+        port
+        for gpu in (tuple(path) for path in paths[: len(gpus)])
+        for nic in ways - {tuple(path) for path in paths[: len(gpus)]}
+        for port in _below_meeting(gpu, nic)
+    }
+    found, hidden = [], False
+    for port in sorted(between):
+        readable, bits = acs(f"{root}/bus/pci/devices/{port}/config")
+        hidden = hidden or not readable
+        if bits is not None:
+            found.append({"bus_id": port, **bits})
+    return None if hidden else found[:256]
+
+
+def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
+    """Ports under the switch in which two devices meet; none where only the root joins them."""
+    shared = 0
+    for one, other in zip(a, b):  # noqa: B905 (Python 3.8)
+        if one != other:
+            break
+        shared += 1
+    # The root complex and the root port are shared by all behind one port: no switch, no shortcut.
+    if shared < 3:  # noqa: PLR2004 (pciXXXX:XX, root port, upstream port of a switch)
+        return []
+    return [*a[shared:-1], *b[shared:-1]]
+
+
+def _is_gpu(device: str) -> bool:
+    return attempt(device + "/vendor") == _NVIDIA and attempt(device + "/class")[:4] == _DISPLAY
+
+
+def _devices(root: str) -> list[str]:
+    return [f"{root}/bus/pci/devices/{name}" for name in _list(root + "/bus/pci/devices")]
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

@@ -1,23 +1,115 @@
 """Which torch, CUDA, NCCL and cuDNN a job would get here, from files: an import takes seconds.
 
 Runs in a child: the job's Python is often on a shared file system, which may hang.
+
+The section .nv_fatbin is a row of containers, one per compiled source; each lists its images: code
+for one architecture (kind 2), or PTX (kind 1), which the driver translates for later ones.
+
+Which they are: NVIDIA/nccl, src/misc/param.cc initEnvFunc. The home is the one of the user
+database, whatever HOME says. Only settings leave the node, and no value of a strange name.
 """
 
 from __future__ import annotations
 
+import collections
+import errno
 import importlib.util
 import os
+import pwd
 import re
 import site
+import struct
 import sys
+import time
 
-from . import fatbin
-from .text import LINE_LIMIT, clean
+from . import guard, text
+from .text import LINE_LIMIT, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any, Optional
+
+
+MAGIC = 0xBA55ED50
+MOST = 64
+"""Containers looked at: all sources of a build are compiled for the same, but for some."""
+
+MOST_S = 0.3
+"""The rest of a library on a slow file system is not waited for."""
+
+_KINDS = {1: "compute", 2: "sm"}
+_ALIGNED = 8
+
+
+def architectures(path: str) -> list[str] | None:
+    """Return what most of a library's kernels are compiled for; None if the file does not tell."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        section = _section(handle, b".nv_fatbin")
+        return None if section is None else _usual(list(_containers(handle, *section)))
+    except (OSError, struct.error, ValueError, LookupError, OverflowError):
+        return None
+    finally:
+        os.close(handle)
+
+
+def _section(handle: int, wanted: bytes) -> tuple[int, int] | None:
+    """Return start and end of a section of a 64-bit ELF file."""
+    header = os.pread(handle, 64, 0)
+    if header[:6] != b"\x7fELF\x02\x01":
+        return None
+    (table,) = struct.unpack_from("<Q", header, 40)
+    size, number, names_at = struct.unpack_from("<HHH", header, 58)
+    rows = os.pread(handle, size * number, table)
+    sections = [struct.unpack_from("<IIQQQQ", rows, size * i) for i in range(number)]
+    _, _, _, _, where, length = sections[names_at]
+    names = os.pread(handle, min(length, 1 << 20), where)
+    for name, _, _, _, offset, length in sections:
+        if names[name : names.index(b"\0", name)] == wanted:
+            return offset, offset + length
+    return None
+
+
+def _containers(handle: int, start: int, end: int) -> Iterator[frozenset[str]]:
+    """Read the list of images of one container after the other; their contents are skipped."""
+    at, until = start, time.monotonic() + MOST_S
+    for _ in range(MOST):
+        if at + 16 > end or time.monotonic() > until:
+            return
+        magic, _, head, size = struct.unpack("<IHHQ", os.pread(handle, 16, at))
+        if magic != MAGIC:
+            at += _ALIGNED  # between two of them there may be filling
+            continue
+        yield frozenset(_images(handle, at + head, min(at + head + size, end)))
+        at += head + size
+
+
+def _images(handle: int, at: int, end: int) -> Iterator[str]:
+    for _ in range(MOST):
+        if at + 32 > end:
+            return
+        row = os.pread(handle, 32, at)
+        kind, _, head, size = struct.unpack_from("<HHIQ", row)
+        (arch,) = struct.unpack_from("<I", row, 28)
+        if not head:
+            raise ValueError("not a list of images")
+        if kind in _KINDS:
+            yield "{}_{}".format(_KINDS[kind], arch)
+        at += head + size
+
+
+def _usual(containers: list[frozenset[str]]) -> list[str] | None:
+    """Keep what half of them have: single kernels are for one architecture only."""
+    if not containers:
+        return None
+    counted = collections.Counter(arch for one in containers for arch in one)
+    usual = [arch for arch, times in counted.items() if times * 2 >= len(containers)]
+    return sorted(usual, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
+
 
 _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64",
               "/usr/local/lib", "/usr/local/lib64", "/usr/local/cuda/lib64")  # fmt: skip
@@ -86,7 +178,7 @@ def _torch(folder: str) -> Optional[dict[str, Any]]:
         return None
     archs = None
     if "cuda" in said:
-        archs = fatbin.architectures(folder + "/lib/libtorch_cuda.so")
+        archs = architectures(folder + "/lib/libtorch_cuda.so")
     return {
         "version": clean(said["__version__"], LINE_LIMIT),
         "cuda": clean(said["cuda"], LINE_LIMIT) if "cuda" in said else None,
@@ -141,3 +233,75 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+LIMIT = 65536
+NCCL_CONF_MOST = 512
+LONGEST = 1023
+"""Characters of a value: NCCL's own buffer."""
+
+_TOLD = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
+_SECRET = ("TOKEN", "SECRET", "PASSW", "CREDENTIAL", "_KEY", "_PSK")
+
+
+def start(request: dict[str, Any]) -> guard.Child:
+    """Start reading: `nccl_conf_file` is what NCCL_CONF_FILE of the job names on this node."""
+    etc, named = str(request.get("etc", "/etc")), str(request.get("nccl_conf_file", ""))
+    return guard.spawn(read_nccl_conf, etc, named)
+
+
+def read_nccl_conf(etc: str, named: str) -> list[dict[str, Any]]:
+    """Return the files that exist: `named` (NCCL_CONF_FILE) or ~/.nccl.conf, then etc/nccl.conf.
+
+    Runs in a guarded child: a home on a dead file server, or a dead directory, never answers.
+    """
+    home = _home()
+    user = named or (home + "/.nccl.conf" if home else "")
+    files = [_file(user, "user") if user else None, _file(etc + "/nccl.conf", "system")]
+    return [file for file in files if file is not None]
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _file(path: str, kind: str) -> dict[str, Any] | None:
+    found = {"path": clean(path), "kind": kind}
+    try:
+        with open(path, "rb", buffering=0, opener=_opener) as file:
+            raw = file.read(LIMIT + 1) or b""
+    except OSError as error:
+        absent = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return None if absent else dict(found, error=words(error))
+    if len(raw) > LIMIT:
+        return dict(found, error="it is larger than %d bytes" % LIMIT)
+    return dict(found, **_settings(raw))
+
+
+def _opener(path: str, flags: int) -> int:
+    del flags  # always "rb"
+    return text.opened(path)[0]
+
+
+def _settings(raw: bytes) -> dict[str, Any]:
+    """Split it as NCCL does: at the first =, nothing trimmed, # only in the first column."""
+    told, odd = [], 0
+    for line in raw.split(b"\n"):
+        if not line.strip() or line.startswith(b"#"):
+            continue
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            odd += 1
+            continue
+        told.append({"name": clean(name, 256), "value": _told(name, value)})
+    return {"settings": told[:NCCL_CONF_MOST], "without_equals": odd}
+
+
+def _told(name: bytes, value: bytes) -> str:
+    plain = clean(name).strip()
+    plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
+    public = plain.startswith(_TOLD) and not any(word in plain.upper() for word in _SECRET)
+    return clean(value, LONGEST) if public else "***"

@@ -1,4 +1,4 @@
-"""Where a device sits between the CPUs decides how fast it talks to its neighbours; sysfs knows."""
+"""Small files of /sys and /proc, and what is mounted where."""
 
 from __future__ import annotations
 
@@ -61,3 +61,109 @@ def _gts(text: str) -> float | None:
 def _lanes(text: str) -> int | None:
     """Return a number of lanes; None for 0 and for the 255 of a device that does not answer."""
     return int(text) if text.isdigit() and 0 < int(text) <= _MOST_LANES else None
+
+
+LIMIT = 256 << 10
+
+
+def lines(path: str, limit: int = LIMIT) -> list[str]:
+    """Return the lines of a file; OSError if it cannot be read."""
+    # Buffered: one bare read of a file of /proc brings a page at most, and no error.
+    with open(path, "rb") as file:
+        return file.read(limit).decode("utf-8", "replace").splitlines()
+
+
+def attempt_lines(path: str) -> list[str]:
+    """Return the same, or [] where it cannot be read."""
+    try:
+        return lines(path)
+    except OSError:
+        return []
+
+
+def whole(path: str) -> int:
+    """Return the one whole number in a file; OSError or ValueError if there is none."""
+    return int(" ".join(lines(path)))
+
+
+def numbered(folder: str, pattern: str) -> list[str]:
+    """Return the entries of a folder that match, in the order of their numbers."""
+    try:
+        names = [name for name in os.listdir(folder) if re.match(pattern + r"$", name)]
+    except FileNotFoundError:
+        return []
+    return sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
+
+
+def cpus_in(text: str) -> int:
+    """Count the CPUs of a list such as "0-31,64-95"; ValueError if it is none."""
+    total = 0
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def keyed(found: list[str]) -> dict[str, str]:
+    """Return "Name: value" lines as they stand in /proc; the first of a name counts."""
+    table: dict[str, str] = {}
+    for line in found:
+        name, colon, value = line.partition(":")
+        if colon:
+            table.setdefault(name.strip(), value.strip())
+    return table
+
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+_LEAST = 10
+"""Words of a line, the dash among them."""
+
+
+class Mount:
+    """One line of /proc/self/mountinfo (proc(5))."""
+
+    __slots__ = ("device", "kind", "options", "point", "root", "source", "super_options")
+
+    def __init__(self, line: str) -> None:
+        """Parse a line; ValueError for anything else."""
+        words = line.split(" ")
+        if len(words) < _LEAST or "-" not in words[6:-3]:
+            raise ValueError("not a line of mountinfo")
+        at = words.index("-", 6)
+        self.device = words[2]
+        self.root = _plain(words[3])
+        self.point = _plain(words[4])
+        self.options = words[5].split(",")
+        self.kind = words[at + 1]
+        self.source = _plain(words[at + 2])
+        self.super_options = words[at + 3].split(",")
+
+
+def _plain(word: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found.group(1), 8)), word)
+
+
+def read() -> list[Mount]:
+    """Return every mount of this process, in the order they came in; OSError without /proc."""
+    return parse(lines("/proc/self/mountinfo", 4 << 20))
+
+
+def parse(found: list[str]) -> list[Mount]:
+    """Read the lines of mountinfo, without those that are none."""
+    mounts = []
+    for line in found:
+        try:
+            mounts.append(Mount(line))
+        except ValueError:
+            continue
+    return mounts
+
+
+def holding(path: str, mounts: list[Mount]) -> Mount | None:
+    """Return the mount that a path lies on; of several at one place the last one shows."""
+    best = None
+    for mount in mounts:
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if inside and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best

@@ -1,6 +1,6 @@
 """What goes over the relay's one connection: frames, each proven to be the next one of its sender.
 
-The controller's half is `preflight.transport.relay.frames`; docs/wire.md is what both follow.
+The controller's half is `preflight.transport.relay`; docs/wire.md is what both follow.
 """
 
 from __future__ import annotations

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import errno
 import os
+import stat
 import time
+import zlib
 
 import wire
-from probe import guard, kmsg, processes
-from probe.text import TEXT_LIMIT, clean
-from probe.users import Users
+from probe import guard, kernel_log, processes, text
+from probe.procfs import Users
+from probe.text import TEXT_LIMIT, clean, words
 
-from . import dumps, finding, gpu_look
-from .instant import Instant
-from .patience import Patience
+from . import moments, ranks
+from .moments import Instant
+from .ranks import Patience
 from .standing import Standing, readable
 
 TYPE_CHECKING = False
@@ -20,6 +24,80 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+
+LARGEST = 32 << 20
+"""Bytes of a file: 2000 entries with stacks take two or three MiB."""
+
+_PACKED, _TOGETHER = 2 << 20, 12 << 20
+"""Bytes of what travels, of one and (as base64) of all of a node: a child's answer takes 16 MiB."""
+
+_AGE_SLACK_S = 5.0
+_NOT_THEIRS = "it is no regular file of the rank's own user"
+
+
+def read(wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
+
+    In a child only: they may be on a file server. Of several places the newest file counts.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    room = _TOGETHER
+    for one in wanted:
+        seen = [dump for path in one["paths"] for dump in _newest(one, path)]
+        if seen:
+            dump = max(seen, key=lambda each: float(each["written_s"]))
+            if len(dump["content"]) > room:
+                dump.update(content="", why="the dumps of this node are too large together")
+            room -= len(dump["content"])
+            found[str(one["pid"])] = dump
+    return found
+
+
+def _newest(one: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """Return it as the process sees it, in its own container, else as this login does."""
+    for place in (f"/proc/{one['pid']}/root{path}", path):
+        dump = _dump(place, path, one["uid"], one["began_s"])
+        if dump is not None:
+            return [dump]
+    return []
+
+
+def _dump(place: str, path: str, uid: int | None, began_s: float) -> dict[str, Any] | None:
+    """Return the file, or why it is not; None where there is none of this job."""
+    try:
+        file, status = text.opened(place, follow=False)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return _refused(path, _NOT_THEIRS)
+        absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
+        return None if absent or place != path else _refused(path, words(error))
+    try:
+        if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
+            earlier = status.st_mtime + _AGE_SLACK_S < began_s
+            return None if earlier else _content(file, path, status)
+        return _refused(path, _NOT_THEIRS)
+    except OSError as error:
+        return _refused(path, words(error))
+    finally:
+        os.close(file)
+
+
+def _content(file: int, path: str, status: os.stat_result) -> dict[str, Any]:
+    told = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
+    if status.st_size > LARGEST:
+        return {**told, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
+    with open(file, "rb", closefd=False) as stream:
+        packed = zlib.compress(stream.read(LARGEST), 6)
+    if len(packed) > _PACKED:
+        return {**told, "why": f"it has {len(packed) >> 20} MiB compressed", "content": ""}
+    return {**told, "content": base64.b64encode(packed).decode("ascii")}
+
+
+def _refused(path: str, why: str) -> dict[str, Any]:
+    return {"path": clean(path), "written_s": 0.0, "size": 0, "content": "", "why": clean(why)}
+
+
+if TYPE_CHECKING:
     Told = dict[str, Any]
 
 LOOK_S = 3.0
@@ -30,17 +108,19 @@ FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 
 
 def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told], None]) -> None:
-    """Emit one `NodeLook` document: preflight.facts.look_model, docs/wire.md."""
+    """Emit one `NodeLook` document: preflight.facts.job, docs/wire.md."""
     began = time.monotonic()
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
     document = _identity(request["nonce"])
-    log = kmsg.Asked(str(request.get("kmsg", kmsg.LOG)), request.get("kernel_log_since_s"))
-    gpus_asked = guard.spawn(gpu_look.read, began + look_s)
+    log = kernel_log.Asked(
+        str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
+    )
+    gpus_asked = guard.spawn(moments.read_gpu_look, began + look_s)
     found = _find(request, patience)
     ranks, launchers = found["ranks"], found["launchers"]
-    dumps_asked = guard.spawn(dumps.read, [_dumped(one) for one in ranks if one["dumps"]])
+    dumps_asked = guard.spawn(read, [_dumped(one) for one in ranks if one["dumps"]])
     standing = Standing(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]
@@ -65,7 +145,7 @@ def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told],
         launchers=[_launcher(one, of_launchers.get(one["pid"])) for one in launchers],
         hidden=found["hidden"],
         ports=after.ports(before),
-        log=log.finish(patience.within(kmsg.PATIENCE_S), patience.problems),
+        log=log.finish(patience.within(kernel_log.PATIENCE_S), patience.problems),
     )
     document["problems"] = [clean(each, TEXT_LIMIT) for each in patience.problems[:64]]
     document["seconds"] = round(time.monotonic() - began, 3)
@@ -89,7 +169,7 @@ def _identity(nonce: str) -> Told:
 def _find(request: Told, patience: Patience) -> Told:
     wanted = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
     until = patience.within(FIND_S)
-    found = processes.patiently(finding.find, (os.getpid(), wanted), until, patience.problems)
+    found = processes.patiently(ranks.find, (os.getpid(), wanted), until, patience.problems)
     if found is None:
         return {"ranks": [], "launchers": [], "hidden": 0}
     for pid in found["absent"]:

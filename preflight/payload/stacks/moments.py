@@ -1,18 +1,69 @@
-"""What a process had used at one moment; two of these say what it did in between."""
+"""All that ranks, ports and GPUs had used at one moment, and what moved between two."""
 
 from __future__ import annotations
 
 import os
+import re
+import time
 
-from probe.stat import TICKS
-from probe.text import attempt
+from probe import gpu_health, guard, rdma
+from probe.nvml import LIBRARY
+from probe.nvml_calls import Nvml
+from probe.procfs import TICKS
+from probe.text import attempt, clean, words
 
-from . import memory_group
+from . import sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .ranks import Patience
+
+
+_ROOTS = {2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), 1: ("/sys/fs/cgroup/memory",)}
+_FILES = {2: "memory.events", 1: "memory.oom_control"}
+_KILLS = re.compile(r"\boom_kill (\d{1,15})\b")
+_JOB = re.compile(r"/job_\d+(?=/|$)")
+"""Slurm limits the memory of a job as a whole: its ranks are groups below."""
+
+
+def oom_kills(pid: int) -> int:
+    """Return how many processes of its group, or of the job's, were killed; 0 where untold."""
+    most = 0
+    for version, path in groups(_cgroup(pid)):
+        job = _JOB.search(path)
+        for each in {path, path[: job.end()] if job else path}:
+            for root in _ROOTS[version]:
+                told = _KILLS.search(attempt(f"{root}{each}/{_FILES[version]}"))
+                most = max(most, int(told.group(1)) if told else 0)
+    return most
+
+
+def groups(text: str) -> list[tuple[int, str]]:
+    """Read /proc/PID/cgroup: (version, path) of those that account memory; not the root itself."""
+    found = []
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon or not path.startswith("/") or path == "/" or ".." in path:
+            continue
+        if number == "0" and not controllers:
+            found.append((2, path))
+        elif "memory" in controllers.split(","):
+            found.append((1, path))
+    return found
+
+
+def _cgroup(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            return file.read(65536).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+if TYPE_CHECKING:
     Moment = dict[str, Any]
 
 _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "traced",
@@ -49,7 +100,7 @@ def moment(pid: int, start: int) -> Moment:
         "read_bytes": io.get("rchar"),
         "written_bytes": io.get("wchar"),
         "memory_mib": max(0, int(fields[21])) * _PAGE >> 20,
-        "oom_kills": memory_group.oom_kills(pid),
+        "oom_kills": oom_kills(pid),
         **_children(pid),
     }
 
@@ -101,3 +152,194 @@ def _children(pid: int) -> dict[str, int]:
             dead += fields is not None and fields[0] == b"Z"
             alive += 1
     return {"children": alive, "dead_children": dead}
+
+
+MOST = 256
+_WORD = 4
+"""Bytes: port_xmit_data and port_rcv_data count words (InfiniBand Architecture, PortCounters)."""
+
+
+def look(root: str) -> dict[str, dict[str, Any]]:
+    """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
+    folder = root + "/class/infiniband"
+    try:
+        devices = sorted(os.listdir(folder))[:MOST]
+    except OSError:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        for number, counts in rdma.counted(root, f"{folder}/{device}").items():
+            name = clean(f"{device}/{number}")
+            found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
+    return found
+
+
+def _port(name: str, folder: str, counts: dict[str, int]) -> dict[str, Any]:
+    state = attempt(folder + "/state")
+    return {
+        "name": name,
+        "up": "ACTIVE" in state if state else None,
+        "sent": _bytes(folder + "/counters/port_xmit_data"),
+        "received": _bytes(folder + "/counters/port_rcv_data"),
+        "lost_link": counts.get("link_downed", counts.get("carrier_downs")),
+        "errors": counts,
+    }
+
+
+def _bytes(path: str) -> int:
+    text = attempt(path)
+    return min(int(text) * _WORD, 2**53) if text.isdigit() else 0
+
+
+def moved(
+    before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return a `PortLook` of the document for each port: what moved between two looks."""
+    return [_moved(before.get(name, now), now) for name, now in sorted(after.items())]
+
+
+def _moved(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    grown = {
+        name: value - before["errors"].get(name, value) for name, value in now["errors"].items()
+    }
+    return {
+        "name": now["name"],
+        "up": now["up"],
+        "sent": min(2**53, max(0, now["sent"] - before["sent"])),
+        "received": min(2**53, max(0, now["received"] - before["received"])),
+        "errors": {name: value for name, value in grown.items() if value > 0},
+        "lost_link": now["lost_link"],
+    }
+
+
+if TYPE_CHECKING:
+    Told = dict[str, Any]
+
+READ_S = 3.0
+_GONE = "gone"
+_STATIC = (
+    "pid", "parent", "job", "rank", "local_rank", "world_size", "local_world_size", "restarts",
+    "master", "age_s", "user", "program", "visible", "gpus",
+)  # fmt: skip
+_STANDING = ("wait_channel", "memory_mib", "oom_kills", "children", "dead_children")
+_MOVED = ("cpu_s", "main_cpu_s", "switches", "read_bytes", "written_bytes")
+
+
+class Instant:
+    """One moment."""
+
+    def __init__(self, patience: Patience, ranks: list[Told], sysfs: str) -> None:
+        pids = [one["pid"] for one in ranks]
+        wired = guard.spawn(sockets.look, pids)
+        ports = guard.spawn(look, sysfs)
+        self.at = time.monotonic()
+        moment = guard.spawn(read, {str(one["pid"]): one["start"] for one in ranks})
+        self._moments: Told = patience.hear("processes", moment, READ_S) or {}
+        told = patience.hear("connections", wired, READ_S)
+        for problem in told["problems"] if told else []:
+            patience.complain(problem)
+        self._wires: dict[str, list[Told]] = told["wires"] if told else {}
+        self._interfaces: dict[str, Told] | None = told["ports"] if told else None
+        self._rdma: dict[str, Told] | None = patience.hear("RDMA ports", ports, READ_S)
+
+    def of(self, pid: int) -> Told:
+        """Return what is known of a process; "gone" for one that nobody could tell of."""
+        return self._moments.get(str(pid)) or {"state": _GONE}
+
+    def alive(self, pid: int) -> bool:
+        """Whether there is anything left of it to be read."""
+        return self.of(pid)["state"] not in ("zombie", _GONE)
+
+    def row(self, one: Told, before: Instant) -> Told:
+        """Return a `RankLook` of the document as of now, without its stacks."""
+        pid = one["pid"]
+        then, now = before.of(pid), self.of(pid)
+        told = {name: one[name] for name in _STATIC if one.get(name) is not None}
+        told.update(look_s=round(self.at - before.at, 3), state=now["state"])
+        told.update({name: now[name] for name in _STANDING if name in now})
+        for name in _MOVED:
+            if then.get(name) is not None and now.get(name) is not None:
+                told[name] = max(0, round(now[name] - then[name], 3))
+        told["connections"] = sockets.moved(
+            before._wires.get(str(pid), []), self._wires.get(str(pid), [])
+        )
+        return told
+
+    def ports(self, before: Instant) -> list[Told] | None:
+        """Return the `PortLook`s of both kinds; None where neither could be read twice."""
+        pairs = ((before._interfaces, self._interfaces), (before._rdma, self._rdma))
+        read = [(then, now) for then, now in pairs if then is not None and now is not None]
+        if not read:
+            return None
+        return [port for then, now in read for port in moved(then, now)][:512]
+
+
+_IDLE = "idle"
+MOST_PIDS = 256
+MIB = 1 << 20
+
+
+def read_gpu_look(at: float) -> dict[str, Any]:
+    """Return `gpus` and `problems` as of that moment (monotonic); in a child only.
+
+    `gpus` is None where there is no driver, or it refuses; the time until then is for its start.
+    """
+    import ctypes  # only this child needs it
+
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        missing = "cannot open shared object file" in str(error)
+        return {"gpus": None, "problems": [] if missing else ["GPUs: " + words(error)]}
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        time.sleep(max(0.0, at - time.monotonic()))
+        nvml = Nvml(pynvml)
+        gpus = [_gpu(nvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except ImportError as error:
+        return {"gpus": None, "problems": ["GPUs: " + words(error)]}
+    except pynvml.NVMLError as error:
+        return {"gpus": None, "problems": ["GPUs: " + clean(str(error))]}
+    return {"gpus": [gpu for gpu in gpus if gpu], "problems": nvml.problems}
+
+
+def _gpu(nvml: Nvml, index: int) -> dict[str, Any] | None:
+    nvml.subject = f"GPU {index}"
+    handle = nvml.ask(nvml.lib.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return None
+    memory = nvml.ask_by_name("nvmlDeviceGetMemoryInfo", handle)
+    rates = nvml.ask_by_name("nvmlDeviceGetUtilizationRates", handle)
+    milliwatts = nvml.ask_by_name("nvmlDeviceGetPowerUsage", handle)
+    return {
+        "index": index,
+        "uuid": nvml.text(nvml.lib.nvmlDeviceGetUUID, handle),
+        "busy_percent": _bounded(None if rates is None else rates.gpu, 100),
+        "power_w": None if milliwatts is None else round(milliwatts / 1000, 1),
+        "clock_mhz": nvml.ask_by_name("nvmlDeviceGetClockInfo", handle, nvml.lib.NVML_CLOCK_SM),
+        "clock_max_mhz": nvml.ask_by_name(
+            "nvmlDeviceGetMaxClockInfo", handle, nvml.lib.NVML_CLOCK_SM
+        ),
+        "memory_used_mib": None if memory is None else memory.used // MIB,
+        "memory_mib": None if memory is None else memory.total // MIB,
+        "throttled": _throttled(nvml, handle),
+        "pids": _pids(nvml, handle),
+    }
+
+
+def _bounded(value: int | None, most: int) -> int | None:
+    return value if value is not None and 0 <= value <= most else None
+
+
+def _throttled(nvml: Nvml, handle: Any) -> list[str]:
+    bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if bits is None:  # before R535 it has another name
+        bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    return [name for name in gpu_health.reasons(int(bits or 0)) if name != _IDLE]
+
+
+def _pids(nvml: Nvml, handle: Any) -> list[int]:
+    listed = nvml.ask_by_name("nvmlDeviceGetComputeRunningProcesses", handle) or []
+    return sorted({one.pid for one in listed if 0 <= one.pid < 1 << 31})[:MOST_PIDS]

@@ -2,21 +2,140 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
+import json
 import os
+import platform
 import re
 import signal
 import stat
+import sys
+import tempfile
 import time
+import zlib
 
 from probe import guard
-from probe.text import clean
-
-from . import spoken
+from probe.text import attempt, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
+
+
+MOST_THREADS, MOST_FRAMES, KEPT_INNER = 256, 128, 96
+"""Of a deep recursion the innermost frames are kept, and the outermost: the script's own."""
+
+MOST_PLACES = 64
+"""Of one process that was sampled; a rank in more of them stands nowhere for long."""
+
+_OPENING = re.compile(rb"^\[", re.MULTILINE)
+_LAST_LINE = 2**31
+_THREAD = re.compile(r"thread \(([^)]*)\)(?:: (.*))?")
+_TIMES = re.compile(r"\d{1,9}", re.ASCII)
+_SAMPLED = re.compile(r"(?=.*\)$)(.*) \((.*?)(?::(\d{1,9}))?\)", re.ASCII)
+
+
+def parse(said: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | None:
+    """Return the `Thread`s of `py-spy dump --json`, the main one first; None for anything else.
+
+    `most`: frames of all threads together; those beyond are left out, the main one's never.
+    """
+    opening = _OPENING.search(said)
+    if opening is None:
+        return None
+    try:
+        text = said[opening.start() :].decode("utf-8", "replace")
+        listed, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(listed, list):
+        return None
+    listed = [one for one in listed if isinstance(one, dict)]
+    by_name = not any(one.get("os_thread_id") == pid for one in listed)
+    threads = [_thread(one, pid, by_name=by_name) for one in listed]
+    threads.sort(key=lambda one: not one["main"])
+    for thread in threads[1:]:
+        most -= len(thread["frames"])
+        if most < 0:
+            thread["frames"] = []
+    return threads[:MOST_THREADS]
+
+
+def _thread(one: dict[str, Any], pid: int, *, by_name: bool) -> dict[str, Any]:
+    """Read one thread; in a container py-spy tells the container's numbers, so names must do."""
+    frames = one.get("frames")
+    frames = frames if isinstance(frames, list) else []
+    told = _within_bounds([_frame(each) for each in frames if isinstance(each, dict)])
+    active, holds = one.get("active"), one.get("owns_gil")
+    name = _text(one.get("thread_name"))
+    return {
+        "frames": told,
+        "main": name == "MainThread" if by_name else one.get("os_thread_id") == pid,
+        "name": name,
+        "idle": not active if isinstance(active, bool) else None,
+        "holds_gil": holds if isinstance(holds, bool) else None,
+    }
+
+
+def _frame(one: dict[str, Any]) -> dict[str, Any]:
+    line = one.get("line")
+    return {
+        "function": _text(one.get("name")),
+        "file": _text(one.get("filename")),
+        "line": line if isinstance(line, int) and 0 <= line < _LAST_LINE else 0,
+    }
+
+
+def _text(value: Any) -> str:
+    return clean(value) if isinstance(value, str) else ""
+
+
+def parse_samples(said: bytes, pid: int) -> list[dict[str, Any]]:
+    """Return the `Sighting`s of `py-spy record -f raw`: where the main thread was seen.
+
+    A line is `thread (0x7f): MainThread;<module> (/a.py:9);step (/a.py:3) 17`, outermost first.
+    """
+    seen: dict[str, int] = {}
+    for line in said.decode("utf-8", "replace").splitlines():
+        stack, _, times = line.rpartition(" ")
+        thread, _, calls = stack.partition(";")
+        if calls and _TIMES.fullmatch(times) and _is_main(thread, pid):
+            seen[calls] = seen.get(calls, 0) + int(times)
+    ordered = sorted(seen, key=lambda calls: -seen[calls])[:MOST_PLACES]
+    return [{"frames": _sampled(calls.split(";")), "times": seen[calls]} for calls in ordered]
+
+
+def _is_main(told: str, pid: int) -> bool:
+    """Whether it is the main one; a process without `threading` gives its threads no names."""
+    thread = _THREAD.fullmatch(told)
+    return thread is not None and (thread[2] == "MainThread" or thread[1] == str(pid))
+
+
+def _sampled(calls: list[str]) -> list[dict[str, Any]]:
+    frames = []
+    for call in reversed(calls):
+        told = _SAMPLED.fullmatch(call)
+        name, file, line = told.groups() if told else (call, "", None)
+        frames.append({"function": clean(name), "file": clean(file), "line": int(line or 0)})
+    return _within_bounds(frames)
+
+
+def _within_bounds(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(frames) <= MOST_FRAMES:
+        return frames
+    return frames[:KEPT_INNER] + frames[KEPT_INNER - MOST_FRAMES :]
+
+
+def where(threads: Any) -> str:
+    """Return the main thread's stack as one text, to compare; "" where it was not told."""
+    main = next((one for one in threads if one["main"]), None)
+    if main is None:
+        return ""
+    return "\n".join(f"{f['function']} {f['file']}:{f['line']}" for f in main["frames"])
+
 
 EACH_S = 4.0
 """For one process; it takes 20 ms where nothing else runs, and seconds on a loaded node."""
@@ -92,7 +211,7 @@ def sampled(samplers: dict[int, guard.Child], until: float) -> dict[int, list[di
         answered = child.listen(until, _LIMIT) and len(child.said) <= _LIMIT
         child.dismiss(kill=not answered)
         if answered:
-            told[pid] = spoken.parse_samples(bytes(child.said), pid)
+            told[pid] = parse_samples(bytes(child.said), pid)
     return told
 
 
@@ -101,7 +220,7 @@ def _environ() -> dict[str, str]:
 
 
 def _heard(child: guard.Child, pid: int, room: int) -> Any:
-    threads = spoken.parse(bytes(child.said), pid, room)
+    threads = parse(bytes(child.said), pid, room)
     if threads:
         return threads
     lines = [line for line in bytes(child.said).splitlines() if line.strip()]
@@ -162,3 +281,165 @@ def _of_root(path: str) -> bool:
     others = stat.S_IWGRP | stat.S_IWOTH
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     return status.st_uid == 0 and (not status.st_mode & others or bool(sticky))
+
+
+WAIT_S = 8.0
+"""For 3 MB to come over a slow line."""
+
+_LARGEST = 32 << 20
+
+
+def asks(emit: Callable[[dict[str, Any]], None]) -> bool:
+    """Say that this node lacks py-spy; False where nothing that travels is run: a preinstalled one.
+
+    Whoever installed the payload (docs/preinstalled.md) was promised that nothing else is.
+    """
+    if not any(path.startswith("/proc/self/fd/") for path in sys.path):
+        return False
+    emit({"lacks": "py-spy", "machine": platform.machine()})
+    return True
+
+
+class Carried:
+    """What the controller sent, as a file that can be run; gone when this process is."""
+
+    def __init__(self, lines: Callable[[float], dict[str, Any] | None], until: float) -> None:
+        self._file: int | None = None
+        self.spy: Spy | None = None
+        self.refused = ""
+        """Why there is no `spy`."""
+        ends = min(until, time.monotonic() + WAIT_S)
+        try:
+            content = _received(lines, ends)
+        except TimeoutError:
+            self.refused = "py-spy was on its way and did not arrive in time"
+            return
+        except (ValueError, zlib.error, KeyError, TypeError):
+            self.refused = "what arrived as py-spy is damaged"
+            return
+        if isinstance(content, str):
+            self.refused = content
+            return
+        self.spy = self._runs(content, until)
+
+    def _runs(self, content: bytes, until: float) -> Spy | None:
+        """Return it as soon as one way to run it works: from memory, else from a file of ours."""
+        for place in (_in_memory, _in_a_file):
+            with contextlib.suppress(OSError, AttributeError):
+                self._file = place(content)
+                path = f"/proc/{os.getpid()}/fd/{self._file}"
+                version = version_of(path, until)
+                if version:
+                    return Spy(path, f"py-spy {version} that travelled")
+            self.close()
+        self.refused = "py-spy came, but this node runs nothing from memory or its temporary folder"
+        return None
+
+    def close(self) -> None:
+        """Leave nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _in_memory(content: bytes) -> int:
+    file = os.memfd_create("preflight-py-spy")
+    _write(file, content)
+    return file
+
+
+def _in_a_file(content: bytes) -> int:
+    """Return an open file without a name; the kernel runs none that is open for writing."""
+    file, path = tempfile.mkstemp(prefix="preflight-")
+    try:
+        _write(file, content)
+        os.fchmod(file, 0o700)
+        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)  # not by its name
+    finally:
+        os.unlink(path)
+        os.close(file)
+
+
+def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
+    """Return the program, or as text why it does not come; TimeoutError, ValueError if damaged."""
+    packed = bytearray()
+    while True:
+        message = lines(max(0.0, ends - time.monotonic()))
+        if message is None:
+            return "nobody sent py-spy"
+        if "none" in message:
+            return str(message["none"])
+        packed += base64.b64decode(message["part"], validate=True)
+        if len(packed) > _LARGEST:
+            raise binascii.Error("too much")
+        if not message.get("more"):
+            return zlib.decompressobj().decompress(bytes(packed), _LARGEST)
+
+
+def _write(file: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+_SYS_PTRACE = 1 << 19
+_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+_PRIVATE, _ADMIN_ONLY, _NOBODY = "1", "2", "3"
+
+
+def why(uid: int | None, user: str) -> str:
+    """Say why this login may not read a process of that user; "" where nothing speaks against."""
+    capable = may_trace(attempt_status())
+    return _why(uid, user, os.geteuid(), capable=capable, scope=attempt(_SCOPE))
+
+
+def _why(  # noqa: PLR0911 (one line per cause)
+    uid: int | None, user: str, own: int, *, capable: bool, scope: str
+) -> str:
+    if scope == _NOBODY:
+        return (
+            "the kernel lets nobody read another process (kernel.yama.ptrace_scope is 3): "
+            "set it to 1 in /etc/sysctl.d and restart the node"
+        )
+    if capable:
+        return ""
+    if own == 0:
+        return (
+            "this container has no CAP_SYS_PTRACE: run preflight diagnose on the host, or start "
+            "it with --cap-add=SYS_PTRACE (Kubernetes: capabilities: add: [SYS_PTRACE])"
+        )
+    if uid != own:
+        who = user if uid == 0 else f"{user} or as root"
+        return f"it belongs to {user}: run preflight diagnose as {who}"
+    if scope == _ADMIN_ONLY:
+        return (
+            "only root may read another process here (kernel.yama.ptrace_scope is 2): "
+            "run preflight diagnose as root"
+        )
+    if scope == _PRIVATE:
+        return (
+            "the kernel lets only a parent read it (kernel.yama.ptrace_scope is 1): "
+            "sudo sysctl kernel.yama.ptrace_scope=0, or run preflight diagnose as root"
+        )
+    return ""
+
+
+def may_trace(status: str) -> bool:
+    """Whether a /proc/PID/status says that the process has CAP_SYS_PTRACE in effect."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            try:
+                return bool(int(value.strip(), 16) & _SYS_PTRACE)
+            except ValueError:
+                return False
+    return False
+
+
+def attempt_status() -> str:
+    """Return our own /proc/self/status; "" without /proc."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return file.read(65536)
+    except OSError:
+        return ""

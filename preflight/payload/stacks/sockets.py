@@ -1,15 +1,22 @@
-"""TCP connections as the kernel knows them, sock_diag(7): what is unacknowledged or resent."""
+"""The connections of the ranks, each looked up where it lives: a container has its own network."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 
+from probe import procfs
+from probe.text import clean, words
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
+
+if TYPE_CHECKING:
     Wire = dict[str, Any]
 
 STATES = {1: "established", 2: "connecting", 3: "accepting", 4: "closing", 5: "closing",
@@ -30,7 +37,7 @@ _RETRANSMIT, _PROBE = 1, 4
 """Timers: of the oldest segment without an answer, and of a peer that has closed its window."""
 
 WAIT_S = 2.0
-MOST = 200_000
+INET_DIAG_MOST = 200_000
 """Sockets looked at: a node that serves the web has more than we can use."""
 
 
@@ -42,7 +49,7 @@ def connections() -> list[Wire]:
             wire = parse(body)
             if wire and wire["inode"]:
                 found.append(wire)
-            if len(found) >= MOST:
+            if len(found) >= INET_DIAG_MOST:
                 return found
     return found
 
@@ -130,3 +137,213 @@ def _name(family: int, address: bytes, port: bytes) -> str:
     if address[:12] == b"\0" * 10 + b"\xff\xff":  # IPv4 through a socket of both families
         return f"{socket.inet_ntop(socket.AF_INET, address[12:])}:{number}"
     return f"[{socket.inet_ntop(family, address)}]:{number}"
+
+
+_GET_LINK, _INTERFACES_REQUEST_DUMP = 18, 0x301
+_INTERFACES_HEAD = struct.Struct("=IHHII")
+_BODY = struct.Struct("=BxHiII")
+_INTERFACES_ATTRIBUTE = struct.Struct("=HH")
+_NAME, _STATS, _DOWNS = 3, 23, 48
+_UP, _LOOPBACK, _LOWER_UP = 0x1, 0x8, 0x10000
+_ERRORS = {"rx_errors": 4, "tx_errors": 5, "rx_crc_errors": 12, "tx_carrier_errors": 17}
+"""Places in struct rtnl_link_stats64."""
+
+_STATS_LEAST = 18 * 8
+INTERFACES_MOST = 256
+
+
+def look_interfaces() -> dict[str, dict[str, Any]]:
+    """Return one `PortLook` for each interface by name, all counters since its start; OSError."""
+    found: dict[str, dict[str, Any]] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        kernel.settimeout(WAIT_S)
+        ask = _BODY.pack(0, 0, 0, 0, 0)
+        kernel.send(
+            _INTERFACES_HEAD.pack(
+                _INTERFACES_HEAD.size + len(ask), _GET_LINK, _INTERFACES_REQUEST_DUMP, 1, 0
+            )
+            + ask
+        )
+        going = True
+        while going and len(found) < INTERFACES_MOST:
+            bodies, going = messages(kernel.recv(1 << 18))
+            found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
+    return found
+
+
+def parse_interfaces(body: bytes) -> dict[str, Any] | None:
+    """Read one struct ifinfomsg and its attributes; None for the loopback and what is none."""
+    if len(body) < _BODY.size:
+        return None
+    flags = _BODY.unpack_from(body)[3]
+    raw: dict[int, bytes] = {}
+    data = body[_BODY.size :]
+    while len(data) >= _INTERFACES_ATTRIBUTE.size:
+        size, kind = _INTERFACES_ATTRIBUTE.unpack_from(data)
+        if size < _INTERFACES_ATTRIBUTE.size:
+            break
+        raw[kind] = data[_INTERFACES_ATTRIBUTE.size : size]
+        data = data[(size + 3) & ~3 :]
+    stats, downs = raw.get(_STATS, b""), raw.get(_DOWNS, b"")
+    if flags & _LOOPBACK or _NAME not in raw or len(stats) < _STATS_LEAST:
+        return None
+    counts = struct.unpack_from("=18Q", stats)
+    return {
+        "name": clean(raw[_NAME].rstrip(b"\0")),
+        "up": bool(flags & _UP and flags & _LOWER_UP),
+        "received": counts[2],
+        "sent": counts[3],
+        "errors": {name: counts[at] for name, at in _ERRORS.items()},
+        "lost_link": struct.unpack_from("=I", downs)[0] if len(downs) >= 4 else None,  # noqa: PLR2004
+    }
+
+
+_LEAST = 10
+_PROC_TCP_RETRANSMIT, _PROC_TCP_PROBE = "01", "04"
+_LIMIT = 16 << 20
+
+
+def proc_connections(pid: int) -> list[dict[str, Any]]:
+    """Return the connections of a process's namespace; OSError where it may not be looked at."""
+    found: list[dict[str, Any]] = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}", "rb") as file:
+            found += parse_proc_tcp(file.read(_LIMIT).decode("ascii", "replace"))
+    return found
+
+
+def parse_proc_tcp(text: str) -> list[dict[str, Any]]:
+    """Read the table; lines that are none of it are left out."""
+    wires = (_wire(line.split()) for line in text.splitlines())
+    return [wire for wire in wires if wire is not None and wire["inode"]]
+
+
+def _wire(fields: list[str]) -> dict[str, Any] | None:
+    try:
+        if len(fields) < _LEAST or not fields[0].endswith(":"):
+            return None
+        state = STATES.get(int(fields[3], 16))
+        unacked, _, unread = fields[4].partition(":")
+        timer, retries = fields[5].partition(":")[0], int(fields[6], 16)
+        if state is None:
+            return None
+        return {
+            "inode": int(fields[9]),
+            "local": _proc_tcp_name(fields[1]),
+            "peer": _proc_tcp_name(fields[2]),
+            "state": state,
+            "unacked": int(unacked, 16),
+            "waiting": int(unread, 16),
+            "retries": retries if timer == _PROC_TCP_RETRANSMIT else 0,
+            "probes": retries if timer == _PROC_TCP_PROBE else 0,
+        }
+    except (ValueError, OSError, struct.error):
+        return None
+
+
+def _proc_tcp_name(text: str) -> str:
+    """Spell "0100007F:07E8": the address is in 32-bit words of the machine's own order."""
+    address, _, port = text.partition(":")
+    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+    raw = b"".join(struct.pack("=I", word) for word in words)
+    number = int(port, 16)
+    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":  # noqa: PLR2004
+        raw = raw[12:]
+    if len(raw) == 4:  # noqa: PLR2004
+        return f"{socket.inet_ntop(socket.AF_INET, raw)}:{number}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{number}"
+
+
+_NEW_NET = 0x40000000
+"""CLONE_NEWNET: which kind of namespace is meant."""
+
+MOST, MOST_IN_ALL = 512, 8192
+"""Connections of a rank, and of all together."""
+
+
+def look(pids: Iterable[int]) -> dict[str, Any]:
+    """Return `wires` by pid (as text), `ports` by name, and `problems`; in a child only.
+
+    It enters the network namespace of the ranks where they have another and it may; from there
+    the kernel tells most. Where not, their /proc/PID/net says the least.
+    """
+    pids = list(pids)
+    most = min(MOST, max(16, MOST_IN_ALL // max(1, len(pids))))
+    told: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
+    own = _namespace(os.getpid())
+    for space, members in _by_namespace(pids).items():
+        inside = space in ("", own) or _enter(members[0])
+        with contextlib.suppress(OSError):
+            told["ports"] = {**look_interfaces(), **told["ports"]} if inside else told["ports"]
+        found = _connections(members[0], told["problems"], inside=inside)
+        for pid in members:
+            opened = procfs.opened(pid)
+            its = opened.sockets if opened else set()
+            told["wires"][str(pid)] = [found[inode] for inode in sorted(its) if inode in found][
+                :most
+            ]
+    if not told["ports"]:
+        with contextlib.suppress(OSError):
+            told["ports"] = look_interfaces()
+    return told
+
+
+def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, dict[str, Any]]:
+    """Return what the kernel says of each connection, by its inode as text."""
+    try:
+        found = connections() if inside else proc_connections(pid)
+    except OSError as error:
+        try:
+            found = proc_connections(pid)
+        except OSError:
+            problems.append(f"connections of process {pid}: {words(error)}")
+            return {}
+    return {str(one["inode"]): one for one in found}
+
+
+def _by_namespace(pids: Iterable[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for pid in pids:
+        found.setdefault(_namespace(pid), []).append(pid)
+    return found
+
+
+def _namespace(pid: int) -> str:
+    """Return what names its network namespace; "" where that may not be seen."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
+def _enter(pid: int) -> bool:
+    """Move this process into the network namespace of another; needs CAP_SYS_ADMIN."""
+    try:
+        handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        import ctypes  # only where there is another namespace
+
+        return int(ctypes.CDLL(None).setns(handle, _NEW_NET)) == 0
+    except (ImportError, OSError, AttributeError):
+        return False
+    finally:
+        os.close(handle)
+
+
+def moved(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a `Connection` of the document for each that is there at the second look."""
+    first = {one["inode"]: one for one in before}
+    return [_moved(first.get(one["inode"], {}), one) for one in after]
+
+
+def _moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    told = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
+    told.update(retries=after["retries"], probes=after["probes"])
+    for name in ("sent", "received", "resent"):
+        if name in after:
+            told[name] = max(0, after[name] - before.get(name, 0 if not before else after[name]))
+    if "quiet_ms" in after:
+        told["quiet_s"] = round(after["quiet_ms"] / 1000, 3)
+    return told

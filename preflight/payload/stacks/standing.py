@@ -6,7 +6,7 @@ import time
 
 from probe.text import TEXT_LIMIT, clean
 
-from . import carried, denied, spoken, spy
+from . import pyspy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from probe import guard
 
-    from .patience import Patience
+    from .ranks import Patience
 
     Told = dict[str, Any]
 
@@ -40,9 +40,9 @@ class Standing:
     def __init__(self, patience: Patience, *, own: bool) -> None:
         self._patience = patience
         self._own = own
-        self._spy: spy.Spy | None = None
+        self._spy: pyspy.Spy | None = None
         self._lacks = ""
-        self._carried: carried.Carried | None = None
+        self._carried: pyspy.Carried | None = None
         self._first: dict[int, Any] = {}
         self._later: dict[int, Any] = {}
         self._native: dict[int, Any] = {}
@@ -60,11 +60,11 @@ class Standing:
             return
         if self._own:
             folders = (folder for one in pythons for folder in one["bins"])
-            self._spy = spy.installed(folders, self._patience.within(FIND_S))
-        if self._spy is None and not carried.asks(emit):
+            self._spy = pyspy.installed(folders, self._patience.within(FIND_S))
+        if self._spy is None and not pyspy.asks(emit):
             self._lacks = _INSTALLED
         elif self._spy is None:
-            self._carried = carried.Carried(lines, self._patience.until)
+            self._carried = pyspy.Carried(lines, self._patience.until)
             self._spy = self._carried.spy
             self._lacks = f"{self._carried.refused}: {_INSTALL}"
 
@@ -88,7 +88,7 @@ class Standing:
 
     def read_again(self) -> None:
         """Take a second look at those that could be read; what was sampled is complete by then."""
-        self._sampled = spy.sampled(self._samplers, self._patience.within(spy.LATE_S))
+        self._sampled = pyspy.sampled(self._samplers, self._patience.within(pyspy.LATE_S))
         self._later = self._dump(pid for pid, told in self._first.items() if _read(told))
 
     def read_native(self, rows: list[Told]) -> None:
@@ -96,8 +96,8 @@ class Standing:
         chosen: dict[str, int] = {}
         for row in rows:
             before, after = self._first.get(row["pid"]), self._later.get(row["pid"])
-            place = spoken.where(before) if _read(before) else ""
-            if place and _read(after) and place == spoken.where(after) and _at_rest(row):
+            place = pyspy.where(before) if _read(before) else ""
+            if place and _read(after) and place == pyspy.where(after) and _at_rest(row):
                 chosen.setdefault(place, row["pid"])
         if self._spy is not None:
             pids = list(chosen.values())[:MOST_NATIVE]
@@ -148,7 +148,7 @@ class Standing:
         if self._spy is None:
             return self._lacks
         told = self._first.get(one["pid"])
-        reason = denied.why(one["uid"], one["user"])
+        reason = pyspy.why(one["uid"], one["user"])
         return reason or f"py-spy could not read it: {told or 'it said nothing'}"
 
 

@@ -2,10 +2,21 @@
 
 Between two operations the data of the first is checked and written anew. That is no dawdling, but a
 host held up during a check is: so the usual time of a check is taken off each gap, no more.
+
+A clock that is set in the middle (NTP's first answer, a person) would tear one event in two. What
+is timed at all is timed by the steady clock; this only says when it was.
+
+A process that is frozen in the middle of an all-reduce looks like a bad wire at both of its ends.
+Its supervisor, another process, sees the difference. If the supervisor did not run itself, the
+kernel knows whether it waited for a CPU (others had them all), or whether nothing ran.
+
+An overloaded node is a finding too, but another one than a dead link.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from abc import ABC, abstractmethod
 
@@ -15,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
 
 _BATCH, _CHECKED_BATCH = 64, 16
 """Operations of a batch; fewer with checks, of ten kernels each: a stream takes about 1,000 of
@@ -231,3 +243,188 @@ class CudaClock(Clock):
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2] if values else 0.0
+
+
+_WALL, _STEADY = time.time(), time.monotonic()  # the agent's, which its ranks inherit by fork
+
+_LEAST_S = 1.0
+_SLEWED = 0.001
+"""NTP may slow a clock down or speed it up by half of that without setting it."""
+
+
+def now_s() -> float:
+    """Seconds since 1970, never set."""
+    return date_s(time.monotonic())
+
+
+def date_s(steady: float) -> float:
+    """When it was that the steady clock showed this; seconds since 1970, never set."""
+    return round(_WALL + steady - _STEADY, 3)
+
+
+class Steps:
+    """How far the clock was set, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._known = time.time() - now_s()
+        self._looked = time.monotonic()
+
+    def step_s(self) -> float:
+        """Seconds by which it was set since the last look; 0.0 if it was not."""
+        now, off_s = time.monotonic(), time.time() - now_s()
+        passed_s, self._looked = now - self._looked, now
+        step_s, self._known = off_s - self._known, off_s
+        return round(step_s, 1) if abs(step_s) > _LEAST_S + _SLEWED * passed_s else 0.0
+
+
+_EVERY_S = 0.01
+_HOLE_S = 0.025
+"""Whoever sleeps for 10 ms and wakes after that much did not get to run meanwhile."""
+
+_STARVED = 0.5
+"""Share of the time overslept that it must have waited for a CPU to be merely starved."""
+
+_KEPT = 200
+_STAT_BYTES = 128  # pid, command and state stand first
+_NOWHERE = -1  # as a descriptor
+
+
+class Stalls:
+    """Waits for the measuring process like select(2), and looks after it every 10 ms."""
+
+    def __init__(self, pid: int) -> None:
+        # one thread's stat is cheaper than that of all: a stop stops every thread
+        self._stat = _opened(f"/proc/{pid}/task/{pid}/stat")
+        self._schedstat = _opened("/proc/self/schedstat")
+        self._stopped_from: float | None = None
+        self._found: list[tuple[float, float, str]] = []
+
+    def wait(self, descriptor: int, within_s: float) -> bool:
+        """Whether it became readable in time."""
+        ends = time.monotonic() + within_s
+        waited_s = self._waited_s()
+        while True:
+            before = time.monotonic()
+            slept_s = max(0.0, min(_EVERY_S, ends - before))
+            readable = bool(select.select([descriptor], [], [], slept_s)[0])
+            now = time.monotonic()
+            was_s, waited_s = waited_s, self._waited_s()
+            if now - before > _HOLE_S:
+                starved = waited_s - was_s >= _STARVED * (now - before - slept_s)
+                self._keep(before, now, "starved" if starved else "host")
+            self._look(now)
+            if readable or now >= ends:
+                return readable
+
+    def taken(self) -> list[tuple[float, float, str]]:
+        """All since the last call, as (date, milliseconds, what); the longest ones if many."""
+        if self._stopped_from is not None:
+            self._keep(self._stopped_from, time.monotonic(), "stopped")
+        longest = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
+        self._found, self._stopped_from = [], None
+        return sorted(longest)
+
+    def close(self) -> None:
+        """Look no more."""
+        for descriptor in (self._stat, self._schedstat):
+            if descriptor != _NOWHERE:
+                os.close(descriptor)
+        self._stat = self._schedstat = _NOWHERE
+
+    def _look(self, now: float) -> None:
+        stopped = self._is_stopped()
+        if stopped and self._stopped_from is None:
+            self._stopped_from = now
+        elif not stopped and self._stopped_from is not None:
+            self._keep(self._stopped_from, now, "stopped")
+            self._stopped_from = None
+
+    def _is_stopped(self) -> bool:
+        """By a signal, or held by a debugger."""
+        return _text(self._stat).rpartition(b") ")[2][:1] in (b"T", b"t")
+
+    def _waited_s(self) -> float:
+        """For how long this process was ready to run and did not; without an answer, for ever.
+
+        Source: Documentation/scheduler/sched-stats.rst, the second field (nanoseconds).
+        """
+        fields = _text(self._schedstat).split()
+        return int(fields[1]) / 1e9 if len(fields) > 1 else time.monotonic()
+
+    def _keep(self, began: float, ended: float, what: str) -> None:
+        self._found.append((date_s(began), round((ended - began) * 1000.0, 1), what))
+        if len(self._found) > 2 * _KEPT:
+            self._found = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return _NOWHERE
+
+
+def _text(descriptor: int) -> bytes:
+    """What it shows now; nothing of a process that has ended."""
+    try:
+        return os.pread(descriptor, _STAT_BYTES, 0)
+    except OSError:
+        return b""
+
+
+_EXPLAINS = 0.5
+"""A thread that waited so much of the time for a CPU was starved."""
+
+
+def waited_s(pid: int) -> dict[str, float]:
+    """For how long each thread was ready to run and did not, since it began; seconds.
+
+    Source: Documentation/scheduler/sched-stats.rst, the second field of schedstat (nanoseconds).
+    """
+    found: dict[str, float] = {}
+    for thread in _names(f"/proc/{pid}/task"):
+        fields = _starvation_text(f"/proc/{pid}/task/{thread}/schedstat").split()
+        if len(fields) > 1:
+            found[thread] = int(fields[1]) / 1e9
+    return found
+
+
+def stopped(pid: int) -> bool:
+    """Whether somebody stopped it by a signal (or a debugger holds it)."""
+    return _state(f"/proc/{pid}") in ("T", "t")
+
+
+def in_d_state(pid: int) -> bool:
+    """Whether one of its threads waits in the kernel, where no signal reaches it."""
+    tasks = f"/proc/{pid}/task"
+    return any(_state(f"{tasks}/{thread}") == "D" for thread in _names(tasks))
+
+
+def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
+    """What explains the silence of the last `within_s`, as the end of a sentence, if anything."""
+    if stopped(pid):
+        return "; it was stopped by a signal"
+    now = waited_s(pid)
+    most = max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
+    if most < _EXPLAINS * within_s:
+        return ""
+    return f"; it waited {most:.1f} s for a CPU: look at what else runs on this node"
+
+
+def _state(folder: str) -> str:
+    return _starvation_text(folder + "/stat").rpartition(") ")[2][:1]
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _starvation_text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""

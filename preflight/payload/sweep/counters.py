@@ -1,15 +1,32 @@
-"""What NICs and the kernel count when a link loses bits: a cable confesses here first.
+"""Counters before and after each pair's load, read by a process that can hang without harm.
+
+A NIC's firmware or a GPU's driver may never answer; the measuring process itself asks neither.
 
 Only counters that mean trouble are read; those of congestion and of plain traffic are not.
+
+What a driver or a GPU does not know is absent; nothing is made of that. A reading of a GPU is two
+calls: all counters as numbered fields in one, what holds its clocks down in the other.
+
+A login that may not read the log sees none; that is no proof of health and none is claimed.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+
+from . import lifeline, lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+    from typing import Any
+
+    from probe.nvml_calls import Nvml
+
+    from .transports import Means
+
 
 RDMA = {
     # InfiniBand Architecture, PortCounters; in sysfs under these names for every driver.
@@ -97,3 +114,435 @@ def _text(path: str) -> str:
             return (file.read(65536) or b"").decode("ascii", "replace")
     except OSError:
         return ""
+
+
+LIBRARY = "libnvidia-ml.so.1"
+
+# nvml.h: nvmlClocksEventReason*, those that hardware or heat force upon a GPU.
+_THROTTLE = {
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+_LINK_COUNT = 91  # nvml.h: NVML_FI_DEV_*, as all numbers below
+_FIELDS = {"pcie_replay": 94, "ecc_corrected": 3, "ecc_uncorrected": 4}
+_LINK_FIELDS = {
+    # up to NVLink 4
+    "dl_replay": 161,
+    "dl_recovery": 162,
+    "crc": 163,
+    # from NVLink 5 on, where those are not supported
+    "rcv_errors": 208,
+    "recovery_failed": 214,
+    "recovery": 215,
+}
+_LINK_TOTALS = {"crc_flit": 38, "crc_data": 45, "dl_replay": 52, "dl_recovery": 59}
+"""Of all links: for drivers that do not know the fields of one link."""
+
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "pcie_replay": ("PcieReplayCounter",),
+    "ecc_corrected": ("TotalEccErrors", 0, 0),  # nvmlMemoryErrorType_t; volatile
+    "ecc_uncorrected": ("TotalEccErrors", 1, 0),
+}
+"""For drivers that do not know the field."""
+
+_MOST_LINKS = 36
+_MOST = 2**53
+"""Beyond it is no count: a driver that fails may answer all ones."""
+_EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
+
+
+class Gpus:
+    """The GPUs of this node, or one of them; none where the driver is not there or refuses."""
+
+    def __init__(self) -> None:
+        self._nvml: Nvml | None = None
+        self._known: dict[str | int, _Gpu] = {}
+        try:
+            import ctypes
+
+            ctypes.CDLL(LIBRARY)
+            import pynvml
+            from probe.nvml_calls import Nvml
+
+            pynvml.nvmlInit()
+            self._nvml = Nvml(pynvml)
+        except Exception:  # noqa: BLE001 - no library, no module, NVML's own errors: no counters
+            return
+
+    def read(self, bus_id: str | None) -> tuple[dict[str, float], list[str]]:
+        """Return the counters, and the throttle reasons that hold now, of one GPU or of all."""
+        counters: dict[str, float] = {}
+        throttled: list[str] = []
+        for gpu in self._gpus(bus_id):
+            name = f"GPU {gpu.index} "
+            counters.update({name + each: float(value) for each, value in gpu.counters().items()})
+            throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
+        return counters, throttled
+
+    def sole_holders(self, index: int) -> tuple[bool | None, list[int]]:
+        """Whether a GPU, by NVML's number, takes one process at a time, and those on it then.
+
+        None where NVML does not tell.
+        """
+        gpu = None if self._nvml is None else _found(self._nvml, index)
+        return (None, []) if gpu is None else gpu.sole_holders()
+
+    def bus_ids(self, visible: list[Any]) -> list[str]:
+        """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
+
+        NVML numbers GPUs by PCI address (nvml.h, nvmlDeviceGetHandleByIndex), as CUDA does with
+        CUDA_DEVICE_ORDER=PCI_BUS_ID; a UUID may be cut short, as in CUDA_VISIBLE_DEVICES. Nothing
+        where one is not known.
+        """
+        nvml = self._nvml
+        if nvml is None:
+            return []
+        count = nvml.ask_by_name("nvmlDeviceGetCount") or 0
+        every = {at: nvml.ask_by_name("nvmlDeviceGetHandleByIndex", at) for at in range(count)}
+        uuids = {
+            at: _gpu_counters_text(nvml.ask_by_name("nvmlDeviceGetUUID", one))
+            for at, one in every.items()
+            if one
+        }
+        found: list[Any] = []
+        for wanted in visible:
+            at = wanted if isinstance(wanted, int) else _only(uuids, wanted)
+            if at is None:
+                return []
+            if every.get(at) is not None:  # a lost GPU is counted, and CUDA passes over it
+                found.append(nvml.ask_by_name("nvmlDeviceGetPciInfo", every[at]))
+        return [] if None in found else [_gpu_counters_text(pci.busId).lower() for pci in found]
+
+    def bus_id(self, uuid: str) -> str | None:
+        """The PCI address of the GPU with this UUID ("GPU-..."), as sysfs spells it."""
+        from probe import sysfs
+
+        if self._nvml is None:
+            return None
+        handle = self._nvml.ask_by_name("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"))
+        if handle is None:
+            return None
+        info = self._nvml.ask_by_name("nvmlDeviceGetPciInfo", handle)
+        return None if info is None else sysfs.bus_id(_gpu_counters_text(info.busId)) or None
+
+    def _gpus(self, bus_id: str | None) -> list[_Gpu]:
+        """Find handles once: they hold for as long as the library does."""
+        if self._nvml is None:
+            return []
+        count = 0 if bus_id is not None else self._nvml.ask_by_name("nvmlDeviceGetCount")
+        keys: list[str | int] = list(range(count or 0)) if bus_id is None else [bus_id]
+        for key in keys:
+            if key not in self._known:
+                gpu = _found(self._nvml, key)
+                if gpu is not None:
+                    self._known[key] = gpu
+        return [self._known[key] for key in keys if key in self._known]
+
+
+def _found(nvml: Nvml, key: str | int) -> _Gpu | None:
+    if isinstance(key, int):
+        handle = nvml.ask_by_name("nvmlDeviceGetHandleByIndex", key)
+        return None if handle is None else _Gpu(nvml, key, handle)
+    handle = nvml.ask_by_name("nvmlDeviceGetHandleByPciBusId", key.encode("ascii"))
+    index = None if handle is None else nvml.ask_by_name("nvmlDeviceGetIndex", handle)
+    return None if index is None else _Gpu(nvml, index, handle)
+
+
+class _Gpu:
+    """One GPU; its first reading learns which counters it has, and no other is asked for later."""
+
+    def __init__(self, nvml: Nvml, index: int, handle: Any) -> None:
+        self.index = index
+        self._nvml = nvml
+        self._handle = handle
+        self._fields: dict[str, tuple[int, int]] = {}
+        self._calls: dict[str, tuple[Any, ...]] = {}
+        self._reasons = "CurrentClocksEventReasons"
+        if not nvml.has("nvmlDeviceGet" + self._reasons):
+            self._reasons = "CurrentClocksThrottleReasons"  # before R535
+
+    def counters(self) -> dict[str, int]:
+        """Return what it counts now, by name: "pcie_replay", "nvlink3_crc"."""
+        if not self._fields and not self._calls:
+            self._learn()
+        found = self._read(self._fields)
+        for name, call in self._calls.items():
+            value = self._ask(*call)
+            if value is not None:
+                found[name] = value
+        return found
+
+    def throttled(self) -> list[str]:
+        """Name what holds its clocks down now."""
+        bits = int(self._ask(self._reasons) or 0)
+        return [name for bit, name in _THROTTLE.items() if bits & bit]
+
+    def sole_holders(self) -> tuple[bool | None, list[int]]:
+        """Whether it takes one process at a time (None: NVML does not tell), and those on it."""
+        mode = self._ask("ComputeMode")
+        if mode != _EXCLUSIVE_PROCESS:
+            return None if mode is None else False, []
+        return True, [int(one.pid) for one in self._ask("ComputeRunningProcesses") or ()]
+
+    def _learn(self) -> None:
+        links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)
+        each = {
+            f"nvlink{link}_{kind}": (number, link)
+            for link in range(min(links, _MOST_LINKS))
+            for kind, number in _LINK_FIELDS.items()
+        }
+        totals = {f"nvlink_{kind}": (number, 0) for kind, number in _LINK_TOTALS.items()}
+        asked = {name: (number, 0) for name, number in _FIELDS.items()}
+        found = self._read({**asked, **each, **totals})
+        if not each.keys().isdisjoint(found):
+            asked.update(each)
+        else:
+            asked.update(totals)
+        self._fields = {name: field for name, field in asked.items() if name in found}
+        self._calls = {
+            name: call
+            for name, call in _CALLS.items()
+            if name not in found and self._ask(*call) is not None
+        }
+
+    def _read(self, fields: dict[str, tuple[int, int]]) -> dict[str, int]:
+        """Ask for numbered fields (number, link) in one call; each has an answer of its own."""
+        answers = self._nvml.fields(self._handle, list(fields.values())) if fields else []
+        return {
+            name: value
+            for name, (value, refusal) in zip(fields, answers)  # noqa: B905 - Python 3.8
+            if refusal is None and 0 <= value <= _MOST
+        }
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)
+
+
+def _only(uuids: dict[int, str], start: str) -> int | None:
+    """The one GPU whose UUID begins so."""
+    found = [index for index, uuid in uuids.items() if uuid.startswith(start)]
+    return found[0] if len(found) == 1 else None
+
+
+def _gpu_counters_text(said: Any) -> str:
+    """Return the same as text: pynvml before 11.515 answers in bytes."""
+    return said.decode("ascii", "replace") if isinstance(said, bytes) else str(said or "")
+
+
+LOG = "/dev/kmsg"
+_RECORD = 8192
+_XID = re.compile(
+    rb"(?m)^\d[^;\n]{0,80};NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,16})[^)\n]{0,40}\): (\d{1,4})\b"
+)
+
+
+class KernelLog:
+    """Counts the Xids written since it was opened."""
+
+    def __init__(self, path: str = LOG) -> None:
+        self._counts: dict[str, float] = {}
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._file, 0, os.SEEK_END)
+        except OSError:
+            self._file = -1
+
+    def xids(self, bus_id: str | None) -> dict[str, float]:
+        """How often each Xid came so far; only those of one GPU, where its PCI address is given."""
+        for found in _XID.finditer(self._new()):
+            where, number = (part.decode("ascii") for part in found.groups())
+            name = f"Xid {number} {where}"
+            self._counts[name] = self._counts.get(name, 0) + 1
+        return {
+            name: count
+            for name, count in self._counts.items()
+            if bus_id is None or _slot(name.rpartition(" ")[2]) == _slot(bus_id)
+        }
+
+    def _new(self) -> bytes:
+        """Return what was written since the last look; the kernel gives one record at a time."""
+        said = b""
+        while self._file >= 0:
+            try:
+                record = os.read(self._file, _RECORD)
+            except BrokenPipeError:
+                continue  # records were overwritten before we read them: go on with the next
+            except OSError:
+                break  # EAGAIN: nothing more
+            if not record:
+                break
+            said += record
+        return said
+
+
+def _slot(address: str) -> str:
+    """A PCI address without the device's function, the domain without leading zeros."""
+    return address.partition(".")[0].lower().lstrip("0")
+
+
+PATIENCE_S = 1.0
+"""For one reading; the partner may be waiting."""
+
+MOST = 64
+"""Counters told of one pair."""
+
+_STRIKES = 2  # answers in a row that may be late before a reading process is replaced
+
+_ENDING_S = 0.2
+
+
+class Watch:
+    """Asks the reading process, and compares. `read` never raises, and never waits for long."""
+
+    def __init__(self, root: str) -> None:
+        """Start two processes, of which one stands by; `root` is /sys but in tests.
+
+        Later on a fork would take along CUDA's memory and NCCL's threads and their locks.
+        """
+        self._readers = [_Reader(root), _Reader(root)]
+        self._readers[0].wake()
+        self._number = 0
+        self._late = 0
+        self._why = ""
+
+    def read(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Return one reading: "counters" and "throttled", or "unread", why there is none.
+
+        `what`: "bus_id" of the GPU, "devices" for RDMA, "interface" for Ethernet; None is all of
+        the first two, and none of the last.
+        """
+        answer = self._ask(what)
+        return answer if answer is not None else {"unread": self._why}
+
+    def bus_id(self, uuid: str) -> str | None:
+        """Ask NVML for the PCI address of the GPU with this UUID."""
+        answer = self._ask({"uuid": uuid})
+        return None if answer is None else answer["bus_id"]
+
+    def since(self, before: dict[str, Any], means: Means) -> dict[str, Any]:
+        """What an account says of the counters: which `moved`, and what is `unread`."""
+        after = before if "unread" in before else self.read(means.question())
+        why = [means.unplaced, after.get("unread", "")]
+        return {
+            "moved": [] if "unread" in after else moved(before, after, means),
+            "unread": "; ".join(filter(None, why)),
+        }
+
+    def _ask(self, what: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer; None where it is late, or where both processes have been given up."""
+        if not self._readers:
+            return None
+        self._number += 1
+        try:
+            answer = self._readers[0].answer(dict(what, number=self._number))
+        except TimeoutError:
+            self._late += 1
+            self._why = f"error counters were not read: no answer within {PATIENCE_S:g} s"
+        except OSError:
+            self._late = _STRIKES
+            self._why = "error counters were not read: the reading process ended"
+        else:
+            self._late = 0
+            return answer
+        if self._late >= _STRIKES:
+            self._replace()
+        return None
+
+    def _replace(self) -> None:
+        self._readers.pop(0).end()
+        self._late = 0
+        if self._readers:
+            self._readers[0].wake()  # the driver has until the next question to come up
+        else:
+            self._why += ", nor from a second process: none is asked any more"
+
+
+class _Reader:
+    """One reading process, forked at once; it touches no driver before it is woken."""
+
+    def __init__(self, root: str) -> None:
+        asking, self._asking = os.pipe()
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                lifeline.die_with_parent(parent, "preflight-count")
+                lifeline.close_all_but({asking, writing})
+                _serve(asking, writing, root)
+            finally:
+                os._exit(0)
+        os.close(asking)
+        os.close(writing)
+        self._answers = lines.Reader(reading)
+
+    def wake(self) -> None:
+        """Let it load the driver's library."""
+        lines.write(self._asking, {"number": 0})
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer; TimeoutError if it is late, another OSError if nobody is there."""
+        lines.write(self._asking, question)
+        while True:
+            answer = self._answers.next(PATIENCE_S)
+            if answer is None:
+                raise BrokenPipeError
+            if answer["number"] == question["number"]:
+                return answer  # an earlier number: the late answer to an earlier question
+
+    def end(self) -> None:
+        """Kill it; one in D state is left to the kernel."""
+        os.close(self._asking)
+        os.close(self._answers.descriptor)
+        os.kill(self._pid, signal.SIGKILL)
+        lifeline.reaped(self._pid, _ENDING_S)
+
+
+def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:
+    """Say which counters moved, and which throttle reasons hold now, as the wire wants it.
+
+    Those that may be another rail's come last, and are marked: they prove nothing of this one.
+    """
+    past = before["counters"]
+    steps = {
+        name: value - past.get(name, 0 if name.startswith("Xid ") else value)
+        for name, value in after["counters"].items()
+    }
+    steps.update(dict.fromkeys(after["throttled"], 1))
+    found = [(name, by) for name, by in steps.items() if by > 0]
+    own = [{"name": name, "by": by} for name, by in found if means.owns(name)]
+    others = [
+        {"name": name, "by": by, "assigned": False} for name, by in found if not means.owns(name)
+    ]
+    return (own + others)[:MOST]
+
+
+def _serve(asking: int, writing: int, root: str) -> None:
+    """Answer until nobody asks any more."""
+    questions = lines.Reader(asking)
+    if questions.next(None) is None:
+        return
+    gpus, log = Gpus(), KernelLog()
+    while True:
+        asked = questions.next(None)
+        if asked is None:
+            return
+        answer: dict[str, Any]
+        if "uuid" in asked:
+            answer = {"bus_id": gpus.bus_id(asked["uuid"])}
+        else:
+            found, throttled = gpus.read(asked["bus_id"])
+            found.update(log.xids(asked["bus_id"]))
+            found.update(_links(root, asked["devices"], asked["interface"]))
+            answer = {"counters": found, "throttled": throttled}
+        lines.write(writing, dict(answer, number=asked["number"]))
+
+
+def _links(root: str, devices: Collection[str] | None, interface: str | None) -> dict[str, float]:
+    found = rdma(root, devices)
+    if interface:
+        found.update(ethernet(root, interface))
+        found.update(tcp())
+    return found

@@ -5,14 +5,22 @@ Making it takes 1 to 15 s on a node without persistence mode, and may hang in th
 
 from __future__ import annotations
 
+import gc
+import json
+import logging
+import os
+import select
+import signal
 import time
+import warnings
 
-from . import gpu_counters, lifeline
-from .account import short
+from . import counters, lifeline
+from .plan import short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
 
 _BUSY = "busy or unavailable"  # cudaErrorDevicesUnavailable, as cudaGetErrorString has it
 _AGAIN_S = 1.0
@@ -59,7 +67,7 @@ def _holder(torch: Any, index: int) -> str:
         at = torch.cuda._get_nvml_device_index(index)  # noqa: SLF001 - heeds CUDA_VISIBLE_DEVICES
     except (AttributeError, RuntimeError, ValueError):
         at = index
-    alone, pids = gpu_counters.Gpus().sole_holders(at)
+    alone, pids = counters.Gpus().sole_holders(at)
     if alone is None:
         return f"GPU {at} is busy or unavailable; NVML does not tell whether a process holds it"
     if not alone:
@@ -74,3 +82,87 @@ def _name(pid: int) -> str:
             return f" ({file.read().strip()})"
     except OSError:  # in a container NVML may count by the host's numbers
         return ""
+
+
+_CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
+_REAP_S = 2.0  # killed, it is gone within ms, unless it is stuck in the driver
+_ANSWER_BYTES = 4096
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "GLOG_minloglevel": "2",
+    # torch reads it when it is loaded; DETAIL makes ProcessGroupNCCL time and hash every operation.
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    # Ask NVML, not the CUDA runtime, whether there are GPUs: a fork must stay possible.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+
+
+def describe() -> dict[str, Any]:
+    """Return the agent's first event: `ready`, or `no_torch` with the reason."""
+    os.environ.update(_ENVIRONMENT)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    try:
+        torch, dist = _load()
+    except Exception as error:  # noqa: BLE001 - a half-installed torch raises all sorts of things
+        return {"event": "no_torch", "error": f"{type(error).__name__}: {short(error)}"}
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return {"event": "no_torch", "error": "this torch was built without gloo"}
+    ready = {"event": "ready", "torch": str(torch.__version__), "cuda": False, "gpus": 0}
+    ready["bus_ids"] = []
+    if dist.is_nccl_available():
+        ready.update(_cuda(torch))
+    return ready
+
+
+def _load() -> tuple[Any, Any]:
+    """Import torch, once for all rails, with no garbage collector at work.
+
+    It would find nothing, and costs an eighth of the import. All that is there then is left out of
+    later collections as well: each looks through it for tens of ms, maybe in a timed operation.
+    """
+    gc.disable()
+    try:
+        import torch
+        import torch.distributed as dist
+    finally:
+        gc.freeze()
+        gc.enable()
+    return torch, dist
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    """Count the GPUs in a child: the CUDA runtime may hang, and spoils a process for forking."""
+    reading, writing = os.pipe()
+    agent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        try:
+            lifeline.die_with_parent(agent, "preflight-cuda")
+            lifeline.let_go_of_the_wire()
+            os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answered = select.select([reading], [], [], _CUDA_S)[0]
+    answer = os.read(reading, _ANSWER_BYTES) if answered else b""
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    lifeline.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
+    found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
+    return found
+
+
+def _gpus(torch: Any) -> dict[str, Any]:
+    """How many GPUs there are, and their PCI addresses in CUDA's order where NVML tells them.
+
+    torch counts by NVML (torch/cuda/__init__.py, `device_count`), which counts a lost GPU, too.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return {"cuda": False, "gpus": 0}
+    parse = getattr(torch.cuda, "_parse_visible_devices", None)  # not public
+    visible = parse()[:count] if parse is not None else []
+    bus_ids = counters.Gpus().bus_ids(visible) if len(visible) == count else []
+    return {"cuda": True, "gpus": len(bus_ids) or count, "bus_ids": bus_ids}

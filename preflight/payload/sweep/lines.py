@@ -1,17 +1,105 @@
-"""Whole JSON lines between the processes of one node; half a line of a killed writer is dropped."""
+"""The agent's line to its controller: what it is told, that both are alive, and the end of it."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import select
+import threading
 import time
+
+import lease
+import start
+import wire
+
+from . import groups, lifeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from .stalls import Stalls
+    from .clocks import Stalls
+
+
+if TYPE_CHECKING:
+    Read = Callable[[float], "dict[str, Any] | None"]
+    Emit = Callable[["dict[str, Any]"], None]
+
+_LAST_WORDS_S = 0.5
+
+
+class Orders:
+    """The controller's lines, each to whom it concerns."""
+
+    def __init__(self) -> None:
+        self.go: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.more: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Rounds after the last one."""
+        self.shared: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Renewals and the numbers of lost nodes: for the store, if we host it."""
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Hand over one line; "finish" is the last one."""
+        if "finish" in message:
+            lifeline.leave()
+        elif "go" in message:
+            self.go.put(message["go"])
+        elif "more" in message:
+            self.more.put(message["more"])
+            self.shared.put({"rounds": len(message["more"]["turns"])})
+        else:
+            self.shared.put(message)
+
+
+def hold(request: dict[str, Any], read_line: Read, emit: Emit) -> tuple[Orders, lease.Lease]:
+    """Listen and beat from now on, in threads; they end the process when its time has come."""
+    orders, kept = Orders(), lease.Lease(request.get("lease_s"))
+    for work, arguments in (
+        (_attend, (read_line, kept, orders, emit)),
+        (_beat, (kept, emit)),
+        (_end_after, (request["deadline_s"],)),
+    ):
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+    return orders, kept
+
+
+def _attend(read_line: Read, kept: lease.Lease, orders: Orders, emit: Emit) -> None:
+    """Take the controller's lines; without a controller nothing here has a purpose."""
+    status = start.BROKE
+    try:
+        ended = lease.attend(read_line, kept, orders.take)
+        status = start.DONE if ended == lease.CLOSED else start.LAPSED
+        if ended == groups.STORE:
+            error = f"the sweep's store was silent for {kept.seconds:g} s"
+            last_words = threading.Thread(target=_say, args=(emit, error), daemon=True)
+            last_words.start()
+            last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
+    finally:
+        lifeline.leave(status)
+
+
+def _say(emit: Emit, error: str) -> None:
+    emit({"event": "lapsed", "error": error})
+
+
+def _beat(kept: lease.Lease, emit: Emit) -> None:
+    """Say that this agent is alive: its controller cannot see a line that died without a sound."""
+    if kept.seconds is None:
+        return
+    try:
+        while True:
+            time.sleep(kept.seconds / lease.BEATS)
+            emit({"event": "alive"})
+    except wire.Gone:
+        lifeline.leave()
+
+
+def _end_after(deadline_s: float) -> None:
+    time.sleep(deadline_s)
+    lifeline.leave()
+
 
 _CHUNK = 65536
 

@@ -3,18 +3,25 @@
 It ends with its controller (end of input, or silence for the length of the lease), with the sweep's
 store, when told to, and on its deadline; its ranks and their measuring processes end with it,
 because the kernel kills them then.
+
+torch is imported once per node then, nobody writes torchrun's one rendezvous key in turn (33 nodes
+on a small machine did not get through it within 70 s), and no node unpickles what others wrote to
+it. A rank that the job's own torchrun started sweeps one rail by itself; the rank's environment is
+ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import threading
 from datetime import timedelta
 
-from probe import resolve
+from probe import network
 
-from . import holder, lifeline, line, lock, plan, rails, seat, shared, torch_facts
-from .account import short
+from . import cuda, groups, lifeline, lines, lock, plan, supervisor
+from .plan import short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +29,138 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+
+if TYPE_CHECKING:
+    RailsEmit = Callable[["dict[str, Any]"], None]
+
+
+def start(pipes: dict[int, int], emit: RailsEmit) -> None:
+    """Relay from now on, in threads, what the rails say; `pipes`: by rail."""
+    rails = Rails(len(pipes), emit)
+    for rail, pipe in pipes.items():
+        threading.Thread(target=rails.relay, args=(pipe, rail), daemon=True).start()
+
+
+def pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+    """Hand each order to every rail, from now on, in a thread."""
+    threading.Thread(target=_pass_on, args=(more, pipes), daemon=True).start()
+
+
+class Rails:
+    """How many rails there are, and how many of them rest or are through."""
+
+    def __init__(self, count: int, emit: RailsEmit) -> None:
+        self._count = count
+        self._emit = emit
+        self._resting: set[int] = set()
+        self._through = 0
+        self._lock = threading.Lock()
+
+    def relay(self, pipe: int, rail: int) -> None:
+        """Pass on one rail's words to its end; a silent end is told by its number, `rail`."""
+        reader = lines.Reader(pipe)
+        whose = f"its rank of rail {rail}" if self._count > 1 else "its rank"
+        while True:
+            line = reader.next(None)
+            if line is None:
+                self._emit({"event": "trouble", "error": f"{whose} ended without a word"})
+            if line is None or line["event"] == "rail_done":
+                self._count_in(pipe, through=True)
+                return
+            if line["event"] == "rail_rest":
+                self._count_in(pipe, through=False)
+            else:
+                self._emit(line)
+
+    def _count_in(self, pipe: int, *, through: bool) -> None:
+        """A rail that is through rests no more: it counts once."""
+        with self._lock:
+            if through:
+                self._resting.discard(pipe)
+                self._through += 1
+            else:
+                self._resting.add(pipe)
+            all_through = self._through == self._count
+            all_rest = not all_through and len(self._resting) + self._through == self._count
+            if all_rest:
+                self._resting.clear()
+        if all_through:
+            self._emit({"event": "done"})
+        elif all_rest:
+            self._emit({"event": "rest"})
+
+
+def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+    while True:
+        order = more.get()
+        for pipe in pipes:
+            lines.write(pipe, order)
+
+
+_UP_S = 5.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+_TRIES = 3
+
+
+def lock_name(request: dict[str, Any]) -> str:
+    """Name the lock: the first rail holds the node, as a whole node's agent would."""
+    seat = request.get("seat")
+    name = str(request["name"])
+    return f"{name}/{seat['rail']}" if seat and seat["rail"] else name
+
+
+def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Of what torch sees, the part that is this rank's: one GPU, if it is there."""
+    if event["event"] == "ready" and request.get("seat"):
+        there = gpu_of_rank() < event["gpus"]
+        return dict(event, cuda=event["cuda"] and there, gpus=int(there), bus_ids=[])
+    return event
+
+
+def gpu_of_rank() -> int:
+    """The GPU that the job's rank will take, as its script finds it: cuda:LOCAL_RANK."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def start_rail(rail: plan.Rail, ends: tuple[int, int]) -> None:
+    """Run the rail in a process of its own, which ends with this one; OSError if none comes up.
+
+    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
+    hangs in one of them would be silent, and its node be blamed for it. It is replaced.
+    """
+    for _ in range(_TRIES):
+        up, upping = os.pipe()
+        pid = _fork(rail, ends, upping)
+        os.close(upping)
+        alive = bool(select.select([up], [], [], _UP_S)[0]) and os.read(up, 1) != b""
+        os.close(up)
+        if alive:
+            os.close(ends[0])
+            return
+        os.kill(pid, signal.SIGKILL)
+        lifeline.reaped(pid, _UP_S)
+    raise OSError(f"none of {_TRIES} processes for rail {rail.rail} came up")
+
+
+def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
+    agent, (writing, orders) = os.getpid(), ends
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        lifeline.die_with_parent(agent, "preflight-rank")
+        lifeline.default_signals()
+        lifeline.let_go_of_the_wire()
+        os.write(upping, b".")
+        os.close(upping)
+        if rail.rail in rail.go.own_rails:
+            supervisor.supervise(rail, writing, orders)
+        else:  # another node has fewer ranks
+            lines.write(writing, {"event": "rail_done"})
+    finally:
+        os._exit(0)
+
+
+if TYPE_CHECKING:
     Read = Callable[[float], "dict[str, Any] | None"]
     Emit = Callable[["dict[str, Any]"], None]
 
@@ -30,17 +169,17 @@ _STORE_S = 30.0
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
-    orders, kept = line.hold(request, read_line, emit)
+    orders, kept = lines.hold(request, read_line, emit)
     lifeline.adopt_orphans()
-    held = lock.claim(seat.lock_name(request))
+    held = lock.claim(lock_name(request))
     if held is None:
-        error, advice = holder.words(lock.address(seat.lock_name(request)))
+        error, advice = lock.words(lock.address(lock_name(request)))
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
         return
     if not request.get("seat"):  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever is fastest
-    first = seat.own(torch_facts.describe(), request)
+    first = own(cuda.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
         return
@@ -54,9 +193,9 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     _sweep(go, store, emit, request.get("seat"), orders.more)
     # Only now: a fork while another thread is inside of torch could take its locks along, for ever.
     if server is not None:
-        shared.host(go, store, orders.shared)
+        groups.host(go, store, orders.shared)
     else:
-        shared.follow(go, store, kept)
+        groups.follow(go, store, kept)
     threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
 
@@ -89,13 +228,13 @@ def _sweep(
     own = [seated["rail"]] if seated else go.own_rails
     told, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
     try:
-        local = resolve.source_address(go.towards)
+        local = network.source_address(go.towards)
         for place, rail in enumerate(own):
-            gpu = seat.gpu() if seated else place
+            gpu = gpu_of_rank() if seated else place
             ends = (told[place][1], orders[place][0])
-            seat.sit(plan.Rail(go, rail, local, store, gpu), ends)
-        rails.start({rail: told[place][0] for place, rail in enumerate(own)}, emit)
-        rails.pass_on(more, [into for _, into in orders])
+            start_rail(plan.Rail(go, rail, local, store, gpu), ends)
+        start({rail: told[place][0] for place, rail in enumerate(own)}, emit)
+        pass_on(more, [into for _, into in orders])
     except OSError as error:  # no way to the others, or no process to be had
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

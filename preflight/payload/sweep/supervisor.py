@@ -10,10 +10,10 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 
-from . import lifeline, lines, member, nccl_log, plan, starvation
-from .account import account, because, domain_account, inside_account, short
+from . import clocks, lifeline, lines, member, plan, transports
+from .clocks import Stalls
 from .cuda import NoCuda
-from .stalls import Stalls
+from .plan import account, because, domain_account, inside_account, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Exit:
         self._thread.join(within_s)
         if not self._thread.is_alive():
             return ""
-        where = ", in D state" if starvation.in_d_state(self._pid) else ""
+        where = ", in D state" if clocks.in_d_state(self._pid) else ""
         return f"its killed measuring process is still there after {within_s:.0f} s{where}"
 
 
@@ -171,7 +171,7 @@ def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
 
 def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Ended:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
-    log, logged = nccl_log.made() if rail.go.backend == "nccl" else None, 0
+    log, logged = transports.made() if rail.go.backend == "nccl" else None, 0
     pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
     step, phase, within_s = first_step, "start", member.STORE_S
@@ -182,10 +182,10 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
             line = reader.next(within_s + _GRACE_S, stalls if phase == "pair" else None)
             if line is None:
                 break
-            waited = starvation.waited_s(pid)
+            waited = clocks.waited_s(pid)
             if "account" in line:
                 lines.write(output, dict(line["account"], stalls=stalls.taken()))
-                step, phase, since = line["round"] + 1, "between", nccl_log.length(log)
+                step, phase, since = line["round"] + 1, "between", transports.length(log)
                 logged = _tell_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
                 error, gpu_taken = line["failed"], line["gpu_taken"]
@@ -197,8 +197,8 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
                 step, phase, within_s = line["round"], line["phase"], line["within_s"]
     except TimeoutError:
         late = True
-        why = starvation.excuse(waited, pid, within_s)
-        error = because(_late(phase, within_s) + why, nccl_log.reason(log, since))
+        why = clocks.excuse(waited, pid, within_s)
+        error = because(_late(phase, within_s) + why, transports.reason(log, since))
     os.close(reader.descriptor)
     stalls.close()
     if log is not None:
@@ -216,10 +216,10 @@ def _tell_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: in
 
     After each step, too: the time of the sweep may be up before this process ends.
     """
-    length = nccl_log.length(log)
+    length = transports.length(log)
     if log is None or not rail.go.keep_log or length <= above:
         return 0
-    text = nccl_log.kept(log)
+    text = transports.kept(log)
     lines.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
     return length
 

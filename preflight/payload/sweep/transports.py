@@ -1,14 +1,20 @@
-"""What a rail's data go over on this node: held to its own NIC, and looked at after the fact."""
+"""What a rail's data go over on this node: held to its own NIC, and looked at after the fact.
+
+It falls back without an error, so only its log tells. The log goes to memory, never to a disk.
+
+Left to choose, NCCL may carry one GPU's data over another's NIC, and hide the one under test.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import re
 import socket
 import struct
 
-from . import nccl_log, rail_nic
+from probe import sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +22,234 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import plan
+
+
+_USING = re.compile(r"NCCL INFO NET/(\S+?) ?: Using (.*)")
+# "[0]mlx5_3:1/RoCE", from 2.30 on with rail and plane "[0]mlx5_3:1:3:0/IB"; "[0]eth0:10.0.0.41<0>".
+_DEVICE = re.compile(r"\[(\d+)\]([\w.-]+):(?:[\d:]*/(\w+))?")
+# Ports that NCCL merges follow the devices under a number of their own: "name=mlx5_0+mlx5_1".
+_VIRTUAL = re.compile(r"NCCL INFO NET/\S+ : Made virtual device \[(\d+)\] name=(\S+)")
+_CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)?\s*: .{0,200} via (.+)")
+_MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
+_NETWORK = re.compile(r"NCCL INFO Using network (.+)")
+# NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.
+_DIRECT = re.compile(r"_dma(?=\+|$)")
+_WARNING = re.compile(r"NCCL WARN (.+)")
+# aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
+_NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
+_PLUGIN_IB = "IBext"
+_MOST = 4 << 20
+KEPT_BYTES = 256 << 10
+"""Of one process's log, for a capture: its first and its last half."""
+
+
+def kept(file: int) -> str:
+    """Return the log as printable lines; of a long one the middle is left out."""
+    said = os.pread(file, _MOST, 0)
+    if len(said) > KEPT_BYTES:
+        half = KEPT_BYTES // 2
+        left_out = f"\n[{len(said) - 2 * half} bytes are left out here]\n"
+        said = said[:half] + left_out.encode("ascii") + said[-half:]
+    text = said.decode("ascii", "replace").replace("\ufffd", "?")
+    return "".join(each for each in text if each in "\t\n" or each.isprintable())
+
+
+class Log:
+    """NCCL's log of this process, in memory; to be made before NCCL is first used."""
+
+    def __init__(self, file: int | None = None) -> None:
+        """`file`: where it goes; whoever made it reads it also after this process was killed."""
+        self._file = made() if file is None else file
+        self._told = 0
+        os.environ.update(
+            NCCL_DEBUG="INFO",
+            NCCL_DEBUG_SUBSYS="INIT,NET,GRAPH",
+            NCCL_DEBUG_FILE=f"/proc/self/fd/{self._file}",
+        )
+
+    def words(self) -> str:
+        """What carried the data since the last call; nothing where NCCL did not say."""
+        said = os.pread(self._file, _MOST, 0).decode("ascii", "replace")
+        new = said[self._told :]
+        self._told = len(said)
+        return carried(said, new)
+
+
+def carried(said: str, new: str) -> str:
+    """Read "NET/IB mlx5_3 GDRDMA", "NET/Socket eth0", "P2P" out of NCCL's own lines.
+
+    `said`: everything so far (devices are named once per process). `new`: the communicator's part.
+    Several ways at once are all named, with " + " between them. The lines are those of NCCL 2.27
+    to 2.31: transport/net.cc, p2p.cc, shm.cc, nvls.cc, net_ib.cc (net_ib/init.cc), net_socket.cc.
+    """
+    devices = _devices(said)
+    ways: dict[str, None] = {}
+    for found in _CHANNEL.finditer(new):
+        ways[_way(found.group(1).strip(), devices)] = None
+    if _MULTICAST.search(new):
+        ways["NVLS"] = None
+    if not ways:
+        for found in _NETWORK.finditer(new):
+            ways[_network(_name(found.group(1).strip()), devices)] = None
+    return " + ".join(ways)
+
+
+def _devices(said: str) -> dict[str, dict[str, str]]:
+    """What each number of each network stands for: "mlx5_3", "mlx5_3 RoCE", "eth0"."""
+    devices: dict[str, dict[str, str]] = {}
+    links: dict[str, str] = {}
+    for using in _USING.finditer(said):
+        for number, name, link in _DEVICE.findall(using.group(2)):
+            links[name] = " RoCE" if link == "RoCE" else ""
+            own = devices.setdefault(_name(using.group(1)), {})
+            own[number] = _DIRECT.sub("", name) + links[name]
+    for number, name in _VIRTUAL.findall(said):
+        link = links.get(name.partition("+")[0], "")
+        devices.setdefault("IB", {})[number] = _DIRECT.sub("", name) + link
+    return devices
+
+
+def _name(network: str) -> str:
+    return "IB" if network.startswith(_PLUGIN_IB) else _NAMES.get(network, network)
+
+
+def _way(via: str, devices: dict[str, dict[str, str]]) -> str:
+    """One channel's: "NET/IB/0/GDRDMA(PCI)", "NET/Socket/0", "P2P/CUMEM/read", "SHM/direct"."""
+    kind, *rest = via.split("/")
+    if kind == "P2P" and rest[:1] == ["MNNVL"]:
+        return "P2P MNNVL"
+    if kind != "NET" or not rest:
+        return kind
+    network = _name(rest[0])
+    number = rest[1].partition("(")[0] if len(rest) > 1 else ""
+    device = devices.get(network, {}).get(number, "")
+    direct = [word for word in rest[2:] if word.startswith("GDRDMA")]
+    return " ".join(word for word in ("NET/" + network, device, *direct) if word)
+
+
+def _network(network: str, devices: dict[str, dict[str, str]]) -> str:
+    """Of a communicator without channels over the network yet: its only device, if it has one."""
+    names = list(devices.get(network, {}).values())
+    return f"NET/{network} {names[0]}" if len(names) == 1 else f"NET/{network}"
+
+
+def made() -> int:
+    """A file in memory for a log; its descriptor survives a fork."""
+    return os.memfd_create("nccl")
+
+
+def length(file: int | None) -> int:
+    """Bytes in that log so far; 0 without one."""
+    return 0 if file is None else os.fstat(file).st_size
+
+
+def reason(file: int | None, since: int = 0) -> str:
+    """Return NCCL's last warning in that log from that byte on; nothing where it gave none.
+
+    ncclGetLastError has the same one: src/debug.cc of NCCL keeps the text of the last WARN.
+    """
+    if file is None:
+        return ""
+    warnings = _WARNING.findall(os.pread(file, _MOST, since).decode("ascii", "replace"))
+    return warnings[-1].strip() if warnings else ""
+
+
+_ROOT_ONLY = 1
+_ACTIVE = "ACTIVE"
+
+
+def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | None:
+    """The PCI address of one of torch's GPUs as sysfs spells it; None where nobody tells.
+
+    torch tells it from 2.8 on (torch/csrc/cuda/Module.cpp), CUDA's driver library always, and both
+    count as CUDA_VISIBLE_DEVICES has it. Where that library is not found, `by_uuid` asks NVML,
+    which counts otherwise, for the UUID that torch tells (from 2.5 on).
+    """
+    known = torch.cuda.get_device_properties(gpu)
+    try:
+        return f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
+    except AttributeError:
+        told = _by_driver(gpu)
+    uuid = getattr(known, "uuid", None)
+    return by_uuid(f"GPU-{uuid}") if told is None and uuid is not None else told
+
+
+def _by_driver(gpu: int) -> str | None:
+    """Ask the library that torch uses: the function has been the same since CUDA 4.1."""
+    import ctypes
+
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        failed = (
+            cuda.cuInit(0)
+            or cuda.cuDeviceGet(ctypes.byref(device), gpu)
+            or cuda.cuDeviceGetPCIBusId(text, len(text), device)
+        )
+    except (OSError, AttributeError):
+        return None
+    return None if failed else sysfs.bus_id(text.value.decode("ascii")) or None
+
+
+def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
+    """RDMA devices with an active port that share the longest PCI path with the GPU.
+
+    `allowed`: NCCL_IB_HCA as the job has it. Nothing where none shares more than the root complex:
+    then which NIC serves the GPU is NCCL's choice. Several where they are equally near.
+    """
+    gpu = _path(f"{root}/bus/pci/devices/{gpu_bus_id}")
+    shared: dict[str, int] = {}
+    folder = root + "/class/infiniband"
+    for name in _names(folder):
+        if permits(allowed, name) and _active(f"{folder}/{name}"):
+            nic = _path(f"{folder}/{name}/device")
+            shared[name] = _together(gpu, nic)
+    most = max(shared.values(), default=0)
+    if most <= _ROOT_ONLY:
+        return ()
+    return tuple(name for name, steps in shared.items() if steps == most)
+
+
+def permits(spec: str, name: str) -> bool:
+    """Whether NCCL_IB_HCA lets NCCL use a device: a list, "^" excludes, "=" is for whole names.
+
+    Names are prefixes without "="; ports after a colon are not looked at. Source: NCCL's env.rst.
+    """
+    exclude, exact = spec.startswith("^"), spec.lstrip("^").startswith("=")
+    names = [each.partition(":")[0] for each in spec.lstrip("^=").split(",") if each]
+    hit = any(name == each if exact else name.startswith(each) for each in names)
+    return not names or hit != exclude
+
+
+def _together(one: list[str], other: list[str]) -> int:
+    """How many steps two paths have in common from the root on."""
+    return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(one, other))))  # noqa: B905 - Python 3.8
+
+
+def _path(link: str) -> list[str]:
+    """The way from the root complex down to a device; nothing where it is not there."""
+    parts = os.path.realpath(link).split("/")
+    roots = [place for place, part in enumerate(parts) if part.startswith("pci")]
+    return parts[roots[0] :] if roots else []
+
+
+def _active(device: str) -> bool:
+    for port in _names(device + "/ports"):
+        try:
+            with open(f"{device}/ports/{port}/state") as file:
+                if _ACTIVE in file.read(64):
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
 
 UNPLACED = (
     "the PCI address of its GPU is unknown: NCCL was not held to the NIC next to it, and no error "
@@ -42,8 +276,8 @@ class Means:
         self._carried: set[str] = set()
         """Of the words on what carried the data: devices are among them."""
         self._ready = False
-        self._log: nccl_log.Log | None = None
-        self._file = nccl_log.made() if log is None and rail.go.backend == "nccl" else log
+        self._log: Log | None = None
+        self._file = made() if log is None and rail.go.backend == "nccl" else log
         self._since = 0
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
@@ -63,7 +297,7 @@ class Means:
                 self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
         self._carried = set()
-        self._since = nccl_log.length(self._file)
+        self._since = length(self._file)
 
     def question(self) -> dict[str, Any]:
         """Which counters to read: those of all devices, where this rail's own are not known."""
@@ -95,19 +329,19 @@ class Means:
 
     def reason(self) -> str:
         """Why NCCL failed since `prepare`, in its own words; nothing where it gave none."""
-        return nccl_log.reason(self._file, self._since)
+        return reason(self._file, self._since)
 
     def _prepare_nccl(self) -> None:
         rail = self._rail
-        self.bus_id = rail_nic.bus_id(self._torch, rail.cuda, self._by_uuid)
+        self.bus_id = bus_id(self._torch, rail.cuda, self._by_uuid)
         wanted = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED
         else:
-            self.devices = rail_nic.nearest(rail.go.sysfs, self.bus_id, wanted)
+            self.devices = nearest(rail.go.sysfs, self.bus_id, wanted)
         if self.devices:
             os.environ["NCCL_IB_HCA"] = "=" + ",".join(self.devices)
-        self._log = nccl_log.Log(self._file)
+        self._log = Log(self._file)
 
     def _tcp(self) -> str:
         """The interfaces of the connections that were opened since `prepare`."""

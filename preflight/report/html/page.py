@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.report.findings import Finding
-from preflight.report.html.causes import causes
-from preflight.report.html.changed import changed
-from preflight.report.html.glance import glance, page_title
-from preflight.report.html.looked import looked
-from preflight.report.html.markup import Html, join, tag
-from preflight.report.html.nodes import nodes
-from preflight.report.html.parts import section
-from preflight.report.html.trends import trends
-from preflight.report.night import Night, alike, before, night_of
+from preflight.report.html.markup import Html, join, section, tag
+from preflight.report.html.nodes import causes, looked, nodes
+from preflight.report.html.summary import changed, glance, page_title, trends
 from preflight.report.picture.style import COLOURS, figures
-from preflight.report.since import since
+from preflight.report.since import Night, alike, before, night_of, since
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from preflight.report.document import Report
+
 
 PAGE = "report.html"
 """The file in the run's folder."""
@@ -144,3 +139,14 @@ def _own(name: str) -> Html:
 
 _STYLE = Html(COLOURS + figures() + _own("look.css"))
 _SCRIPT = _own("act.js")
+
+
+def waves_of(folders: Sequence[str]) -> Html:
+    """Name the waves' folders, each with a link to the page in it."""
+    links = (tag("li", tag("a", name, href=f"{name}/report.html#fabric")) for name in folders)
+    said = tag(
+        "p",
+        "Pairs were measured within each wave; its page tells more.",
+        class_="small",
+    )
+    return Html(said + tag("ul", *links))

@@ -1,4 +1,4 @@
-"""How the last nights went, as small lines: what drifts is seen before it crosses a limit."""
+"""The top of the page: the answer in one line, what changed, and the last nights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,189 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.report.html.markup import Html, tag
-from preflight.report.html.parts import date_of, many, section
+from preflight.report.document import moment
+from preflight.report.html.markup import (
+    Html,
+    copied,
+    date_of,
+    folded,
+    join,
+    many,
+    section,
+    span_of,
+    tag,
+)
+from preflight.report.terminal import title
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.report.night import Night
+    from preflight.report.document import Report
+    from preflight.report.since import Bad, Night, Since
+
+
+_MARK = {0: "✓", 1: "✗"}
+_KIND = {0: "good", 1: "bad"}
+_MEANS = {
+    0: "ready",
+    1: "not ready",
+    2: "interrupted",
+    3: "not all was judged",
+    4: "wrong usage",
+    5: "nothing to check",
+}
+
+
+def glance(report: Report) -> Html:
+    """Lay it out."""
+    return tag(
+        "header",
+        tag("p", *_which(report), class_="which"),
+        tag(
+            "h1",
+            tag("span", _MARK.get(report.exit, "!"), class_="mark", aria_hidden="true"),
+            _headline(report),
+            class_=_KIND.get(report.exit, "open"),
+        ),
+        *_leave_out(report),
+        _figures(report),
+        *(tag("p", note, class_="note") for note in report.suspicions),
+    )
+
+
+def _headline(report: Report) -> str:
+    said = title(report)
+    return said[:1].upper() + said[1:]
+
+
+def _which(report: Report) -> list[str | Html]:
+    words = [
+        date_of(report.started),
+        f"tier {report.tier}",
+        span_of(report.seconds),
+        f"nodes from {report.fleet.origin}",
+        f"exit {report.exit}, {_MEANS.get(report.exit, '')}",
+    ]
+    return [tag("b", "preflight"), *(join(" · ", tag("span", word)) for word in words)]
+
+
+def _leave_out(report: Report) -> list[Html]:
+    fleet = report.fleet
+    rows: list[Html] = []
+    if fleet.not_ready:
+        rows.append(
+            tag(
+                "p",
+                tag("span", "leave out", class_="label"),
+                tag("code", fleet.exclude),
+                copied("copy nodes", fleet.exclude),
+                copied("copy --exclude", f"--exclude={fleet.exclude}"),
+                class_="line",
+            )
+        )
+    if fleet.ready and fleet.not_ready:
+        ready = folded(fleet.ready)
+        rows.append(
+            tag(
+                "p",
+                tag("span", "launch on", class_="label"),
+                tag("code", ready),
+                copied("copy nodes", ready),
+                class_="line",
+            )
+        )
+    rows += [
+        tag(
+            "p",
+            tag("span", "apart", class_="label"),
+            f"{a} and {b} must not be in one job",
+            class_="line",
+        )
+        for a, b in fleet.apart
+    ]
+    return rows
+
+
+def _figures(report: Report) -> Html:
+    fleet = report.fleet
+    pairs = report.coverage.pairs_run if report.coverage else None
+    told = [
+        (len(fleet.nodes), "node" + "s" * (len(fleet.nodes) != 1)),
+        (len(fleet.ready), "ready"),
+        (len(fleet.not_ready), "not ready"),
+        (len(fleet.unjudged), "not judged"),
+        (pairs, "pairs measured"),
+        (report.expected, "verdicts owed"),
+        (report.lost, "lost"),
+    ]
+    return tag(
+        "dl",
+        *(
+            tag("div", tag("dd", f"{number:,}"), tag("dt", words))
+            for number, words in told
+            if number is not None
+        ),
+        class_="figures",
+    )
+
+
+def page_title(report: Report) -> str:
+    """Name the tab."""
+    day = f"{moment(report.started):%d %b %Y}"
+    return f"preflight: {title(report)} · {day} · {many(len(report.fleet.nodes), 'node')}"
+
+
+_MOST = 60
+"""Rows per column; the rest is counted."""
+
+
+def changed(told: Since | None) -> Html:
+    """Four columns; or that there is nothing to compare with."""
+    if told is None:
+        return section(
+            "changes",
+            "What changed",
+            note="No earlier run of this fleet lies beside this one: there is nothing to compare.",
+        )
+    before = told.before
+    ready = f"{before.ready:,} of {before.nodes:,} nodes were ready then"
+    columns = [
+        _column("new", "+", "New", told.new),
+        _column("still", "=", "Still", told.still),
+        _column("healed", "✓", "Recovered", told.recovered),
+    ]
+    if told.unseen:
+        columns.append(_column("unseen", "-", "Not judged again", told.unseen))
+    return section(
+        "changes",
+        "What changed",
+        tag("div", *columns, class_="columns"),
+        note=f"Against the run of {date_of(before.started)} (tier {before.tier}; {ready}).",
+    )
+
+
+def _column(css: str, mark: str, heading: str, rows: Sequence[Bad]) -> Html:
+    by_check: dict[str, list[str]] = {}
+    for one in rows:
+        by_check.setdefault(one.check, []).append(one.subject)
+    lines = [
+        tag("li", tag("b", folded(names)), " ", tag("span", check, class_="check"), class_="row")
+        for check, names in list(by_check.items())[:_MOST]
+    ]
+    more = len(by_check) - _MOST
+    return tag(
+        "div",
+        tag(
+            "h3",
+            tag("span", mark, class_="mark", aria_hidden="true"),
+            heading,
+            tag("span", f"{len(rows):,}", class_="count"),
+        ),
+        tag("ul", *lines) if lines else tag("p", "none", class_="small"),
+        tag("p", f"and {more} more checks", class_="small") if more > 0 else None,
+        class_=f"change {css}",
+    )
+
 
 _WIDTH, _HEIGHT, _EDGE = 220.0, 44.0, 4.0
 _LEAST = 2

@@ -1,25 +1,355 @@
-"""Where each pair is drawn: a row per node, sorted by leaf; a block per rail; who with whom.
+"""Where each pair is drawn, and how far it is from its peers.
 
 Small fleets, where most pairs were tried: a column per partner, so that a bad node is a row and a
 column. Large ones: a column per round, so that a bad node is a row. Every pair is in two rows.
+
+For the eye alone: who is condemned is decided elsewhere. But by the same limits, events and
+scatter, or the picture would point at healthy nodes where machines are busy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.core.statistics import LeaveOut, median
+from preflight.core.text import gbs, size, time_us
+from preflight.fabric.decoding.events import MEDIANS
+from preflight.fabric.decoding.parts import number
+from preflight.fabric.decoding.sensitivity import shown
+from preflight.fabric.measure import busbw_gbs
+from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
-from preflight.report.picture.colours import STEPS
-from preflight.report.picture.ratios import Cell
+from preflight.report.picture.style import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.observed import Observed
-    from preflight.report.picture.accused import Accused
+    from preflight.fabric.blame import Blame
+    from preflight.fabric.decoding.sensitivity import Events, Slower, Turn
+    from preflight.fabric.observed import Digest, Observed
+
+
+_ROWS = ("node", "endpoint", "leaf_rail")
+
+
+class Accused(Struct, frozen=True, kw_only=True):
+    """One finding: its words, and where it shows."""
+
+    component: str
+    sentence: str
+    advice: str
+    nodes: tuple[str, ...] = ()
+    """Rows that are marked; none for a path, whose two nodes are fine, or a shared cause."""
+    rail: int | None = None
+    """Of those rows only this rail; None: all."""
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    """The bad pairs that it explains."""
+    certain: bool = True
+    """False where it is only one of several that the samples do not tell apart."""
+
+
+def blamed_turns(found: Iterable[Accused], observed: Observed) -> frozenset[Turn]:
+    """Give every pair, rail and round that goes through what is blamed, or may be."""
+    nodes: set[tuple[str, int | None]] = set()
+    paths: set[tuple[str, str, int | None]] = set()
+    for one in found:
+        nodes.update((name, one.rail) for name in one.nodes)
+        paths.update((a, b, one.rail) for a, b in one.pairs if not one.nodes)
+    return frozenset(
+        (one.a, one.b, one.rail, one.round)
+        for one in observed.tried
+        if any((name, rail) in nodes for name in (one.a, one.b) for rail in (None, one.rail))
+        or any((one.a, one.b, rail) in paths for rail in (None, one.rail))
+    )
+
+
+def accused(blames: Iterable[Blame], observed: Observed) -> tuple[Accused, ...]:
+    """Find the rows and cells of each blame."""
+    known = {f"{one.a}-{one.b}": (one.a, one.b) for one in observed.tried}
+    return tuple(_accused(blame, known, observed.nodes) for blame in blames)
+
+
+def _accused(blame: Blame, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:
+    shared = blame.kind == "systemic"
+    pairs = () if shared else (known[name] for name in blame.pairs if name in known)
+    rows = blame.culprits or (blame.component,)
+    only = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
+    return Accused(
+        component=blame.component + only,
+        sentence=blame.sentence,
+        advice=blame.advice,
+        nodes=tuple(name for name in rows if name in nodes) if blame.kind in _ROWS else (),
+        rail=blame.rail,
+        pairs=frozenset(pairs),
+        certain=blame.kind in (*_ROWS, "path"),
+    )
+
+
+_AS_PEERS = 1.1
+
+
+class Against(Struct, frozen=True):
+    """One number of one pair, and the same number of its peers."""
+
+    value: float
+    peers: float | None
+    ratio: float | None
+    """How many times as long (or as often) as the peers; None where there are none.
+
+    At most 1 where it is no more than what healthy pairs scatter by, and nobody is blamed for it.
+    """
+    size_bytes: int = 0
+    of: int = 0
+    """Operations, of a count."""
+    longest_us: float = 0.0
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether it is worse than its peers, so that theirs is worth a word in a full page."""
+        return self.ratio is not None and self.ratio > _AS_PEERS
+
+
+_SEEN = 0.5
+"""Events added to those seen and to those expected: none in n operations is no rate of zero."""
+
+_CHANCE = 2.5
+"""So many deviations beyond what is expected is no chance, even of hundreds of pairs."""
+
+_LEAST_PEERS = 3
+
+
+def against_others(
+    events: Mapping[Turn, Events],
+    scatter: float,
+    blamed: Collection[Turn],
+    *,
+    late: bool = False,
+) -> dict[Turn, Against]:
+    """Each count of spikes, or of late starts, against the rate of all that nobody is blamed for.
+
+    `scatter`: times the variance that Poisson's law gives counts of healthy pairs. Within it a pair
+    is as its peers, unless something through it is `blamed`.
+    """
+    sums = _Sums(events, blamed, late=late)
+    return {turn: _against(turn, one, sums, scatter) for turn, one in events.items()}
+
+
+class _Sums:
+    """Events and operations of the fabric, with and without what is blamed."""
+
+    def __init__(
+        self, events: Mapping[Turn, Events], blamed: Collection[Turn], *, late: bool
+    ) -> None:
+        self.late = late
+        self.blamed = blamed
+        healthy = [one for turn, one in events.items() if turn not in blamed]
+        enough = len(healthy) > _LEAST_PEERS
+        kept = healthy if enough else list(events.values())
+        self._hits = sum(self.seen(one) for one in kept)
+        self._tries = sum(one.operations for one in kept)
+        self._excluded = frozenset(blamed) if enough else frozenset[str]()
+
+    def seen(self, one: Events) -> int:
+        return one.late if self.late else one.wire
+
+    def expected(self, turn: Turn, one: Events) -> float | None:
+        """By the others' rate; None where there are no others."""
+        mine = turn not in self._excluded
+        tries = self._tries - (one.operations if mine else 0)
+        hits = self._hits - (self.seen(one) if mine else 0)
+        return one.operations * hits / tries if tries > 0 else None
+
+
+def _against(turn: Turn, one: Events, sums: _Sums, scatter: float) -> Against:
+    seen, expected = sums.seen(one), sums.expected(turn, one)
+    if expected is None:
+        return Against(seen, None, None, of=one.operations, longest_us=one.longest_us)
+    ratio = (seen + _SEEN) / (expected + _SEEN)
+    chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
+    if turn not in sums.blamed and seen - expected <= chance:
+        ratio = min(1.0, ratio)
+    return Against(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
+
+
+MANY = 64
+"""Nodes above which leaving out a pair's own two changes no median that an eye could see."""
+
+CUT_SHORT = 999.0
+"""The ratio of a pair whose time was up before it came to the sizes that others reached."""
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """One pair on one rail in one round, as it is drawn."""
+
+    a: str
+    b: str
+    rail: int
+    round: int
+    state: PairState
+    error: str = ""
+    bandwidth: Against | None = None
+    latency: Against | None = None
+    spikes: Against | None = None
+    late: Against | None = None
+
+    @property
+    def worst(self) -> float:
+        """The largest of its ratios; infinite where it gave no result."""
+        if self.state != "measured":
+            return math.inf
+        each = (self.bandwidth, self.latency, self.spikes, self.late)
+        return max((one.ratio for one in each if one and one.ratio is not None), default=0.0)
+
+
+class Panel(Struct, frozen=True):
+    """One of the three numbers: what it is called, where it is, and how it is said."""
+
+    title: str
+    pick: Callable[[Cell], Against | None]
+    say: Callable[[Against], str]
+
+
+def _say_bandwidth(one: Against) -> str:
+    peers = f", peers {gbs(one.peers)}" if one.peers is not None and one.stands_out else ""
+    return f"{gbs(one.value)} at {size(one.size_bytes)}{peers}"
+
+
+def _say_latency(one: Against) -> str:
+    peers = f", peers {time_us(one.peers)}" if one.peers is not None and one.stands_out else ""
+    return f"{time_us(one.value)} at {size(one.size_bytes)}{peers}"
+
+
+def _say_spikes(one: Against) -> str:
+    longest = f", longest {time_us(one.longest_us)}"
+    if one.peers is None or not one.stands_out:
+        return f"{one.value:g} in {one.of}{longest}"
+    return f"{one.value:g} in {one.of} operations, of its peers {one.peers:.2g}{longest}"
+
+
+def _say_late(one: Against) -> str:
+    peers = f", of its peers {one.peers:.2g}" if one.peers is not None and one.stands_out else ""
+    return f"{one.value:g} in {one.of}{peers}"
+
+
+BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_bandwidth)
+LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency)
+LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
+"""Drawn only where there are any: a host that is late, or stood still."""
+
+
+def panels(backend: str) -> tuple[Panel, ...]:
+    """Those that are always drawn, with the rule that counts a spike on that kind of network."""
+    over = f"{MEDIANS:g} medians and {time_us(number(backend, 'spike_us'))}"
+    spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _say_spikes)
+    return BANDWIDTH, LATENCY, spikes
+
+
+def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]:
+    """Compare every pair that was tried with those that share no node with it.
+
+    `found`: who is blamed. Others have a colour only for what healthy pairs do not scatter by.
+    """
+    by_turn: dict[Turn, list[Digest]] = {}
+    for digest in observed.digests:
+        by_turn.setdefault((digest.a, digest.b, digest.rail, digest.round), []).append(digest)
+    many = len(observed.nodes) > MANY
+    large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
+    small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
+    seen, blamed = shown(observed), blamed_turns(found, observed)
+    wire = _times_slower(seen.wire, blamed, many=many)
+    slow = _times_slower(seen.latency, blamed, many=many)
+    usual = median([digest.size_bytes for digest in large.values()] or [0])
+    spikes = against_others(seen.events, seen.scatter, blamed)
+    late = against_others(seen.events, seen.scatter, blamed, late=True)
+    cells = []
+    for tried in observed.tried:
+        turn = (tried.a, tried.b, tried.rail, tried.round)
+        cells.append(
+            Cell(
+                a=tried.a,
+                b=tried.b,
+                rail=tried.rail,
+                round=tried.round,
+                state=tried.state,
+                error=tried.error,
+                bandwidth=_speed(large.get(turn), wire.get(turn), usual),
+                latency=_time(small.get(turn), slow.get(turn)),
+                spikes=spikes.get(turn),
+                late=late.get(turn),
+            )
+        )
+    return tuple(cells)
+
+
+def _ladder(own: Sequence[Digest]) -> Sequence[Digest]:
+    return [digest for digest in own if digest.phase == "ladder"] or own
+
+
+class _Times(Struct, frozen=True):
+    """How many times as long as its peers a pair takes, and what of that is worth a colour."""
+
+    whole: float
+    shown: float
+
+
+def _times_slower(
+    slower: Slower, blamed: Collection[Turn], *, many: bool
+) -> dict[Turn, _Times | None]:
+    """By turn; None: it has no peers."""
+    peers = _peers(list(slower.logs.items()), many=many)
+    found: dict[Turn, _Times | None] = {}
+    for turn, log in slower.logs.items():
+        typical = peers(turn)
+        more = None if typical is None else log - typical
+        if more is None:
+            found[turn] = None
+            continue
+        scattered = more <= slower.hot and turn not in blamed
+        found[turn] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
+    return found
+
+
+def _peers(own: Sequence[tuple[Turn, float]], *, many: bool) -> Callable[[Turn], float | None]:
+    """Give the median of the pairs that touch neither node, else of its own other rails."""
+    if many:
+        typical = median([value for _, value in own]) if own else None
+        return lambda _turn: typical
+    others = LeaveOut([(value, turn[:2]) for turn, value in own])
+    apart = {pair: others.median(pair) for pair in dict.fromkeys(turn[:2] for turn, _ in own)}
+
+    def of(turn: Turn) -> float | None:
+        found = apart[turn[:2]]
+        if found is not None:
+            return found
+        rails = [value for other, value in own if other[:2] == turn[:2] and other[2] != turn[2]]
+        return median(rails) if rails else None
+
+    return of
+
+
+def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Against | None:
+    """A pair whose time was up before the size that is `usual` is worse than any ratio says."""
+    if digest is None:
+        return None
+    speed = busbw_gbs(digest.size_bytes, digest.best_us / 1e6)
+    peers = None if times is None else speed * times.whole
+    ratio = None if times is None else times.shown
+    return Against(
+        speed, peers, CUT_SHORT if digest.size_bytes < usual else ratio, digest.size_bytes
+    )
+
+
+def _time(digest: Digest | None, times: _Times | None) -> Against | None:
+    if digest is None:
+        return None
+    peers_us = None if times is None else digest.p50_us / times.whole
+    ratio = None if times is None else times.shown
+    return Against(digest.p50_us, peers_us, ratio, digest.size_bytes)
+
 
 CELLS = 4608
 """Per panel, some 120 bytes of the page each: 64 nodes with 8 rails in 9 rounds."""

@@ -1,18 +1,100 @@
-"""One histogram as SVG, both axes logarithmic: the blamed as a line over their peers' grey."""
+"""The histograms and tables of the fabric's page.
+
+A mean, or a median, hides what breaks a job: one operation in a thousand that takes 10 ms.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from preflight.fabric.words import size, time_us
-from preflight.report.picture.markup import number, text
-from preflight.report.picture.spread import PER_DECADE
+from msgspec import Struct
+
+from preflight.core.text import size, time_us
+from preflight.fabric.shapes import network_us
+from preflight.fleet.nodeset import fold
+from preflight.report.picture.grid import CUT_SHORT
+from preflight.report.picture.style import STEPS, number, text
+from preflight.report.sensitivity import at_size, said, shape_rows, two_digits, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from preflight.report.picture.spread import Kind, Spread
+    from preflight.fabric.observed import Digest, Observed
+    from preflight.fabric.samples import PairSamples, Phase, Sweep
+    from preflight.fabric.shapes import Shape
+    from preflight.report.document import MissedRow
+    from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
+
+
+PER_DECADE = 40
+Kind = tuple[int, "Phase"]
+"""Size in bytes and phase of the measurement."""
+
+
+class Spread(Struct, frozen=True):
+    """Shares of operations by time: bin → share; bin k is from 10^(k/40) us on, 6 % wide."""
+
+    shares: dict[int, float]
+    operations: int
+    longest_us: float
+    pairs: int
+
+
+def bin_of(time_us: float) -> int:
+    """The bin of one time; what took under 0.1 us took 0.1."""
+    return math.floor(math.log10(max(time_us, 0.1)) * PER_DECADE)
+
+
+def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
+    """Count every operation that both ends timed (the shorter counts); None if there is none."""
+    seen: Counter[float] = Counter()  # of many operations few times differ: they are rounded
+    number = 0
+    for pair in pairs:
+        times = network_us(pair, kind)
+        number += bool(times)
+        seen.update(times)
+    operations = seen.total()
+    if not operations:
+        return None
+    counts: Counter[int] = Counter()
+    for lasted_us, many in seen.items():
+        counts[bin_of(lasted_us)] += many
+    shares = {at: count / operations for at, count in counts.items()}
+    return Spread(shares, operations, max(seen), number)
+
+
+def kind_of(digest: Digest) -> Kind:
+    """Its size and phase."""
+    return digest.size_bytes, digest.phase
+
+
+def of_digests(digests: Iterable[Digest]) -> Spread | None:
+    """The same from quantiles: what lies between two of them is spread evenly there."""
+    weights: dict[int, float] = {}
+    operations, longest, number = 0, 0.0, 0
+    for one in digests:
+        for at, weight in _spread(one).items():
+            weights[at] = weights.get(at, 0.0) + weight * one.operations
+        number += 1
+        operations += one.operations
+        longest = max(longest, one.most_us)
+    if not operations:
+        return None
+    shares = {at: weight / operations for at, weight in weights.items()}
+    return Spread(shares, operations, longest, number)
+
+
+def _spread(one: Digest) -> Mapping[int, float]:
+    edges = (one.best_us, one.p50_us, one.p99_us, one.p999_us, one.most_us)
+    weights: dict[int, float] = {}
+    for low, high, share in zip(edges, edges[1:], (0.5, 0.49, 0.009, 0.001), strict=False):
+        bins = range(bin_of(low), max(bin_of(low), bin_of(high)) + 1)
+        for at in bins:
+            weights[at] = weights.get(at, 0.0) + share / len(bins)
+    return weights
+
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _FOOT = 400.0, 130.0, 58.0, 10.0, 22.0
 
@@ -94,3 +176,241 @@ class _Axes:
             for at in range(self._first, self._last)
         ]
         return f'<path class="{css}" d="{"".join(path)}V{number(bottom)}z"/>'
+
+
+PEERS = 200
+"""Pairs that stand for the peers; of more, every k-th is taken."""
+
+_HISTOGRAMS = 6
+"""Findings that get them."""
+
+T = TypeVar("T")
+
+
+class Ends(Protocol):
+    """Whatever is measured between two nodes."""
+
+    @property
+    def a(self) -> str:
+        """One end."""
+
+    @property
+    def b(self) -> str:
+        """The other."""
+
+    @property
+    def rail(self) -> int:
+        """On which rail."""
+
+
+def charts(observed: Observed, found: Sequence[Accused], sweep: Sweep | None) -> Iterator[str]:
+    """Draw those of the first findings; nothing where no operation was timed."""
+    shown = [one for one in found if one.pairs][:_HISTOGRAMS]
+    drawn = [figure for one in shown for figure in _of(one, observed, found, sweep)]
+    if not drawn:
+        return
+    yield "<h2>Times of the blamed pairs and of their peers</h2>"
+    coarse = (
+        "" if sweep else " Only quantiles were stored: what lies between them is spread evenly."
+    )
+    yield (
+        '<p class="small">Share of the operations by their time, both axes logarithmic. Peers are '
+        f"pairs (at most {PEERS}) that share no node with anything blamed.{coarse}</p>"
+    )
+    yield from drawn
+    charted = sum(bool(one.pairs) for one in found)
+    if charted > len(shown):
+        yield f"<p>{charted - len(shown)} more findings have no histogram here.</p>"
+
+
+def _of(
+    one: Accused, observed: Observed, found: Sequence[Accused], sweep: Sweep | None
+) -> Iterator[str]:
+    """One histogram per kind that tells most: the smallest size, the largest, the soak."""
+    involved = {name for each in found for pair in each.pairs for name in pair}
+    blamed = {name for each in found for name in each.nodes}
+    # Partners of the blamed are peers too, where nobody else is left: then without the blamed.
+    avoid = involved if len(observed.nodes) - len(involved) > 1 else blamed
+
+    def is_mine(pair: Ends) -> bool:
+        return (pair.a, pair.b) in one.pairs and one.rail in (None, pair.rail)
+
+    def is_peer(pair: Ends) -> bool:
+        return avoid.isdisjoint((pair.a, pair.b)) and (pair.a, pair.b) not in one.pairs
+
+    for kind in _kinds(one, observed):
+        if sweep is not None:
+            mine = of_samples(filter(is_mine, sweep.pairs), kind)
+            peers = of_samples(_some(filter(is_peer, sweep.pairs)), kind)
+        else:
+            own = [digest for digest in observed.digests if kind_of(digest) == kind]
+            mine = of_digests(filter(is_mine, own))
+            peers = of_digests(_some(filter(is_peer, own)))
+        if mine is not None:
+            yield histogram(one.component, kind, mine, peers)
+
+
+def _some(pairs: Iterable[T]) -> list[T]:
+    """As many as are enough for a picture, from all over the fabric."""
+    found = list(pairs)
+    return found[:: -(-len(found) // PEERS) or 1]
+
+
+def _kinds(one: Accused, observed: Observed) -> list[Kind]:
+    own = {kind_of(d) for d in observed.digests if (d.a, d.b) in one.pairs}
+    ladder = sorted(kind for kind in own if kind[1] == "ladder")
+    soak = sorted(kind for kind in own if kind[1] == "soak")
+    return list(dict.fromkeys([*ladder[:1], *ladder[-1:], *soak[-1:]]))
+
+
+DRAWN, DOTS = 8, 400
+"""Series that are drawn, and operations of each."""
+
+_ODD_WIDTH, _ODD_HEIGHT, _ODD_LEFT = 400.0, 90.0, 58.0
+
+
+def odd(found: Sequence[Shape], sweep: Sweep) -> Iterator[str]:
+    """Draw the strongest; nothing where no series is of that kind."""
+    if not found:
+        return
+    yield "<h2>Two modes and drifts: shown, not judged</h2>"
+    yield (
+        '<p class="small">Series of one pair at one size whose times fall into two clusters, or '
+        "creep one way, while those of its peers do not. Each dot is an operation: its place in "
+        "the series, its time (logarithmic). Nobody is blamed for them.</p>"
+    )
+    raw = {(pair.a, pair.b, pair.rail, pair.round): pair for pair in sweep.pairs}
+    for one, row in zip(found[:DRAWN], shape_rows(found[:DRAWN]), strict=True):
+        pair = raw[one.a, one.b, one.rail, one.round]
+        times = network_us(pair, (one.size_bytes, one.phase), DOTS)
+        words = f"{where(row)}: {said(row)}"
+        yield f"<figure>{_dots(times, words)}<figcaption>{text(words)}</figcaption></figure>"
+    if len(found) > DRAWN:
+        yield f"<p>{len(found) - DRAWN} more are in report.json (shapes).</p>"
+
+
+def _dots(times: Sequence[float], words: str) -> str:
+    low, high = math.log(max(min(times), 1e-3)), math.log(max(*times, 2e-3))
+    tall = max(high - low, 0.1)
+
+    def y(time: float) -> float:
+        return 6 + (1 - (math.log(max(time, 1e-3)) - low) / tall) * (_ODD_HEIGHT - 12)
+
+    step = _ODD_WIDTH / max(1, len(times))
+    # A line of no length with round ends is a dot, and takes the fewest characters.
+    path = "".join(
+        f"M{number(_ODD_LEFT + at * step)} {number(y(time))}h0" for at, time in enumerate(times)
+    )
+    edges = "".join(
+        f'<text x="{number(_ODD_LEFT - 4)}" y="{number(y(time) + 4)}" text-anchor="end">'
+        f"{time_us(time)}</text>"
+        for time in dict.fromkeys((min(times), max(times)))
+    )
+    size = f'width="{number(_ODD_LEFT + _ODD_WIDTH + 8)}" height="{number(_ODD_HEIGHT)}"'
+    return (
+        f'<svg class="odd" role="img" aria-label="{text(words)}" {size}>{edges}'
+        f'<path class="dots" d="{path}"/></svg>'
+    )
+
+
+ROWS = 24
+
+_HEAD = ("pair", "rail", "round", "what", "seen", "times its peers'")
+
+
+def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> Iterator[str]:
+    """List them, those without result first; nothing where no cell stands out."""
+    found = sorted(_rows(compared, panels), key=lambda row: -row[0])
+    if not found:
+        return
+    shown = found[:ROWS]
+    many = f"the worst {len(shown)} of {len(found)}" if len(found) > len(shown) else len(found)
+    yield f"<details><summary>Cells that stand out, as a table ({many})</summary><table><tr>"
+    yield "".join(f"<th>{text(word)}</th>" for word in _HEAD) + "</tr>"
+    for ratio, cells in shown:
+        times = "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x"
+        words = "".join(f"<td>{text(word)}</td>" for word in cells)
+        yield f'<tr>{words}<td class="n">{times}</td></tr>'
+    yield "</table></details>"
+
+
+def _rows(
+    compared: Sequence[Cell], panels: Sequence[Panel]
+) -> Iterator[tuple[float, tuple[str, ...]]]:
+    for cell in compared:
+        who = (f"{cell.a}-{cell.b}", str(cell.rail), str(cell.round))
+        if cell.state != "measured":
+            said = f"{cell.state.replace('_', ' ')} {cell.error}".rstrip()
+            yield math.inf, (*who, "no result", said)
+            continue
+        for panel in panels:
+            against = panel.pick(cell)
+            if against is None or against.ratio is None or against.ratio < STEPS[0].up_to:
+                continue
+            what = panel.title.split(" (")[0]
+            yield against.ratio, (*who, what, panel.say(against))
+
+
+def standing_out(best: Mapping[Endpoint, float]) -> str:
+    """Endpoints that are bad with every partner, in words, node by node, the worst first."""
+    bad: dict[str, list[tuple[float, int]]] = {}
+    for (name, rail), ratio in best.items():
+        if ratio >= STEPS[0].up_to:
+            bad.setdefault(name, []).append((ratio, rail))
+    if not bad:
+        return "No endpoint is bad with every partner."
+    order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
+    said = [_node(name, bad[name]) for name in order[:ROWS]]
+    more = f" and {len(order) - ROWS} more nodes" if len(order) > ROWS else ""
+    return f"Bad with every partner: {', '.join(said)}{more}."
+
+
+def _node(name: str, own: Sequence[tuple[float, int]]) -> str:
+    ratio = max(own)[0]
+    rails = fold([str(rail) for _, rail in sorted(own, key=lambda one: one[1])])
+    return f"{name} rail {rails} ({'no result' if ratio >= CUT_SHORT else f'{ratio:.2g} x'})"
+
+
+SHARPNESS_ROWS = 12
+
+
+def sharpness(rows: Sequence[MissedRow]) -> Iterator[str]:
+    """Group equal looks, the dullest first, and say for each size what would have been caught."""
+    if not rows:
+        return
+    sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
+    groups: dict[tuple[str, ...], list[MissedRow]] = {}
+    for row in rows:
+        groups.setdefault(_sharpness_said(row, sizes), []).append(row)
+    yield "<h2>What this sweep could have missed</h2>"
+    yield (
+        '<p class="small">Spikes that are rarer would not have been caught with 99 %, by the rule '
+        "that condemns. A size's own column: spikes that come at operations of that size only, and "
+        "how long one must be to count.</p>"
+    )
+    heads = ("endpoints", "any size", "seconds of load", *(size(one) for one in sizes))
+    yield f"<table><tr>{''.join(f'<th>{text(word)}</th>' for word in heads)}</tr>"
+    for seen, own in list(groups.items())[:SHARPNESS_ROWS]:
+        cells = "".join(f"<td>{text(word)}</td>" for word in seen)
+        yield f"<tr><td>{text(_who(own))}</td>{cells}</tr>"
+    yield "</table>"
+    if len(groups) > SHARPNESS_ROWS:
+        yield f"<p>{len(groups) - SHARPNESS_ROWS} sharper looks are in report.json (missed).</p>"
+
+
+def _sharpness_said(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
+    at = {one.size_bytes: at_size(one) for one in row.sizes}
+    rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
+    every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
+    return (rate, every, *(at.get(one, "not measured") for one in sizes))
+
+
+def _who(rows: Sequence[MissedRow]) -> str:
+    """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
+    rails: dict[str, list[int]] = {}
+    for row in rows:
+        rails.setdefault(row.node, []).append(row.rail)
+    nodes: dict[str, list[str]] = {}
+    for name, own in rails.items():
+        nodes.setdefault(fold([str(rail) for rail in sorted(own)]), []).append(name)
+    return "; ".join(f"{fold(names)} rail {own}" for own, names in nodes.items())

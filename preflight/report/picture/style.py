@@ -1,8 +1,63 @@
-"""How the page looks: light or dark as the reader's system says, and on paper without colour."""
+"""How the picture looks: five colours, light or dark, and escaped text.
+
+The reds are ColorBrewer's OrRd, "colorblind safe" and of falling lightness (on a dark screen of
+rising lightness); a pair that gave no time has a letter, so nothing is told by colour alone.
+"""
 
 from __future__ import annotations
 
-from preflight.report.picture.colours import css
+import html
+
+from msgspec import Struct
+
+from preflight.core.text import printable
+
+
+class Step(Struct, frozen=True):
+    """One colour of the scale."""
+
+    css: str
+    colour: str
+    dark: str
+    """The same on a dark screen."""
+    words: str
+    up_to: float = 0.0
+    """Times as long as the peers take, exclusively."""
+    strong: bool = False
+    """Whether what is written on it must be of the page's own colour."""
+
+
+NO_PEERS = Step("cp", "#9ecae1", "#2f5a73", "no peers to compare with")
+BROKEN = Step(
+    "cx",
+    "#111111",
+    "#ffffff",
+    "no result: C corrupt, H hung, N no connection, A absent, E error",
+    strong=True,
+)
+STEPS = (
+    Step("c0", "#e9e5da", "#2a2d32", "as its peers (under 1.1 x, or by chance)", 1.1),
+    Step("c1", "#fdd49e", "#5a4020", "1.1 to 1.5 x", 1.5),
+    Step("c2", "#fc8d59", "#a85a24", "1.5 to 2.5 x", 2.5),
+    Step("c3", "#d7301f", "#f08a4b", "2.5 to 5 x", 5.0, strong=True),
+    Step("c4", "#7f0000", "#ffd3a8", "5 x and more", float("inf"), strong=True),
+)
+LEGEND = (*STEPS, BROKEN, NO_PEERS)
+
+
+def step(ratio: float | None) -> Step:
+    """The colour of a pair that takes `ratio` times as long as its peers; None: it has none."""
+    if ratio is None:
+        return NO_PEERS
+    return next((one for one in STEPS if ratio < one.up_to), STEPS[-1])
+
+
+def css() -> str:
+    """Style rules that fill the shapes of each class; the reader's system says light or dark."""
+    light = "".join(f".{one.css}{{fill:{one.colour}}}" for one in LEGEND)
+    dark = "".join(f".{one.css}{{fill:{one.dark}}}" for one in LEGEND)
+    return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+
 
 COLOURS = """
 :root{color-scheme:light dark;--ink:#1c1d20;--paper:#fff;--dim:#5d6066;--bad:#8f1409;--leaf:#3b6e8f;
@@ -43,3 +98,21 @@ def style() -> str:
 def figures() -> str:
     """The rules of its drawings alone."""
     return FIGURES + css()
+
+
+_LABEL = 26
+
+
+def text(words: str) -> str:
+    """Escape for an element or a quoted attribute; control characters are dropped."""
+    return html.escape(printable(words))
+
+
+def label(name: str) -> str:
+    """Cut a name to what fits beside a row, and escape it."""
+    return text(name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}…")
+
+
+def number(value: float) -> str:
+    """Write a coordinate in few characters: a large fabric has thousands."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from preflight.burn.judge import judge_burn
-from preflight.facts.burned import (
+from preflight.facts.burn import (
     Burned,
     Clocks,
     Kind,
@@ -23,7 +23,7 @@ from tests.unit.facts.builders import facts, gpu
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.facts.burn import Burn
+    from preflight.facts.results import Burn
 
 H100 = "NVIDIA H100 80GB HBM3"
 PROMISE = Promise(gpus=8)

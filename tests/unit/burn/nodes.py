@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.burn.plan import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
+from preflight.burn.collect import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
 from preflight.fleet.model import Host, Job
-from preflight.stages.burn import BurnStage
-from preflight.transport import transport_for
+from preflight.run.burn_stage import BurnStage
+from preflight.transport.ways import transport_for
 from tests.unit.fabric.nodes import below, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.burn.plan import Load
-    from preflight.facts.burned import Burned
+    from preflight.burn.collect import Load
+    from preflight.facts.burn import Burned
     from preflight.transport.protocol import Connection
 
 DEADLINE_S = 120.0

@@ -11,9 +11,9 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("no torch in this Python", allow_module_level=True)
 
 import torch
-from burn import exact, integrity
+from burn import integrity
 from burn.bench import Bench
-from sweep import pattern
+from sweep import verify
 
 BENCH = Bench(torch, "cpu", 0)
 RIGHT = "00100f2530171e80"
@@ -21,7 +21,7 @@ RIGHT = "00100f2530171e80"
 
 
 def _product(rows: int = 512) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    one, other = exact.signs(BENCH, rows, 256, 1), exact.signs(BENCH, 256, rows, 2)
+    one, other = integrity.signs(BENCH, rows, 256, 1), integrity.signs(BENCH, 256, rows, 2)
     return one, other, torch.mm(one, other)
 
 
@@ -30,8 +30,8 @@ def test_the_product_is_known() -> None:
     one, other, product = _product()
     assert torch.equal(product.long(), one.long() @ other.long())
     assert int(product.abs().max()) <= 256
-    assert exact.wrong_row(BENCH, one, other, product) is None
-    assert exact.digest(BENCH, product) == RIGHT
+    assert integrity.wrong_row(BENCH, one, other, product) is None
+    assert integrity.digest_of(BENCH, product) == RIGHT
 
 
 @pytest.mark.parametrize("bit", range(16))
@@ -42,14 +42,14 @@ def test_any_single_bit_shows(bit: int) -> None:
     flipped = bad.view(torch.int16)
     flipped[17, 5] ^= (1 << bit) if bit < 15 else -(1 << 15)
     if not torch.equal(bad, product):  # but for -0, which equals 0
-        assert exact.wrong_row(BENCH, one, other, bad) == 17
-        assert exact.place_of(bad, product) == (17, 5)
-    assert exact.digest(BENCH, bad) != exact.digest(BENCH, product)
+        assert integrity.wrong_row(BENCH, one, other, bad) == 17
+        assert integrity.place_of(bad, product) == (17, 5)
+    assert integrity.digest_of(BENCH, bad) != integrity.digest_of(BENCH, product)
 
 
 def test_larger_numbers_stay_exact_in_their_sums() -> None:
     """What the sustained load multiplies: sums of products within what float32 holds."""
-    one, other = exact.small(BENCH, 64, 256, 4), exact.small(BENCH, 256, 64, 5)
+    one, other = integrity.small(BENCH, 64, 256, 4), integrity.small(BENCH, 256, 64, 5)
     assert int(one.min()) == -15
     assert int(one.max()) == 16
     sums = one.long() @ other.long()
@@ -68,14 +68,14 @@ def test_memory_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(super().empty(count, dtype))
             return made[-1]
 
-    fill, calls = pattern.fill, iter(range(10**6))
+    fill, calls = verify.fill, iter(range(10**6))
 
     def and_flip(*given: Any) -> None:
         fill(*given)
         if next(calls) == 3:  # all three chunks are written, none is read yet
             made[1][1000] ^= 4
 
-    monkeypatch.setattr(pattern, "fill", and_flip)
+    monkeypatch.setattr(verify, "fill", and_flip)
     found = integrity._memory(Forgetful(torch, "cpu", 0), how)
     assert found["wrong"] == 2  # before and after it was inverted
     assert found["first"].startswith(f"word {(1 << 18) + 1000} is 0x")

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.burn.limits import limit
-from preflight.burn.yardstick import among
+from preflight.burn.floors import among
+from preflight.burn.units import limit
+from preflight.core.thresholds import Told
 from preflight.fleet.model import Promise
-from preflight.numbers import Told
 from tests.unit.burn.builders import burned, judged
 
 if TYPE_CHECKING:
-    from preflight.facts.burn import Burn
-    from preflight.facts.burned import Burned, Measure, Reading
+    from preflight.facts.burn import Burned, Measure, Reading
+    from preflight.facts.results import Burn
 
 
 def odd(burn: Burn, *measures: Measure) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from burn import nic, topology
+from burn import host, nic
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -165,9 +165,9 @@ def test_without_nics_or_the_tool_it_says_which(
 @given(st.text(alphabet="0123456789-, x", max_size=40))
 def test_lists_of_cpus(text: str) -> None:
     """As sysfs writes them, and anything else."""
-    assert all(cpu >= 0 for cpu in topology.expand(text))
+    assert all(cpu >= 0 for cpu in host.expand(text))
 
 
 def test_a_list_of_cpus() -> None:
     """Ranges, single ones, several."""
-    assert topology.expand("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]
+    assert host.expand("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]

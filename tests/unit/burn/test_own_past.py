@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight.burn.floors import conditions, key_of
 from preflight.burn.judge import judge_burn
-from preflight.burn.own_past import conditions, key_of
 from preflight.burn.units import units
+from preflight.core.statistics import FEWEST, usual
 from preflight.fleet.model import Host, Promise
-from preflight.stats.own_past import FEWEST, usual
 from tests.unit.burn.builders import USUAL, burned
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.facts.burn import Burn
-    from preflight.facts.burned import Burned, Measure
+    from preflight.facts.burn import Burned, Measure
+    from preflight.facts.results import Burn
 
 ALONE = burned(gpus=1)
 DEVICES: tuple[Measure, ...] = ("gemm_tflops", "memory_gbs", "sustained_tflops", "h2d_gbs")

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.burn.collect import Collected
-from preflight.burn.plan import SHARE, BurnPlan, Devices, burn_plan, fitting
+from preflight.burn.collect import SHARE, BurnPlan, Collected, Devices, burn_plan, fitting
 from preflight.errors import WireError
-from preflight.facts.burned import Reading, Ready, decode_burned
-from preflight.stages.measured import Measured
+from preflight.facts.burn import Reading, Ready, decode_burned
+from preflight.run.measured import Measured
 from tests.unit.burn.builders import burned, lost, proofs
 
 if TYPE_CHECKING:

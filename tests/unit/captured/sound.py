@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import json
 
-from preflight.commands.read_judged import judge_captured
+from preflight.commands.read import judge_captured
+from preflight.core.registry import load_folder, shipped_folder
 from preflight.facts.model import Facts
-from preflight.registry import load_folder, shipped_folder
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from preflight.offline.captured import Captured
+    from preflight.captured.captured import Captured
     from preflight.verdict import Verdict
 
 LONGEST = 2000

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.captured import archive
+from preflight.captured.archive import MANIFEST, Manifest, Part, pack, unpack
 from preflight.cli import main
 from preflight.errors import UsageError
-from preflight.offline import archive
-from preflight.offline.archive import MANIFEST, Manifest, Part, pack, unpack
-from preflight.stages.measured import Measured
+from preflight.run.measured import Measured
+from tests.unit.captured.test_topology_text import both, matrix
 from tests.unit.fabric.test_forms import _gloo
 from tests.unit.facts.builders import facts
-from tests.unit.offline.test_topology_text import both, matrix
 
 if TYPE_CHECKING:
     from pathlib import Path

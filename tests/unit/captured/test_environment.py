@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.offline.environment import DUMP, SCRIPT, read
-from preflight.offline.readers import captured
+from preflight.captured.environment import DUMP, SCRIPT, read
+from preflight.captured.readers import captured
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "env"
 CASES = sorted(CORPUS.glob("*.txt"))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.offline import ethtool, interfaces_json
-from preflight.offline.readers import captured
+from preflight.captured import ethernet
+from preflight.captured.readers import captured
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
 LABELS = [p for p in sorted(CORPUS.glob("*.json")) if not p.name.endswith(".sysfs.json")]
@@ -176,8 +176,8 @@ def test_two_that_differ() -> None:
 @pytest.mark.parametrize("text", ["{}", "[1]", '{"ifname": 3}', "[", "Settings for", "NIC stat"])
 def test_other_texts_are_not_taken(text: str) -> None:
     """Another JSON is another reader's."""
-    assert ethtool.read(text) is None
-    assert interfaces_json.read(text) is None
+    assert ethernet.read_ethtool(text) is None
+    assert ethernet.read_interfaces_json(text) is None
 
 
 JSONS = st.recursive(
@@ -196,15 +196,15 @@ JSONS = st.recursive(
 @example({"ifname": "\x80\u202e"})
 def test_no_json_breaks_the_reader(tree: object) -> None:
     """Whatever stands where."""
-    sound(interfaces_json.read(json.dumps(tree)))
+    sound(ethernet.read_interfaces_json(json.dumps(tree)))
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
 def test_no_text_breaks_a_reader(text: str) -> None:
     """Whatever it is, it is not of the kind, or its facts hold together and its words are clean."""
     for prefix in ("", "Settings for x:\n\t", "NIC statistics:\n     ", '{"ifname": "x", '):
-        sound(ethtool.read(prefix + text))
-        sound(interfaces_json.read(prefix + text))
+        sound(ethernet.read_ethtool(prefix + text))
+        sound(ethernet.read_interfaces_json(prefix + text))
 
 
 @given(st.integers(1, 200))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.test_ib_switch import judge
-from preflight.commands.read_judged import judge_captured
-from preflight.facts.rdma import ports_of
-from preflight.offline import ibnetdiscover, ibswinfo
-from preflight.offline.readers import captured
+from preflight.captured import topology
+from preflight.captured.readers import captured
+from preflight.checks.rdma.ports import ports_of
+from preflight.checks.rdma.test_devices import judge_switch
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
 CASES = [p for p in sorted(CORPUS.glob("*.json")) if "ibnet" in p.name or "ibswinfo" in p.name]
@@ -94,7 +94,7 @@ def test_a_port_without_another_end() -> None:
 def test_a_cut_fabric_never_passes(whole: str) -> None:
     """Each link is told twice, so wherever it is cut one half is missing."""
     for at in range(1, len(whole)):
-        found = ibnetdiscover.read(whole[:-at])
+        found = topology.read_ibnetdiscover(whole[:-at])
         if found is None:
             continue
         left = whole[:-at].rstrip()
@@ -141,8 +141,8 @@ def test_a_pasted_switch(text: str, outcome: str, words: str) -> None:
 
 def test_a_node_tells_of_no_switch() -> None:
     """Not run, and nothing of it is healthy."""
-    assert judge(None).outcome is Outcome.NOT_RUN
-    assert judge(()).outcome is Outcome.UNKNOWN
+    assert judge_switch(None).outcome is Outcome.NOT_RUN
+    assert judge_switch(()).outcome is Outcome.UNKNOWN
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
@@ -151,15 +151,15 @@ def test_no_text_breaks_a_reader(text: str) -> None:
     for prefix in (
         "", "SW 1 1 0xa 4x EDR ", 'Switch 36 "S-a002" # "x"\n[1] ', "PSID | x\nGUID | y\nfan#1 | ",
     ):  # fmt: skip
-        sound(ibnetdiscover.read(prefix + text))
-        sound(ibswinfo.read(prefix + text))
+        sound(topology.read_ibnetdiscover(prefix + text))
+        sound(topology.read_ibswinfo(prefix + text))
 
 
 @given(st.integers(1, 700))
 def test_a_cut_switch_never_passes(at: int) -> None:
     """Its last line is a rule."""
     whole = switch("8493", "7349")
-    found = ibswinfo.read(whole[:-at])
+    found = topology.read_ibswinfo(whole[:-at])
     assert found is None or found.damaged or whole[:-at].rstrip().endswith("-" * 5)
 
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.test_gpu_sxid import judge as sxid
-from checks.test_gpu_xid import judge as judge_xid
-from checks.test_host_hardware_errors import judge as hardware
-from checks.test_host_kernel_log import judge as host
-from checks.test_ib_pcie import judge as pcie
-from checks.test_net_kernel_log import judge as nic
+from preflight.captured.kernel_log import CHECKS, read
+from preflight.checks.gpu.test_kernel_log import judge_sxid as sxid
+from preflight.checks.gpu.test_kernel_log import judge_xid
+from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
+from preflight.checks.host.test_host_log import judge_kernel_log as host
+from preflight.checks.net.test_nic_log import judge as nic
+from preflight.checks.rdma.test_slots import judge_pcie as pcie
 from preflight.facts import Group
 from preflight.fleet.model import Promise
-from preflight.offline.kernel_log import CHECKS, read
 from preflight.verdict import Outcome, Verdict
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "dmesg_xid"
 CASES = sorted(CORPUS.glob("*.json"))
@@ -160,7 +160,7 @@ def test_a_log_that_is_cut_or_garbled_says_so() -> None:
 
 def test_a_fault_behind_a_long_log_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much harmless comes before it: a log is read to its end."""
-    monkeypatch.setattr("preflight.facts.kernel_text.MOST_LINES", 100)
+    monkeypatch.setattr("preflight.captured.kernel_log.MOST_LINES", 100)
     text = "".join(f"[{n}.000000] usb 1-1: harmless {n}\n" for n in range(400))
     said = verdicts(f"{text}[600.1] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus\n")
     assert said["gpu"].outcome is Outcome.FAIL
@@ -185,7 +185,7 @@ def test_a_log_with_more_kinds_of_lines_than_are_kept_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was not read may be the fault: unknown, with how much was read."""
-    monkeypatch.setattr("preflight.facts.kernel_text.MOST_LINES", 100)
+    monkeypatch.setattr("preflight.captured.kernel_log.MOST_LINES", 100)
     text = "".join(f"[{n}.0] mlx5_core 0000:1b:00.0: note {n}\n" for n in range(300))
     captured = read(text)
     assert captured is not None

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.offline.nvidia_smi import read
+from preflight.captured.nvidia_smi import read
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 if TYPE_CHECKING:
-    from preflight.facts.gpu_model import GpuHealth
-    from preflight.offline.captured import Captured
+    from preflight.captured.captured import Captured
+    from preflight.facts.gpu import GpuHealth
     from preflight.verdict import Verdict
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.offline.test_nvidia_smi_text import outcomes, verdicts
+from tests.unit.captured.test_nvidia_smi_text import outcomes, verdicts
 
 DARK = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.offline.processes import read
+from preflight.captured.processes import read
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome, Verdict
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ps"
 CASES = sorted(CORPUS.glob("*.json"))

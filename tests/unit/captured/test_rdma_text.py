@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.facts.rdma import ports_of
-from preflight.offline import perfquery, port_text, sysfs_tree
-from preflight.offline.rdma import read
-from preflight.offline.readers import captured
+from preflight.captured import rdma
+from preflight.captured.rdma import read
+from preflight.captured.readers import captured
+from preflight.checks.rdma.ports import ports_of
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
-from tests.unit.offline.sound import sound
+from tests.unit.captured.sound import sound
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
 CASES = sorted(p for p in CORPUS.glob("*.json") if not p.name.endswith(".sysfs.json"))
@@ -161,7 +161,7 @@ def test_two_hosts_in_one_text() -> None:
     """Ports of one name on two hosts are two ports."""
     line = "link mlx5_0/1 state {} physical_state LINK_UP netdev rdma0 \n"
     text = f"node-a\n{line.format('ACTIVE')}node-b\n{line.format('INIT')}"
-    found = port_text.parse(text)
+    found = rdma.parse_ports(text)
     assert found is not None
     assert [nic.name for nic in found.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
 
@@ -170,7 +170,7 @@ def test_perfquery_in_words_of_sysfs() -> None:
     """Counters of both forms come out under sysfs's names; selectors and traffic do not."""
     head = "# Port extended counters: Lid 7 port 1 (CapMask: 0x5A00)\nPortSelect:......1\n"
     lines = "SymbolErrorCounter:....3\nVL15Dropped:..0\nPortXmitWait:...9\nQP1Dropped:..1\n"
-    found = perfquery.parse(head + "CounterSelect:...0x0000\n" + lines)
+    found = rdma.parse_perfquery(head + "CounterSelect:...0x0000\n" + lines)
     assert found is not None
     (port,) = found.nics[0].ports
     assert port.counters is not None
@@ -179,14 +179,14 @@ def test_perfquery_in_words_of_sysfs() -> None:
         "qp1_dropped": 1,
     }
     assert (found.counters, found.damaged) == (3, "")
-    bare = perfquery.parse(head)
+    bare = rdma.parse_perfquery(head)
     assert bare is not None
     assert bare.damaged == "lid 7 has no error counter"
-    cut = perfquery.parse(head + lines[:-2])
+    cut = rdma.parse_perfquery(head + lines[:-2])
     assert cut is not None
     assert "QP1Dropped" in cut.damaged
     names = "LinkErrorRecoveryCounter PortRcvRemotePhysicalErrors ExcessiveBufferOverrunErrors"
-    assert [perfquery.snake(name) for name in names.split()] == [
+    assert [rdma.snake(name) for name in names.split()] == [
         "link_error_recovery",
         "port_rcv_remote_physical_errors",
         "excessive_buffer_overrun_errors",
@@ -234,13 +234,13 @@ def tree(**files: str) -> str:
 
 def test_a_tree_of_sysfs() -> None:
     """Ports, interface and counters; a tree that is cut is damaged, another JSON is none."""
-    found = sysfs_tree.parse(tree())
+    found = rdma.parse(tree())
     assert found is not None
     assert (found.damaged, found.interfaces[0].name) == ("", "ib0")
     assert [port.name for port in ports_of(read(tree()).facts)] == ["mlx5_0/1"]  # type: ignore[union-attr]
     assert read(tree()[:-40]).damaged  # type: ignore[union-attr]
-    assert sysfs_tree.parse('{"a": 1}') is None
-    assert sysfs_tree.parse("{") is None
+    assert rdma.parse('{"a": 1}') is None
+    assert rdma.parse("{") is None
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))

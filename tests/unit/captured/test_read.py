@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.cli import main
-from tests.unit.offline.test_topology_text import both, matrix
+from tests.unit.captured.test_topology_text import both, matrix
 
 if TYPE_CHECKING:
     from pathlib import Path

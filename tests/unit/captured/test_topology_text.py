@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.read_judged import judge_captured
-from preflight.offline.readers import captured
+from preflight.captured.readers import captured
+from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome, Verdict
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "topo"

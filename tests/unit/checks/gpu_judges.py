@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from checks.test_gpu_driver_slow import judge as driver_slow
-from checks.test_gpu_ecc import judge as ecc
-from checks.test_gpu_fabric import judge as fabric
-from checks.test_gpu_inforom import judge as inforom
-from checks.test_gpu_memory import judge as memory
-from checks.test_gpu_mode import judge as mode
-from checks.test_gpu_model import judge as model
-from checks.test_gpu_nvlink import judge as nvlink
-from checks.test_gpu_pcie import judge as pcie
-from checks.test_gpu_power import judge as power
-from checks.test_gpu_readings import judge as readings
-from checks.test_gpu_recovery import judge as recovery
-from checks.test_gpu_remap import judge as remap
-from checks.test_gpu_software import judge as software
-from checks.test_gpu_temperature import judge as temperature
-from checks.test_gpu_throttle import judge as throttle
+from preflight.checks.gpu.test_answers import judge_driver_slow as driver_slow
+from preflight.checks.gpu.test_answers import judge_readings as readings
+from preflight.checks.gpu.test_errors import judge_ecc as ecc
+from preflight.checks.gpu.test_errors import judge_inforom as inforom
+from preflight.checks.gpu.test_errors import judge_recovery as recovery
+from preflight.checks.gpu.test_errors import judge_remap as remap
+from preflight.checks.gpu.test_heat import judge_power as power
+from preflight.checks.gpu.test_heat import judge_temperature as temperature
+from preflight.checks.gpu.test_heat import judge_throttle as throttle
+from preflight.checks.gpu.test_links import judge_fabric as fabric
+from preflight.checks.gpu.test_links import judge_nvlink as nvlink
+from preflight.checks.gpu.test_links import judge_pcie as pcie
+from preflight.checks.gpu.test_settings import judge_memory as memory
+from preflight.checks.gpu.test_settings import judge_mode as mode
+from preflight.checks.gpu.test_settings import judge_model as model
+from preflight.checks.gpu.test_settings import judge_software as software
 from preflight.fleet.model import Promise
 from tests.unit.facts.builders import group as make_group
 

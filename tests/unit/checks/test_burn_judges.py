@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_burn_device import judge as device
-from checks.test_burn_gemm import judge as gemm
-from checks.test_burn_host import judge as host
-from checks.test_burn_integrity import judge as integrity
-from checks.test_burn_launch import judge as launch
-from checks.test_burn_memory import judge as memory
-from checks.test_burn_nic import judge as nic
-from checks.test_burn_p2p import judge as p2p
-from checks.test_burn_pcie import judge as pcie
-from checks.test_burn_sustained import judge as sustained
-from preflight.facts.burned import Absent, Burned, NoTime, Proof, Ready, Trouble
+from preflight.checks.burn.test_devices import judge_device as device
+from preflight.checks.burn.test_devices import judge_integrity as integrity
+from preflight.checks.burn.test_devices import judge_sustained as sustained
+from preflight.checks.burn.test_speed import judge_gemm as gemm
+from preflight.checks.burn.test_speed import judge_host as host
+from preflight.checks.burn.test_speed import judge_launch as launch
+from preflight.checks.burn.test_speed import judge_memory as memory
+from preflight.checks.burn.test_speed import judge_nic as nic
+from preflight.checks.burn.test_speed import judge_p2p as p2p
+from preflight.checks.burn.test_speed import judge_pcie as pcie
+from preflight.facts.burn import Absent, Burned, NoTime, Proof, Ready, Trouble
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, clocks, judged, lost
@@ -25,8 +25,8 @@ from tests.unit.burn.builders import burned, clocks, judged, lost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.facts.burn import Burn
-    from preflight.facts.burned import Measure
+    from preflight.facts.burn import Measure
+    from preflight.facts.results import Burn
     from preflight.verdict import Verdict
 
     Judge = Callable[[Burn | None], Verdict]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.registry import load_folder
+from preflight.core.registry import load_folder
 
 if TYPE_CHECKING:
-    from preflight.registered import Registered
+    from preflight.core.registry import Registered
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = load_folder(ROOT / "checks")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_host_pci_acs import judge as judge_acs
-from checks.test_ib_gpudirect import judge as judge_direct
-from preflight.facts.rdma_model import AcsPort, GpuDirect
+from preflight.checks.host.test_setup import judge_pci_acs as judge_acs
+from preflight.checks.rdma.test_slots import judge_gpudirect as judge_direct
+from preflight.facts.network import AcsPort, GpuDirect
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, rdma_port
 

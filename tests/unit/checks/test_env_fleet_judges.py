@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checks import test_env_debugging, test_env_ranks, test_env_transports
+from preflight.checks.env import test_choices, test_contradictions
 from preflight.facts.model import NicPort
 from preflight.fleet.model import Job, Promise
 from preflight.verdict import Outcome
@@ -20,7 +20,7 @@ OFF = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 @pytest.mark.proves("env.transports", finds="NCCL_IB_DISABLE=1 where NICs are promised")
 def test_rdma_switched_off_where_it_is_promised_fails() -> None:
     """The promise decides, and is named with its number."""
-    verdict = test_env_transports.judge({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
+    verdict = test_choices.judge_transports({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
     assert verdict.outcome is Outcome.FAIL
     assert "8 RDMA NICs per node promised (fleet.toml [group.train])" in verdict.sentence
 
@@ -40,7 +40,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
     environ: dict[str, str], node: object, words: str
 ) -> None:
     """Nobody promised it, but the node has it."""
-    verdict = test_env_transports.judge(environ, "", Promise(), node)  # type: ignore[arg-type]
+    verdict = test_choices.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence
 
@@ -60,7 +60,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
 )
 def test_what_is_not_there_may_be_off(environ: dict[str, str], node: object) -> None:
     """Without NICs or peer access the switch costs nothing."""
-    verdict = test_env_transports.judge(environ, "", Promise(), node)  # type: ignore[arg-type]
+    verdict = test_choices.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.OK
 
 
@@ -74,17 +74,17 @@ def test_a_node_that_disagrees_is_named_with_both_values() -> None:
     """The majority decides; what must be the same fails on the odd node alone."""
     usual, odd = {"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}
     given = job(h1=usual, h2=odd, h3=usual)
-    verdict = test_env_ranks.judge("h2", given)
+    verdict = test_contradictions.judge_ranks("h2", given)
     assert verdict.outcome is Outcome.FAIL
     assert "NCCL_ALGO=Tree here, NCCL_ALGO=Ring on 2 of 3 nodes" in verdict.sentence
-    assert test_env_ranks.judge("h1", given).outcome is Outcome.OK
+    assert test_contradictions.judge_ranks("h1", given).outcome is Outcome.OK
 
 
 def test_two_nodes_that_disagree_both_say_so() -> None:
     """Between two there is no majority: each names the other."""
     given = job(h1={"NCCL_IB_DISABLE": "1"}, h2={})
-    assert "NCCL_IB_DISABLE not set on h2" in test_env_ranks.judge("h1", given).sentence
-    assert "NCCL_IB_DISABLE=1 on h1" in test_env_ranks.judge("h2", given).sentence
+    assert "NCCL_IB_DISABLE not set on h2" in test_contradictions.judge_ranks("h1", given).sentence
+    assert "NCCL_IB_DISABLE=1 on h1" in test_contradictions.judge_ranks("h2", given).sentence
 
 
 @pytest.mark.proves("env.ranks", passes="nodes with an interface name of their own")
@@ -92,43 +92,43 @@ def test_what_each_node_may_choose_is_no_difference() -> None:
     """Interface names, log files and numbers of ranks are each node's own."""
     one = {"NCCL_SOCKET_IFNAME": "eno1", "NCCL_DEBUG_FILE": "/tmp/a", "RANK": "0", "MY": "1"}
     two = {"NCCL_SOCKET_IFNAME": "ens9f0", "NCCL_DEBUG": "INFO", "RANK": "8", "MY": "2"}
-    assert test_env_ranks.judge("h1", job(h1=one, h2=two)).outcome is Outcome.OK
+    assert test_contradictions.judge_ranks("h1", job(h1=one, h2=two)).outcome is Outcome.OK
 
 
 def test_what_is_only_odd_warns() -> None:
     """Other HCAs on like nodes may be meant."""
     given = job(h1={"NCCL_IB_HCA": "mlx5_0"}, h2={"NCCL_IB_HCA": "mlx5_1"})
-    assert test_env_ranks.judge("h1", given).outcome is Outcome.WARN
+    assert test_contradictions.judge_ranks("h1", given).outcome is Outcome.WARN
 
 
 def test_a_number_that_two_nodes_have_fails() -> None:
     """A launch line copied with its node rank: both nodes wait for the other."""
     given = job(h1={"--node-rank": "0"}, h2={"--node-rank": "0"}, h3={"--node-rank": "2"})
-    verdict = test_env_ranks.judge("h2", given)
+    verdict = test_contradictions.judge_ranks("h2", given)
     assert verdict.outcome is Outcome.FAIL
     assert "--node-rank 0 here and on h1" in verdict.sentence
-    assert test_env_ranks.judge("h3", given).outcome is Outcome.OK
+    assert test_contradictions.judge_ranks("h3", given).outcome is Outcome.OK
 
 
 def test_ranks_of_one_node_that_disagree_fail() -> None:
     """Ranks that torchrun started tell their own environments: the odd local rank is named."""
     uneven: dict[str, tuple[str | None, ...]] = {"NCCL_PROTO": ("Simple", "Simple", None, "Simple")}
     given = Job(environ={"": {}, "h1": {}}, uneven={"h1": uneven}, environ_origin="torchrun rank")
-    verdict = test_env_ranks.judge("h1", given)
+    verdict = test_contradictions.judge_ranks("h1", given)
     assert verdict.outcome is Outcome.FAIL
     assert "local rank 2 has NCCL_PROTO not set, others NCCL_PROTO=Simple" in verdict.sentence
 
 
 def test_one_environment_for_all_has_nothing_to_compare() -> None:
     """An allocation's environment says nothing of differences; none known is not run either."""
-    assert test_env_ranks.judge("h1", Job(environ={"": {}})).outcome is Outcome.NOT_RUN
-    assert test_env_ranks.judge("h1", Job()).outcome is Outcome.NOT_RUN
+    assert test_contradictions.judge_ranks("h1", Job(environ={"": {}})).outcome is Outcome.NOT_RUN
+    assert test_contradictions.judge_ranks("h1", Job()).outcome is Outcome.NOT_RUN
 
 
 def test_a_secret_that_differs_is_not_shown() -> None:
     """The key of NCCL's encryption never reaches a sentence."""
     given = job(h1={"NCCL_PSK": "s3cret" * 8}, h2={"NCCL_PSK": "other1" * 8})
-    verdict = test_env_ranks.judge("h1", given)
+    verdict = test_contradictions.judge_ranks("h1", given)
     assert verdict.outcome is Outcome.FAIL
     assert "s3cret" not in verdict.sentence
 
@@ -147,7 +147,7 @@ def test_a_secret_that_differs_is_not_shown() -> None:
 )
 def test_too_loud_and_too_quiet_warn(environ: dict[str, str], words: str) -> None:
     """Both are regretted only later: in the step time, or after the hang."""
-    verdict = test_env_debugging.judge(environ, "", NODE)
+    verdict = test_choices.judge_debugging(environ, "", NODE)
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence
 
@@ -164,15 +164,15 @@ def test_too_loud_and_too_quiet_warn(environ: dict[str, str], words: str) -> Non
 )
 def test_enough_and_no_more_passes(environ: dict[str, str]) -> None:
     """Something is written when it matters."""
-    assert test_env_debugging.judge(environ, "", NODE).outcome is Outcome.OK
+    assert test_choices.judge_debugging(environ, "", NODE).outcome is Outcome.OK
 
 
 def test_without_gpus_silence_is_no_finding() -> None:
     """A laptop's shell has no NCCL to explain."""
-    assert test_env_debugging.judge({}, "", BARE).outcome is Outcome.NOT_RUN
+    assert test_choices.judge_debugging({}, "", BARE).outcome is Outcome.NOT_RUN
 
 
 def test_no_job_environment_is_not_run() -> None:
     """Nothing is judged by our login's variables."""
-    assert test_env_debugging.judge(None, "", NODE).outcome is Outcome.NOT_RUN
-    assert test_env_transports.judge(None, "", Promise(), NODE).outcome is Outcome.NOT_RUN
+    assert test_choices.judge_debugging(None, "", NODE).outcome is Outcome.NOT_RUN
+    assert test_choices.judge_transports(None, "", Promise(), NODE).outcome is Outcome.NOT_RUN

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checks.test_env_cuda_visible_devices import judge
+from preflight.checks.env.test_cuda_visible_devices import judge
 from preflight.fleet.model import Job
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu

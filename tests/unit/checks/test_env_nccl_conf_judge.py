@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checks.test_env_nccl_conf import judge
-from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
+from preflight.checks.env.test_nccl_conf import judge
+from preflight.facts.network import ConfFile, ConfSetting
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from checks.test_net_ethernet import judge
-from preflight.facts.ethernet_counts import kind_of
-from preflight.facts.ethernet_model import Ethernet
-from preflight.facts.rdma_model import Counter
+from preflight.checks.net.ethernet import kind_of
+from preflight.checks.net.test_ethernet import judge
+from preflight.facts.network import Counter, Ethernet
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
+    from preflight.facts.network import Interface
 
 SOUND = Ethernet("full", most_mbits=100_000, counters=(Counter("rx_packets", 10**9),))
 BOTH = replace(SOUND, partner_mbits=100_000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from checks.test_gpu_count import judge as judge_count
-from checks.test_host_driver_hung import judge as judge_driver
+from preflight.checks.gpu.test_answers import judge_count
+from preflight.checks.gpu.test_errors import lost_of
+from preflight.checks.host.test_driver import judge as judge_driver
 from preflight.facts import Majority
-from preflight.facts.gpu_errors import lost_of
 from preflight.facts.model import Driver
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, gpus, process

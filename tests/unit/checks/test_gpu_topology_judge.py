@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from checks.test_gpu_topology import judge
+from preflight.checks.gpu.test_topology import judge
 from preflight.facts.model import Facts, NvLink
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict

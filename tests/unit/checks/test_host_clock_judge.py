@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.test_host_clock import judge
+from preflight.checks.host.test_drift import agreed, judge_clock, off
 from preflight.facts import Clock, Reach
-from preflight.facts.skew import agreed, off
-from preflight.stages.probe import clock_of
+from preflight.run.probe_stage import clock_of
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts
 from tests.unit.facts.machines import machine
@@ -21,7 +20,7 @@ def judged(*clocks: tuple[float, float] | None, kept: bool | None = True) -> Ver
         f"h{number}": Reach("paramiko", clock=None if clock is None else Clock(*clock))
         for number, clock in enumerate(clocks, 1)
     }
-    return judge(reaches, dict.fromkeys(reaches, facts(machine=machine(clock_kept=kept))))
+    return judge_clock(reaches, dict.fromkeys(reaches, facts(machine=machine(clock_kept=kept))))
 
 
 @pytest.mark.proves("host.clock", passes="clocks that agree as far as the round trips show")
@@ -79,7 +78,7 @@ def test_clocks_that_were_not_compared_are_unknown() -> None:
 def test_one_machine_has_one_clock() -> None:
     """Judged on itself it has nothing to be compared with."""
     own = {"here": Reach("local", clock=Clock(0.0, 0.1))}
-    assert judge(own, {"here": facts()}).outcome is Outcome.NOT_RUN
+    assert judge_clock(own, {"here": facts()}).outcome is Outcome.NOT_RUN
 
 
 def test_the_probes_own_time_does_not_make_a_clock_uncertain() -> None:

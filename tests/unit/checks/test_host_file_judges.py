@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checks.test_host_disk import judge as judge_disk
-from checks.test_host_mounts import judge as judge_mounts
-from checks.test_host_shm import judge as judge_shm
-from preflight.facts.file_systems import lasting
+from preflight.checks.host.test_file_systems import judge_disk, judge_mounts, lasting
+from preflight.checks.host.test_limits import judge_shm
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group
 from tests.unit.facts.machines import file_system, machine, nfs, shm
 
 if TYPE_CHECKING:
     from preflight.facts import Facts
-    from preflight.facts.machine_model import FileSystem
+    from preflight.facts.machine import FileSystem
 
 
 def on(*found: FileSystem) -> Facts:

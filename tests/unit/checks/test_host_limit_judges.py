@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_host_cgroup import judge as judge_cgroup
-from checks.test_host_memlock import judge as judge_memlock
-from checks.test_host_nofile import judge as judge_nofile
+from preflight.checks.host.test_limits import (
+    judge_cgroup,
+    judge_memlock,
+    judge_nofile,
+    memlock_of,
+    nofile_of,
+)
 from preflight.facts import Majority
-from preflight.facts.job_limits import memlock_of, nofile_of
-from preflight.facts.machine_model import Cgroup, Launcher, Limits
+from preflight.facts.machine import Cgroup, Launcher, Limits
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group

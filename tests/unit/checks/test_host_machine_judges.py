@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_host_container import judge as judge_container
-from checks.test_host_dimms import judge as judge_dimms
-from checks.test_host_drift import judge as judge_drift
-from checks.test_host_governor import judge as judge_governor
-from checks.test_host_governor import names_of
-from checks.test_host_load import judge as judge_load
-from checks.test_host_memory import judge as judge_memory
-from preflight.facts.alike import READINGS
-from preflight.facts.kernel_model import KernelLog, LogLine
-from preflight.facts.machine_model import Container, Dimm, Edac, Governor, Worker
-from preflight.facts.memory import total_mib, whole
+from preflight.checks.host.test_drift import READINGS, judge_drift
+from preflight.checks.host.test_memory import judge_dimms, judge_memory, total_mib, whole
+from preflight.checks.host.test_processes import judge_load
+from preflight.checks.host.test_setup import judge_container, judge_governor, names_of
+from preflight.facts.machine import Container, Dimm, Edac, Governor, KernelLog, LogLine, Worker
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group
 from tests.unit.facts.machines import TIB_MIB, load, machine, memory, stack

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from checks.test_gpu_count import judge as judge_count
-from checks.test_gpu_sxid import judge as sxid
-from checks.test_gpu_xid import judge as judge_xid
-from checks.test_host_hardware_errors import judge as hardware
-from checks.test_host_kernel_log import judge as host
-from checks.test_net_kernel_log import judge as nic
+from preflight.checks.gpu.driver_log import missing_slots
+from preflight.checks.gpu.test_answers import judge_count
+from preflight.checks.gpu.test_kernel_log import judge_sxid as sxid
+from preflight.checks.gpu.test_kernel_log import judge_xid
+from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
+from preflight.checks.host.test_host_log import judge_kernel_log as host
+from preflight.checks.net.test_nic_log import judge as nic
 from preflight.facts import Facts, GpuHealth, KernelLog, LogLine
-from preflight.facts.xid_verdict import missing_slots
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts import builders as b

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checks import test_launch_fits, test_launch_script
+from preflight.checks.launch import test_launch
 from preflight.errors import UsageError
 from preflight.fleet.launch import read_launch
-from preflight.fleet.launch_shape import Shape, shape_of
+from preflight.fleet.model import Shape, shape_of
 from preflight.lint.lint import lint
 from preflight.verdict import Outcome, Verdict
 
@@ -26,7 +26,7 @@ def _shape(line: str, **environ: str) -> Shape | None:
 
 
 def _fits(line: str, devices: Mapping[str, int | None], **environ: str) -> Verdict:
-    return test_launch_fits.judge(_shape(line, **environ), len(devices), devices)
+    return test_launch.judge_fits(_shape(line, **environ), len(devices), devices)
 
 
 @pytest.mark.proves("launch.fits", finds="more nodes waited for than there are; nowhere to meet")
@@ -129,7 +129,7 @@ def test_gpus_that_were_not_told() -> None:
 
 def test_no_launch_is_known() -> None:
     """None was given, or its launcher is one whose ranks we cannot count."""
-    assert test_launch_fits.judge(None, 2, EIGHT).outcome is Outcome.NOT_RUN
+    assert test_launch.judge_fits(None, 2, EIGHT).outcome is Outcome.NOT_RUN
     assert _shape("MASTER_ADDR=h1 srun ./train") is None
 
 
@@ -146,7 +146,7 @@ HANGS = b"import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.b
 @pytest.mark.proves("launch.script", finds="a barrier that rank 0 alone reaches")
 def test_a_script_that_will_hang() -> None:
     """The gravest finding is the verdict; its line, what will happen and the remedy are in it."""
-    verdict = test_launch_script.judge(lint(HANGS, "train.py"))
+    verdict = test_launch.judge_script(lint(HANGS, "train.py"))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("train.py line 3: only rank 0 calls barrier")
     assert "rank 0 waits in barrier (line 3)" in verdict.sentence
@@ -159,7 +159,7 @@ def test_a_script_that_may_go_wrong() -> None:
         b"import os, torch\nfrom torch import distributed as d\nd.init_process_group('gloo')\n"
         b"x.to('cuda:0')\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n"
     )
-    verdict = test_launch_script.judge(lint(text, "t.py"))
+    verdict = test_launch.judge_script(lint(text, "t.py"))
     assert verdict.outcome is Outcome.WARN
     assert verdict.advice.endswith("; 1 more finding: preflight lint t.py")
 
@@ -168,18 +168,18 @@ def test_a_script_that_may_go_wrong() -> None:
 def test_a_script_that_is_well() -> None:
     """Hints are counted and condemn nobody; a script for one process is fine too."""
     well = HANGS.replace(b"if dist.get_rank() == 0:", b"if True:")
-    assert test_launch_script.judge(lint(well, "t.py")).sentence == "t.py: nothing found"
+    assert test_launch.judge_script(lint(well, "t.py")).sentence == "t.py: nothing found"
     hinted = b"from torch import distributed as d\nd.init_process_group('gloo')\n"
-    verdict = test_launch_script.judge(lint(hinted, "t.py"))
+    verdict = test_launch.judge_script(lint(hinted, "t.py"))
     assert verdict.outcome is Outcome.OK
     assert verdict.sentence == "t.py: nothing found, 3 hints (preflight lint)"
-    assert test_launch_script.judge(lint(b"x = 1\n", "t.py")).outcome is Outcome.OK
-    assert test_launch_script.judge(None).outcome is Outcome.NOT_RUN
+    assert test_launch.judge_script(lint(b"x = 1\n", "t.py")).outcome is Outcome.OK
+    assert test_launch.judge_script(None).outcome is Outcome.NOT_RUN
 
 
 @pytest.mark.proves("launch.script", unknown="the script is no Python that can be read here")
 def test_a_script_that_cannot_be_read() -> None:
     """It is not healthy for that: unknown, with the reason."""
-    verdict = test_launch_script.judge(lint(b"print 'x'\n", "t.py"))
+    verdict = test_launch.judge_script(lint(b"print 'x'\n", "t.py"))
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence == "t.py was not judged: it is Python 2 (line 1)"

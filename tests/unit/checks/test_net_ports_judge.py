@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
-from checks.test_net_ports import judge
+from preflight.checks.net.test_ports import judge_ports
+from preflight.facts.decode import Attempt, MasterPort
 from preflight.facts.node import Net
-from preflight.facts.ports import Attempt, MasterPort
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import attempt, free_port, nets, ports, process
 
@@ -21,7 +21,7 @@ FOUR = "h1 h2 h3 h4"
 
 def verdicts(results: dict[tuple[str, str], str], names: str = FOUR) -> dict[str, Verdict]:
     """Every node's verdict."""
-    return {name: judge(name, net) for name, net in nets(results, names).items()}
+    return {name: judge_ports(name, net) for name, net in nets(results, names).items()}
 
 
 def blamed(results: dict[tuple[str, str], str], names: str = FOUR) -> set[str]:
@@ -33,7 +33,7 @@ def blamed(results: dict[tuple[str, str], str], names: str = FOUR) -> set[str]:
 def master(port: MasterPort) -> Verdict:
     """The verdict on a lone master with this port."""
     own = ports(master=port)
-    return judge("h1", Net(own, "", "h1", True, "--master-port", (), ()))  # noqa: FBT003
+    return judge_ports("h1", Net(own, "", "h1", True, "--master-port", (), ()))  # noqa: FBT003
 
 
 def into(name: str, how: str = "timeout") -> dict[tuple[str, str], str]:
@@ -99,7 +99,7 @@ def test_a_master_whose_port_is_taken_is_not_blamed_on_the_others() -> None:
     """The others had nothing to connect to: only the master has a finding."""
     net = nets({}, TWO)["h2"]
     own = ports(attempt("h1"))
-    verdict = judge("h2", Net(own, "", "h1", False, "", net.to_me, ()))  # noqa: FBT003
+    verdict = judge_ports("h2", Net(own, "", "h1", False, "", net.to_me, ()))  # noqa: FBT003
     assert verdict.outcome is Outcome.OK
     assert verdict.sentence == "the port of h1 was not open to try; random ports of h1 too"
 
@@ -107,10 +107,10 @@ def test_a_master_whose_port_is_taken_is_not_blamed_on_the_others() -> None:
 @pytest.mark.proves("net.ports", unknown="a port stage without an answer")
 def test_a_node_without_an_answer_is_unknown() -> None:
     """A port stage that came to nothing is no pass."""
-    verdict = judge("h2", Net(None, "timed out", "h1", False, "", (), ()))  # noqa: FBT003
+    verdict = judge_ports("h2", Net(None, "timed out", "h1", False, "", (), ()))  # noqa: FBT003
     assert verdict.outcome is Outcome.UNKNOWN
     assert "timed out" in verdict.sentence
-    assert judge("h1", Net(ports(), "", "h1", True, "", (), ())).outcome is Outcome.UNKNOWN  # noqa: FBT003
+    assert judge_ports("h1", Net(ports(), "", "h1", True, "", (), ())).outcome is Outcome.UNKNOWN  # noqa: FBT003
 
 
 def test_a_master_that_most_cannot_reach_is_blamed() -> None:
@@ -180,7 +180,7 @@ def test_how_it_failed_is_said_in_words(how: str, words: str) -> None:
     """A drop, a reject and a missing route have different remedies."""
     net = nets({("h3", "master"): how})["h3"]
     odd = tuple((n, replaced(one, error="weird")) for n, one in net.others_to_master)
-    told = judge("h3", Net(net.own, "", "h1", False, "", net.to_me, odd))  # noqa: FBT003
+    told = judge_ports("h3", Net(net.own, "", "h1", False, "", net.to_me, odd))  # noqa: FBT003
     assert words in told.sentence
 
 
@@ -235,7 +235,7 @@ def test_a_firewall_beside_the_master_where_nobody_else_tried_the_node() -> None
             target: tuple(each for each in tried if target != "h3" or each[0] == "h1")
             for target, tried in net.others_to.items()
         }
-        found[name] = judge(name, dataclasses.replace(net, to_me=kept[name], others_to=kept))
+        found[name] = judge_ports(name, dataclasses.replace(net, to_me=kept[name], others_to=kept))
     assert {v.blame or name for name, v in found.items() if v.condemns} == {"pair h1-h3"}
 
 
@@ -267,7 +267,9 @@ def mute(results: dict[tuple[str, str], str], dead: str) -> dict[str, Net]:
 @pytest.mark.parametrize("dead", ["h1", "h3"])
 def test_a_node_whose_port_stage_died_costs_nobody_else(dead: str) -> None:
     """Its listeners went with it: who was refused there blames neither a pair nor itself."""
-    found = {name: judge(name, net) for name, net in mute(into(dead, "refused"), dead).items()}
+    found = {
+        name: judge_ports(name, net) for name, net in mute(into(dead, "refused"), dead).items()
+    }
     assert {v.blame or name for name, v in found.items() if v.condemns} == {dead}
     assert found[dead].outcome is Outcome.UNKNOWN
     if dead == "h1":
@@ -283,7 +285,7 @@ def failing(error: str) -> Verdict:
     net = nets({("h3", "master"): "error"})["h3"]
     assert net.own is not None
     own = replaced(net.own, attempts=tuple(replaced(one, error=error) for one in net.own.attempts))
-    return judge("h3", dataclasses.replace(net, own=own))
+    return judge_ports("h3", dataclasses.replace(net, own=own))
 
 
 def test_an_attempt_that_could_not_be_made_is_no_firewall() -> None:

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from checks.test_net_ephemeral_ports import judge as judge_range
-from checks.test_net_interface import judge as judge_interface
-from checks.test_net_master_name import judge as judge_name
-from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
-from preflight.facts.network_model import Interface, Network, Resolved
-from preflight.facts.selected import nccl_ports, parse_filter
+from preflight.checks.net.selected import nccl_ports, parse_filter
+from preflight.checks.net.test_interface import judge_interface
+from preflight.checks.net.test_interface import judge_master_name as judge_name
+from preflight.checks.net.test_ports import judge_ephemeral_ports as judge_range
+from preflight.facts.network import ConfFile, ConfSetting, Interface, Network, Resolved
 from preflight.fleet.master import master_names
 from preflight.fleet.model import Fleet, Host, Job, Promise
 from preflight.verdict import Outcome, Verdict

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_ib_pcie import judge
-from checks.test_net_kernel_log import judge as judge_log
-from preflight.facts.kernel_model import KernelLog, LogLine
-from preflight.facts.rdma_model import PcieLink
+from preflight.checks.net.test_nic_log import judge as judge_log
+from preflight.checks.rdma.test_slots import judge_pcie
+from preflight.facts.machine import KernelLog, LogLine
+from preflight.facts.network import PcieLink
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, nic, rdma_port
 
@@ -34,7 +34,7 @@ def node(*odd: int, link: PcieLink | None = HALF, host: str = "h1") -> Facts:
 
 def said(one: Facts, *others: Facts) -> Verdict:
     """What ib.pcie says of a node among others."""
-    return judge(one, group(one, *others))
+    return judge_pcie(one, group(one, *others))
 
 
 @pytest.mark.proves("ib.pcie", passes="eight NICs on PCIe 5 x16, and a group that is built with x8")

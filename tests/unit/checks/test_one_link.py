@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from checks.test_ib_errors import judge as judge_errors
-from checks.test_ib_port import judge as judge_port
-from checks.test_net_ethernet import judge as judge_ethernet
-from checks.test_net_kernel_log import judge as judge_log
-from preflight.facts.kernel_model import KernelLog, LogLine
-from preflight.facts.rdma_model import Counter, Counters
+from preflight.checks.net.test_ethernet import judge as judge_ethernet
+from preflight.checks.net.test_nic_log import judge as judge_log
+from preflight.checks.rdma.test_port import judge_port
+from preflight.checks.rdma.test_rate import judge_errors
+from preflight.core.ledger import Entry
+from preflight.facts.machine import KernelLog, LogLine
+from preflight.facts.network import Counter, Counters
 from preflight.fleet.model import Promise
-from preflight.ledger import Entry
 from preflight.report.findings import findings
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
-    from preflight.facts.network_model import Interface
+    from preflight.facts.network import Interface
     from preflight.report.findings import Finding
 
 DAY_S = 86400.0

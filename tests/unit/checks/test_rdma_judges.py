@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from checks.test_ib_count import judge as judge_count
-from checks.test_ib_errors import judge as judge_errors
-from checks.test_ib_firmware import judge as judge_firmware
-from checks.test_ib_gid import judge as judge_gid
-from checks.test_ib_port import judge as judge_port
-from checks.test_ib_rate import judge as judge_rate
+from preflight.checks.rdma.test_devices import judge_firmware, judge_gid
+from preflight.checks.rdma.test_port import judge_count, judge_port
+from preflight.checks.rdma.test_rate import judge_errors, judge_rate
 from preflight.facts import Majority
-from preflight.facts.rdma_model import Counter, Counters, Gid
+from preflight.facts.network import Counter, Counters, Gid
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.checks.reach.test_reach import STEPS, judge_step
 from preflight.facts.node import Reach
-from preflight.facts.reach import STEPS, judge_step
 
 if TYPE_CHECKING:
-    from preflight.transport.protocol import Step
+    from preflight.core.remote_command import Step
 
 
 @pytest.mark.parametrize("failed", STEPS)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from checks.test_software_arch import judge as judge_arch
-from checks.test_software_drift import judge as judge_drift
-from checks.test_software_driver import judge as judge_driver
-from checks.test_software_nccl_plugin import judge as judge_plugin
+from preflight.checks.software.test_versions import (
+    asked,
+    drivers,
+    judge_arch,
+    judge_drift,
+    judge_driver,
+    runs_on,
+    version,
+)
+from preflight.checks.software.test_versions import judge_nccl_plugin as judge_plugin
+from preflight.facts.machine import Software, Torch
 from preflight.facts.model import Driver, Facts, Python
-from preflight.facts.net_plugin import asked
-from preflight.facts.software import drivers, runs_on, version
-from preflight.facts.software_model import Software, Torch
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group, software, with_gpu
 

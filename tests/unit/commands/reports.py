@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preflight.ledger import Entry
+from preflight.core.ledger import Entry
 from preflight.report.document import CoverageRow, PairRow, Report
 from preflight.report.findings import counts
-from preflight.report.ready import exit_code, readiness
-from preflight.report.rows import fleet_row, verdict_row
+from preflight.report.ready import exit_code, fleet_row, readiness, verdict_row
 from preflight.verdict import ok
 
 if TYPE_CHECKING:

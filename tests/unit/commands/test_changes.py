@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from preflight.report.night import night_of
-from preflight.report.rebuilt import found_in
-from preflight.sweeping.changes import change_lines
+from preflight.commands.nightly.conclude import change_lines
+from preflight.report.since import found_in, night_of
 from preflight.verdict import fail
-from tests.unit.sweeping.reports import on, report
+from tests.unit.commands.reports import on, report
 
 BENT = fail("7 of 8 GPUs", advice="drain")
 SLOW = fail("slow", advice="look", blame="pair h1-h2")

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.commands.learned_groups import Baseline, learned_groups
-from preflight.commands.learned_text import inventory_text
-from preflight.facts.found import found, why_not
+from preflight.commands.learn import inventory_text
+from preflight.commands.learned_groups import Baseline, found, learned_groups, why_not
 from preflight.facts.model import Driver, Facts, NicPort
 from preflight.fleet.baselines import gpu_floor
 from preflight.fleet.inventory import inventory_of

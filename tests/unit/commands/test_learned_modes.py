@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.commands.learned_groups import learned_groups
-from preflight.commands.learned_text import inventory_text
-from preflight.facts.found import found
-from preflight.facts.found_modes import found_modes
+from preflight.commands.learn import inventory_text
+from preflight.commands.learned_groups import found, found_modes, learned_groups
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host, Promise
 from preflight.verdict import Outcome

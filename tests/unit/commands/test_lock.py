@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.commands.nightly.sweeper import WaveProcess, locked
 from preflight.errors import UsageError
-from preflight.sweeping.lock import locked
-from preflight.sweeping.wave_process import WaveProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _HOLD = """
 import sys, pathlib
-from preflight.sweeping.lock import locked
+from preflight.commands.nightly.sweeper import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

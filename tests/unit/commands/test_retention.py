@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.sweeping.nights import former_nights
-from preflight.sweeping.retention import tidy_waves
-from preflight.sweeping.state import Sweep, WaveState
+from preflight.commands.nightly.conclude import tidy_waves
+from preflight.commands.nightly.state import Sweep, WaveState, former_nights
 
 if TYPE_CHECKING:
     from pathlib import Path

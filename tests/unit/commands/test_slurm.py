@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight.commands.nightly.idle import (
+    Chooser,
+    SlurmError,
+    chooser,
+    chosen_way,
+    parse_nodes,
+    parse_reservation,
+)
 from preflight.errors import UsageError
-from preflight.sweeping.idle import Chooser, chooser, chosen_way
-from preflight.sweeping.slurm import parse_nodes, parse_reservation
-from preflight.sweeping.slurm_ask import SlurmError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.sweep_begin import cut_short
-from preflight.commands.sweep_options import read_words
+from preflight.commands.nightly.begin import cut_short, read_words
+from preflight.commands.nightly.conclude import unremembered
+from preflight.commands.nightly.state import (
+    Sweep,
+    WaveState,
+    former_nights,
+    latest,
+    new_folder,
+    read_sweep,
+)
 from preflight.errors import UsageError
-from preflight.sweeping.nights import former_nights, latest, new_folder, read_sweep
-from preflight.sweeping.state import Sweep, WaveState
-from preflight.sweeping.unremembered import unremembered
 
 if TYPE_CHECKING:
     from pathlib import Path

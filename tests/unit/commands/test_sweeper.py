@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from preflight.commands.nightly import sweeper as module
+from preflight.commands.nightly.conclude import conclude
+from preflight.commands.nightly.idle import chooser
+from preflight.commands.nightly.screen import Screen
+from preflight.commands.nightly.state import Sweep, WaveState, former_nights, read_sweep
+from preflight.commands.nightly.sweeper import Sweeper, locked
 from preflight.history.place import place_of
 from preflight.history.reading import reading
-from preflight.sweeping import sweeper as module
-from preflight.sweeping.conclude import conclude
-from preflight.sweeping.idle import chooser
-from preflight.sweeping.lock import locked
-from preflight.sweeping.nights import former_nights, read_sweep
-from preflight.sweeping.screen import Screen
-from preflight.sweeping.state import Sweep, WaveState
-from preflight.sweeping.sweeper import Sweeper
-from tests.unit.frame.site_checks import write_check
+from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable

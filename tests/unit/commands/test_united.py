@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from preflight.commands.nightly.fabric import covered
+from preflight.commands.nightly.united import Part, Whole, lost, owed_later, unite
 from preflight.report.document import encode
-from preflight.sweeping.coverage import covered
-from preflight.sweeping.united import Part, Whole, lost, owed_later, unite
 from preflight.verdict import Outcome, fail, ok, unknown
-from tests.unit.sweeping.reports import on, pair, report
+from tests.unit.commands.reports import on, pair, report
 
 NODES = tuple(f"h{number}" for number in range(1, 13))
 

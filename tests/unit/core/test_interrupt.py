@@ -11,7 +11,7 @@ import pytest
 
 _PROGRAM = """
 import signal, sys, time
-from preflight.interrupt import Interrupts
+from preflight.core.interrupt import Interrupts
 interrupts = Interrupts()
 interrupts.hold()
 try:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from preflight.core.registry import Registry, load_file, load_folder, shipped_folder
 from preflight.errors import UsageError
-from preflight.registry import Registry, load_file, load_folder, shipped_folder
 from preflight.verdict import Outcome, Verdict
-from tests.unit.frame.site_checks import write_check
+from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def _conclude(folder: Path, body: str) -> Verdict:
-    return load_file(write_check(folder, body=body)).conclude(object())
+    return load_file(write_check(folder, body=body))[0].conclude(object())
 
 
 def test_the_shipped_checks_are_sound() -> None:
@@ -37,7 +37,7 @@ def test_two_checks_of_one_id(tmp_path: Path) -> None:
 def test_an_unknown_requirement(tmp_path: Path) -> None:
     """A gate that nobody declares is refused by name."""
     with pytest.raises(UsageError, match=r"requires 'gpu.cuont', which no check declares"):
-        Registry([load_file(write_check(tmp_path, requires=("gpu.cuont",)))])
+        Registry(load_file(write_check(tmp_path, requires=("gpu.cuont",))))
 
 
 @pytest.mark.parametrize("ring", [("site.a",), ("site.a", "site.b", "site.c")])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.stats.drift import LEAST as DRIFT_LEAST
-from preflight.stats.drift import drift
-from preflight.stats.modes import LEAST, SHARE, two_modes
+from preflight.fabric.shapes import LEAST as DRIFT_LEAST
+from preflight.fabric.shapes import MODES_LEAST, SHARE, drift, two_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +31,7 @@ def _noise(seed: int) -> random.Random:
 
 
 @pytest.mark.parametrize("kind", UNIMODAL)
-@pytest.mark.parametrize("count", [LEAST, 400])
+@pytest.mark.parametrize("count", [MODES_LEAST, 400])
 def test_noise_with_one_mode_shows_nothing(kind: str, count: int) -> None:
     """Of 300 series of each kind none has two modes, and none drifts."""
     noise, draw = _noise(1), UNIMODAL[kind]
@@ -44,7 +43,7 @@ def test_noise_with_one_mode_shows_nothing(kind: str, count: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(LEAST, 600),
+    st.integers(MODES_LEAST, 600),
     st.floats(0.2, 0.8),
     st.floats(1.5, 50),
     st.integers(0, 10**6),
@@ -103,7 +102,7 @@ def test_a_burst_is_no_drift() -> None:
 
 def test_too_little_is_no_series() -> None:
     """Few values, equal ones, and none at all say nothing."""
-    for series in ([], [1.0] * 500, [1.0, 9.0] * (LEAST // 2 - 1)):
+    for series in ([], [1.0] * 500, [1.0, 9.0] * (MODES_LEAST // 2 - 1)):
         assert two_modes(series) is None
     assert drift([]) is None
     assert drift([float(at + 1) for at in range(DRIFT_LEAST - 1)]) is None

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.stats.leave_out import LeaveOut
-from preflight.stats.quantiles import median, nearest_rank
+from preflight.core.statistics import LeaveOut, median, nearest_rank
 
 NUMBERS = st.lists(st.floats(0, 1e9), min_size=1, max_size=50)
 OWNED = st.lists(st.tuples(st.floats(0, 1e9), st.sets(st.sampled_from("abcdef"), max_size=2)))

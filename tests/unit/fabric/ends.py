@@ -10,18 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import (  # noqa: E402  needs torch's skip first
-    groups,
-    inside,
-    ladder,
-    means,
-    meeting,
-    pair,
-    pattern,
-    plan,
-    wall,
-    watch,
-)
+from sweep import clocks, counters, groups, meeting, member, pair, plan, transports, verify  # noqa: E402
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -47,10 +36,10 @@ class Partner:
         if smallest:
             return
         mine = torch.empty_like(tensor)
-        pattern.fill(torch, mine, pattern.key(7, 0, 0))
+        verify.fill(torch, mine, verify.key(7, 0, 0))
         if torch.equal(mine, tensor):
             self._other = torch.empty_like(tensor)
-            pattern.fill(torch, self._other, pattern.key(7, 0, 1))
+            verify.fill(torch, self._other, verify.key(7, 0, 1))
         tensor.add_(self._other)
         self.operations += 1
         if self.operations == self._flip_at:
@@ -58,16 +47,16 @@ class Partner:
         self._other = tensor.clone()
 
 
-def climb(partner: Any, **changes: Any) -> ladder.Ladder:
+def climb(partner: Any, **changes: Any) -> pair.Ladder:
     """A whole ladder with such a partner; it has all the time there is."""
     go = plan.read({**GO, **changes})
-    keys = [pattern.key(go.seed, 0, rank) for rank in (0, 1)]
-    climbed = ladder.Ladder(torch, partner, go, pattern.Ends(keys, 0), lambda *_: None)
+    keys = [verify.key(go.seed, 0, rank) for rank in (0, 1)]
+    climbed = pair.Ladder(torch, partner, go, verify.Ends(keys, 0), lambda *_: None)
     climbed.climb(1e18, time.monotonic())
     return climbed
 
 
-class Still(watch.Watch):
+class Still(counters.Watch):
     """Reads no counters: it has no process for that, and no reason to tell."""
 
     def __init__(self) -> None:
@@ -110,9 +99,9 @@ class Both:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
             met = meeting.Meeting(store, number, of)
             still = Still()
-            carriers = means.Means(torch, own, still.bus_id)
-            seat = pair.Seat(torch, store, met, own, carriers, still, wall.Steps())
-            return inside.measure(seat, lambda *_: None)
+            carriers = transports.Means(torch, own, still.bus_id)
+            seat = pair.Seat(torch, store, met, own, carriers, still, clocks.Steps())
+            return member.measure(seat, lambda *_: None)
 
         with ThreadPoolExecutor(of) as all_of_them:
             return list(all_of_them.map(rail, rails))
@@ -131,6 +120,6 @@ class Both:
         assert rail.go.turns[0] is not None
         met = meeting.Meeting(store, rank, 2)
         still = Still()
-        carriers = means.Means(torch, rail, still.bus_id)
-        seat = pair.Seat(torch, store, met, rail, carriers, still, wall.Steps())
+        carriers = transports.Means(torch, rail, still.bus_id)
+        seat = pair.Seat(torch, store, met, rail, carriers, still, clocks.Steps())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)

@@ -6,8 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from preflight.fabric.digest import Digest, Standout
-from preflight.fabric.observed import Observed, Tried
+from preflight.fabric.observed import Digest, Observed, Standout, Tried
 from preflight.fabric.schedule import circle_rounds
 
 if TYPE_CHECKING:

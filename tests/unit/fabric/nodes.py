@@ -14,15 +14,15 @@ from preflight.fabric.plan import Budget, SweepPlan
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import circle_rounds
 from preflight.fleet.model import Host
-from preflight.transport import transport_for
 from preflight.transport.bundle import start_payload
+from preflight.transport.ways import transport_for
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Mapping
 
     from preflight.fabric.samples import Sweep
-    from preflight.transport.leased import Talk
+    from preflight.transport.payload_session import LeasedTalk
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 DEADLINE_S = 90.0
@@ -63,18 +63,20 @@ def plan(hosts: list[Host], *, long_s: float = 0.0, **changes: Any) -> SweepPlan
 class Starter:
     """Starts agents as a run does; remembers their pids, and lets some nodes be odd."""
 
-    def __init__(self, odd: Mapping[str, Callable[[Host, Mapping[str, object]], Talk]]) -> None:
+    def __init__(
+        self, odd: Mapping[str, Callable[[Host, Mapping[str, object]], LeasedTalk]]
+    ) -> None:
         self._odd = odd
-        self.talks: dict[str, Talk] = {}
+        self.talks: dict[str, LeasedTalk] = {}
 
-    def __call__(self, host: Host, request: Mapping[str, object]) -> Talk:
+    def __call__(self, host: Host, request: Mapping[str, object]) -> LeasedTalk:
         """What `sweep` is given to start an agent with."""
         start = self._odd.get(host.name, real)
         self.talks[host.name] = start(host, request)
         return self.talks[host.name]
 
 
-def real(host: Host, request: Mapping[str, object]) -> Talk:
+def real(host: Host, request: Mapping[str, object]) -> LeasedTalk:
     """The payload itself, in a process of this machine."""
     connection = transport_for("local").connect(host, 5.0)
     return start_payload(connection, host, "sweep", request, DEADLINE_S + 5)
@@ -106,12 +108,12 @@ def named(name: str, pids: list[int]) -> list[int]:
     return [pid for pid in pids if _read(Path(f"/proc/{pid}/comm")).strip() == name]
 
 
-def agent(talk: Talk | None) -> list[int]:
+def agent(talk: LeasedTalk | None) -> list[int]:
     """An agent's process (below timeout's), and all that it started, agent first."""
     return below(talk._remote._process.pid) if talk else []  # type: ignore[attr-defined]
 
 
-def measuring(talk: Talk | None, beyond: int = _ONE) -> list[int]:
+def measuring(talk: LeasedTalk | None, beyond: int = _ONE) -> list[int]:
     """The measuring process of a node, while it has sockets to the store and to a partner.
 
     `beyond`: it has more sockets than so many; past `IN_A_PAIR` it is connected for sure.

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.acquittal import SecondLook
-from preflight.fabric.decoding.meetings import meetings
+from preflight.fabric.decoding.find import SecondLook
+from preflight.fabric.decoding.parts import meetings
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 

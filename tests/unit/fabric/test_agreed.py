@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.agreed import OTHER_PLAN, Agreed
-from preflight.fabric.events import PairSeen, Ready, Trouble
+from preflight.fabric.agent_events import PairSeen, Ready, Trouble
+from preflight.fabric.agent_gathering import OTHER_PLAN, Agreed
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import longer, more_order, with_more
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.leased import Talk
+    from preflight.transport.payload_session import LeasedTalk
 
     Change = Callable[[dict[str, Any]], object]
 
@@ -42,7 +42,7 @@ FINE = ("measured", "measured")
 class Tampered:
     """A real node whose order is another one than it was given."""
 
-    def __init__(self, talk: Talk, change: Change) -> None:
+    def __init__(self, talk: LeasedTalk, change: Change) -> None:
         self._talk = talk
         self._change = change
 
@@ -84,7 +84,7 @@ def test_the_odd_one_is_named_and_the_others_are_measured(
     """Sums of another seed look wrong, another round hangs; neither is taken for the network's."""
     hosts = [replace(host, name=f"a{host.name}") for host in fleet(4)]
 
-    def start(host: Host, request: Mapping[str, object]) -> Talk:
+    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
         return Tampered(real(host, request), change)
 
     name = hosts[odd].name
@@ -101,7 +101,7 @@ def test_the_odd_one_is_named_and_the_others_are_measured(
 
 def test_both_sides_make_the_same_digest_of_a_plan() -> None:
     """The node's, of the order as it read it, is the controller's, also for the retests' rounds."""
-    from sweep import agreed  # the payload, as it is imported on a node
+    from sweep import plan  # the payload, as it is imported on a node
     from sweep import plan as orders
 
     hosts = {host.name: host for host in fleet(4)}
@@ -120,7 +120,7 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
             seen = PairSeen(
                 round=turn.round, rail=0, a=turn.a, b=turn.b, backend="gloo", state="measured",
                 error="", started_s=1.0, setup_ms=1.0, timings=(),
-                plan=agreed.digest(go if turn in go.turns else later, turn),
+                plan=plan.digest(go if turn in go.turns else later, turn),
             )  # fmt: skip
             assert kept.held_to(seen, longer_who) is seen
             assert kept.held_to(replace(seen, plan=""), longer_who) == Trouble(OTHER_PLAN)

@@ -7,9 +7,8 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.clocks import clock_lines
-from preflight.fabric.collect import Collected
-from preflight.fabric.events import PairSeen, Ready
+from preflight.fabric.agent_events import PairSeen, Ready
+from preflight.fabric.collect import Collected, clock_lines
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import PairState, Sweep
@@ -60,11 +59,11 @@ def test_each_clock_that_was_set_is_told_once() -> None:
 
 def test_a_step_is_seen_once_and_an_even_clock_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dates go on evenly whatever sets the clock; the step is told by the next look only."""
-    from sweep import wall  # the payload, as it is imported on a node
+    from sweep import clocks  # the payload, as it is imported on a node
 
-    steps, before, honest = wall.Steps(), wall.now_s(), time.time
+    steps, before, honest = clocks.Steps(), clocks.now_s(), time.time
     assert steps.step_s() == 0.0
     monkeypatch.setattr(time, "time", lambda: honest() - 300)
     assert steps.step_s() == -300.0
     assert steps.step_s() == 0.0
-    assert 0 <= wall.now_s() - before < 60
+    assert 0 <= clocks.now_s() - before < 60

@@ -10,8 +10,8 @@ import pytest
 
 from preflight.errors import WireError
 from preflight.fabric.advice import advice_on
+from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL, SweepPlan
 from preflight.fabric.roster import Roster, go_order, roster

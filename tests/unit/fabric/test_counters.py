@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from sweep import counters, means, rail_nic, watch, xids
+from sweep import counters, transports
 
 from preflight.fabric.launch import sweep
 from tests.lab import sysfs
@@ -80,14 +80,14 @@ def test_what_moved_is_told_once_and_bounded() -> None:
         "throttled": ["GPU 3 throttle hw_thermal"],
     }
     own: Any = SimpleNamespace(owns=lambda name: name != "a")
-    assert watch.moved(before, after, own) == [
+    assert counters.moved(before, after, own) == [
         {"name": "Xid 79 0000:1b:00", "by": 1.0},
         {"name": "GPU 3 throttle hw_thermal", "by": 1},
         {"name": "a", "by": 1.0, "assigned": False},
     ]
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(watch.moved(many, more, own)) == watch.MOST
+    assert len(counters.moved(many, more, own)) == counters.MOST
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
     line = "6,{},5,-;NVRM: Xid (PCI:0000:{}:00): {}, pid=7, GPU has fallen off the bus.\n"
     log = tmp_path / "kmsg"
     log.write_text(line.format(1, "1b", 31))
-    kernel = xids.KernelLog(str(log))
+    kernel = counters.KernelLog(str(log))
     with log.open("a") as writing:
         writing.write(line.format(2, "1b", 79) + "6,3,5,-;eth0: link up\n")
         writing.write(line.format(4, "43", 94) + line.format(5, "43:00 GPU-I", 94))
@@ -103,13 +103,13 @@ def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
         writing.write(f"3,6,5,-;NVRM: API mismatch\\x0aNVRM: has the version {claimed}\n")
     assert kernel.xids(None) == {"Xid 79 0000:1b:00": 1, "Xid 94 0000:43:00": 2}
     assert kernel.xids("0000:43:00.0") == {"Xid 94 0000:43:00": 2}
-    assert xids.KernelLog(str(tmp_path / "none")).xids(None) == {}
+    assert counters.KernelLog(str(tmp_path / "none")).xids(None) == {}
 
 
 @contextmanager
-def watching_over(tree: Path) -> Iterator[watch.Watch]:
+def watching_over(tree: Path) -> Iterator[counters.Watch]:
     """Its processes, which end with the measuring process, end with the test."""
-    one = watch.Watch(str(tree))
+    one = counters.Watch(str(tree))
     yield one
     for reader in one._readers:
         reader.end()
@@ -117,7 +117,7 @@ def watching_over(tree: Path) -> Iterator[watch.Watch]:
 
 def stuck(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A NIC's firmware holds for ever whoever reads this counter."""
-    monkeypatch.setattr(watch, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(counters, "PATIENCE_S", 0.3)
     counter = tree / "class/infiniband/mlx5_0/ports/1/counters/link_downed"
     counter.unlink()
     os.mkfifo(counter)
@@ -135,7 +135,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         late = "error counters were not read: no answer within 0.3 s"
         given_up = late + ", nor from a second process: none is asked any more"
         assert said == [late] * 3 + [given_up] * 3
-        told = watching.since(watching.read(ALL), means.Means(None, gloo_rail(), str))
+        told = watching.since(watching.read(ALL), transports.Means(None, gloo_rail(), str))
         assert told == {"moved": [], "unread": given_up}
 
 
@@ -146,7 +146,7 @@ def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyP
         assert all("unread" in watching.read(ALL) for _ in range(2))
         counter.unlink()
         counter.write_text("3\n")
-        monkeypatch.setattr(watch, "PATIENCE_S", DEADLINE_S)
+        monkeypatch.setattr(counters, "PATIENCE_S", DEADLINE_S)
         assert watching.read(ALL)["counters"]["mlx5_0/1 link_downed"] == 3
 
 
@@ -175,11 +175,11 @@ def test_the_reader_tells_what_moved_between_two_readings(tree: Path) -> None:
 def test_a_rails_nic_is_the_one_next_to_its_gpu(tree: Path, gpu: int) -> None:
     """Under the same switch; none where that NIC's port is down or the job excludes it."""
     bus_id = h100("h1").gpus[gpu].path[-1]
-    assert rail_nic.nearest(str(tree), bus_id) == (f"mlx5_{gpu}",)
-    assert rail_nic.nearest(str(tree), bus_id, f"^mlx5_{gpu}") == ()
+    assert transports.nearest(str(tree), bus_id) == (f"mlx5_{gpu}",)
+    assert transports.nearest(str(tree), bus_id, f"^mlx5_{gpu}") == ()
     (tree / f"class/infiniband/mlx5_{gpu}/ports/1/state").write_text("1: DOWN\n")
-    assert rail_nic.nearest(str(tree), bus_id) == ()
-    assert rail_nic.nearest("/nonexistent", bus_id) == ()
+    assert transports.nearest(str(tree), bus_id) == ()
+    assert transports.nearest("/nonexistent", bus_id) == ()
 
 
 def gloo_rail() -> Any:
@@ -189,7 +189,7 @@ def gloo_rail() -> Any:
 
 def nccl_means(
     tree: Path, monkeypatch: pytest.MonkeyPatch, rail: int, log: str, *, known: bool = True
-) -> means.Means:
+) -> transports.Means:
     """A rail of a machine under NCCL, after a pair of which its log says this."""
     for name in ("NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
@@ -197,10 +197,10 @@ def nccl_means(
     tells = {"pci_domain_id": int(domain, 16), "pci_bus_id": int(bus, 16), "pci_device_id": 0}
     props = SimpleNamespace(**tells if known else {})
     torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: props))
-    monkeypatch.setattr(rail_nic, "_by_driver", lambda _: None)
+    monkeypatch.setattr(transports, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=None, cuda=rail)
-    found = means.Means(torch, own, lambda _: None)
+    found = transports.Means(torch, own, lambda _: None)
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
     found.words()
@@ -247,7 +247,7 @@ def test_of_several_nics_as_near_the_log_tells_which(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four GPUs and four NICs below one switch: all are as near."""
-    monkeypatch.setattr(rail_nic, "nearest", lambda *_: ("mlx5_2", "mlx5_3"))
+    monkeypatch.setattr(transports, "nearest", lambda *_: ("mlx5_2", "mlx5_3"))
     own = nccl_means(tree, monkeypatch, 3, nccl_log("0"))
     assert (own.owns("mlx5_2/1 link_downed"), own.owns("mlx5_3/1 link_downed")) == (True, False)
 
@@ -263,7 +263,7 @@ def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
     assert own.owns("mlx5_3/1 symbol_error")
     with watching_over(tree) as watching:
         told = watching.since(watching.read(own.question()), own)
-    assert told == {"moved": [], "unread": means.UNPLACED}
+    assert told == {"moved": [], "unread": transports.UNPLACED}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
 def test_the_jobs_own_choice_of_nics_is_kept_to(spec: str, permitted: set[str]) -> None:
     """NCCL_IB_HCA: prefixes unless "=", all others when "^"."""
     names = {"mlx5_1", "mlx5_10", "mlx4_0"}
-    assert {name for name in names if rail_nic.permits(spec, name)} == permitted
+    assert {name for name in names if transports.permits(spec, name)} == permitted
 
 
 @pytest.mark.busy
@@ -334,9 +334,9 @@ def test_the_node_that_hosts_the_store_reads_its_counters_too(tree: Path) -> Non
     """At each fork libuv closes the pipe of its own by number, also where that is another's now."""
     script = f"""
 import os, sys
-sys.path.insert(0, {str(Path(watch.__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(counters.__file__).parents[1])!r})
 import torch.distributed as dist
-from sweep import lifeline, watch
+from sweep import lifeline, counters as watch
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 said, saying = os.pipe()
 pid = os.fork()

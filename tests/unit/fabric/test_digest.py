@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.fabric.digest import CUT_MEDIANS, digests
+from preflight.fabric.observed import CUT_MEDIANS, digests
 from preflight.fabric.samples import End, PairSamples, Timing
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from preflight.fleet.jobenv import OWN
+from preflight.fleet.job_environment import OWN
 from tests.unit.fabric.ends import GO
 
 pytest.importorskip("torch")
 
-from sweep import groups, means, nccl_log, plan
+from sweep import groups, plan, transports
 
 
 class Nccl:
@@ -91,15 +91,15 @@ def test_which_interface_nccl_gets(changes: dict[str, object], ifname: str) -> N
 def test_which_interfaces_gloo_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's, one device each; where no job is known the route decides."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7,eth8")
-    assert means.gloo_interfaces(rail()) == ["eth7", "eth8"]
-    assert means.gloo_interfaces(rail(pinned=True)) == []
-    assert means.gloo_interfaces(rail(interface="eth0")) == ["eth0"]
+    assert transports.gloo_interfaces(rail()) == ["eth7", "eth8"]
+    assert transports.gloo_interfaces(rail(pinned=True)) == []
+    assert transports.gloo_interfaces(rail(interface="eth0")) == ["eth0"]
 
 
 def test_the_controller_knows_what_the_sweep_sets_itself() -> None:
     """The header says of these that the job's do not count: both sides hold the same list."""
     before = dict(os.environ)
-    nccl_log.Log()
+    transports.Log()
     logs = {name for name in os.environ if os.environ[name] != before.get(name)}
     sets = {name for name in groups.NCCL_ENVIRONMENT if not name.startswith("TORCH_")}
     assert sets | logs | set(groups.UNSET) == OWN

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
-from sweep import nccl_log
+from sweep import transports
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
@@ -30,7 +30,7 @@ _SOCKET = said(
     "Using network Socket",
     "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
 )
-SOCKET = nccl_log.carried(_SOCKET, _SOCKET)
+SOCKET = transports.carried(_SOCKET, _SOCKET)
 
 
 def ib(number: int) -> str:
@@ -39,7 +39,7 @@ def ib(number: int) -> str:
         f"NET/IB : Using [0]mlx5_{number}:1/IB [RO]; OOB eth0:10.0.0.41<0>",
         "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
     )
-    return nccl_log.carried(log, log)
+    return transports.carried(log, log)
 
 
 def decoded(
@@ -71,7 +71,9 @@ def decoded(
 
 def failed(found: Decoded) -> set[tuple[str, str]]:
     """The pairs whose check fails."""
-    return {ends for ends, pair in found.pairs.items() if judge(pair).outcome is Outcome.FAIL}
+    return {
+        ends for ends, pair in found.pairs.items() if judge_allreduce(pair).outcome is Outcome.FAIL
+    }
 
 
 def test_one_rail_on_sockets_is_named_with_what_was_promised() -> None:
@@ -126,7 +128,7 @@ def test_all_on_sockets_is_a_setting_and_not_that_many_faults(count: int) -> Non
     assert f"NET/Socket eth0 carried {count} of {count} nodes; promised: 2 NICs" in one.sentence
     assert "one setting of the job or its container is likelier" in one.sentence
     assert "NCCL_IB_DISABLE" in one.advice
-    verdict = judge(found.pairs["h1", "h2"])
+    verdict = judge_allreduce(found.pairs["h1", "h2"])
     assert (verdict.outcome, verdict.culprits) == (Outcome.FAIL, one.culprits)
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from msgspec.structs import replace
 
+from preflight.core.registry import load_folder, shipped_folder
+from preflight.fabric.compare import speed_key
 from preflight.fabric.coverage import KEPT_RUNS, after
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import Planned, plan
-from preflight.fabric.yardstick import speed_key
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Promise
-from preflight.history.past import Cost, Past
-from preflight.registry import load_folder, shipped_folder
+from preflight.history.coverage_file import Cost, Past
 from preflight.verdict import Outcome, Verdict
 from tests.unit.fabric.synthetic import TOP, hosts, sweep
 

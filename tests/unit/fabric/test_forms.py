@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.commands.forms import judge_long, judge_short
+from preflight.commands.blame import judge_long, judge_short
 from preflight.fabric.observed import observe
 from preflight.fabric.samples import End, Moved
 from preflight.fleet.model import Promise
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:
-    from preflight.commands.judged import Judged
+    from preflight.commands.blame import Judged
     from preflight.fabric.samples import Sweep
 
 FLEET = hosts(8)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
+from preflight.core.text import time_us
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.limits import limits
 from preflight.fabric.samples import End
-from preflight.fabric.words import time_us
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
@@ -21,7 +21,7 @@ from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preflight.fabric.pair import Pair
+    from preflight.fabric.measure import Pair
     from preflight.fabric.samples import PairSamples, PairState
 
 
@@ -34,7 +34,7 @@ def test_a_slow_node_is_named_with_number_and_limit() -> None:
     """Its pairs fail, all blame it, and the sentence holds what was seen and expected."""
     fleet = hosts(4)
     pairs = judge_sweep(sweep(fleet, slow_node("h3")), fleet).pairs
-    verdicts = {names: judge(pair) for names, pair in pairs.items()}
+    verdicts = {names: judge_allreduce(pair) for names, pair in pairs.items()}
     failed = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FAIL}
     assert failed == {("h1", "h3"), ("h2", "h3"), ("h3", "h4")}
     assert {verdicts[names].blame for names in failed} == {"h3"}
@@ -63,7 +63,7 @@ def test_a_bad_path_is_a_pair_not_a_node() -> None:
     """Only h1-h2 is slow: the verdict blames the pair, and keeps both nodes fit."""
     fleet = hosts(5)
     measured = sweep(fleet, lambda a, b: 0.02 if (a, b) == ("h1", "h2") else 0.8)
-    verdict = judge(judge_sweep(measured, fleet).pairs["h1", "h2"])
+    verdict = judge_allreduce(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.blame == "pair h1-h2"
     assert "h1 and h2 are both fine with others" in verdict.sentence
 
@@ -79,10 +79,10 @@ def test_pairs_that_were_not_measured_to_the_end_are_decoded_alike(state: PairSt
 def test_two_nodes_are_held_against_the_shipped_floor() -> None:
     """Without peers and promise the floor decides, and the sentence says so."""
     fleet = hosts(2)
-    fine = judge(judge_sweep(sweep(fleet, lambda *_: 0.8), fleet).pairs["h1", "h2"])
+    fine = judge_allreduce(judge_sweep(sweep(fleet, lambda *_: 0.8), fleet).pairs["h1", "h2"])
     assert fine.outcome is Outcome.OK
     assert "shipped floor for gloo" in fine.sentence
-    slow = judge(judge_sweep(sweep(fleet, lambda *_: 0.02), fleet).pairs["h1", "h2"])
+    slow = judge_allreduce(judge_sweep(sweep(fleet, lambda *_: 0.02), fleet).pairs["h1", "h2"])
     assert (slow.outcome, slow.blame) == (Outcome.FAIL, "h1 or h2")
 
 
@@ -134,7 +134,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
     """Everybody is equally slow, and the inventory promised more."""
     fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
     measured = sweep(fleet, lambda *_: 20.0, backend="nccl")
-    verdict = judge(judge_sweep(measured, fleet).pairs["h1", "h2"])
+    verdict = judge_allreduce(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.outcome is Outcome.FAIL
     assert "limit 40 GB/s (promised in fleet.toml)" in verdict.sentence
     assert blame(measured, fleet)[0].kind == "systemic"
@@ -144,7 +144,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
     """A backend of which nothing is known, and no peers: not a pass."""
     fleet = hosts(2)
-    verdict = judge(
+    verdict = judge_allreduce(
         judge_sweep(sweep(fleet, lambda *_: 0.8, backend="odd"), fleet).pairs["h1", "h2"]
     )
     assert verdict.outcome is Outcome.UNKNOWN
@@ -214,10 +214,10 @@ def test_a_node_left_out_earlier_is_not_run_and_one_that_failed_the_sweep_unknow
         troubles={"h3": "no usable torch"},
     )
     pairs = judge_sweep(measured, fleet).pairs
-    assert judge(pairs["h1", "h4"]).outcome is Outcome.NOT_RUN
-    verdict = judge(pairs["h1", "h3"])
+    assert judge_allreduce(pairs["h1", "h4"]).outcome is Outcome.NOT_RUN
+    verdict = judge_allreduce(pairs["h1", "h3"])
     assert (verdict.outcome, verdict.blame) == (Outcome.UNKNOWN, "h3")
-    assert judge(pairs["h1", "h2"]).outcome is Outcome.OK
+    assert judge_allreduce(pairs["h1", "h2"]).outcome is Outcome.OK
 
 
 def test_a_busy_machine_is_not_a_slow_link() -> None:
@@ -258,7 +258,7 @@ def test_small_sizes_are_not_held_to_bandwidth_limits() -> None:
             for pair in measured.pairs
         ),
     )
-    assert judge(judge_sweep(short, fleet).pairs["h1", "h2"]).outcome is Outcome.UNKNOWN
+    assert judge_allreduce(judge_sweep(short, fleet).pairs["h1", "h2"]).outcome is Outcome.UNKNOWN
     assert blame(short, fleet) == ()
 
 
@@ -273,10 +273,10 @@ def test_every_node_in_trouble_is_not_ready() -> None:
     )
     pairs = judge_sweep(measured, fleet).pairs
     assert _condemned(pairs) == {"h2", "h4", "h5"}
-    verdict = judge(pairs["h1", "h5"])
+    verdict = judge_allreduce(pairs["h1", "h5"])
     assert (verdict.blame, verdict.advice) == ("h5", "look at its link")
-    assert judge(pairs["h4", "h5"]).blame == "h4 and h5"
-    assert "h4: no torch; h5: cut" in judge(pairs["h4", "h5"]).sentence
+    assert judge_allreduce(pairs["h4", "h5"]).blame == "h4 and h5"
+    assert "h4: no torch; h5: cut" in judge_allreduce(pairs["h4", "h5"]).sentence
 
 
 def test_two_lost_nodes_are_both_condemned_by_their_pair() -> None:
@@ -296,7 +296,7 @@ def test_a_sweep_in_which_all_waited_is_unknown_for_all() -> None:
         waited=dict.fromkeys(("h1", "h2", "h3"), "waited for one another"),
     )
     pairs = judge_sweep(measured, fleet).pairs
-    assert {judge(pair).outcome for pair in pairs.values()} == {Outcome.UNKNOWN}
+    assert {judge_allreduce(pair).outcome for pair in pairs.values()} == {Outcome.UNKNOWN}
     assert _condemned(pairs) == {"h1", "h2", "h3"}
 
 
@@ -327,7 +327,7 @@ def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
     )
     one = judge_sweep(msgspec.structs.replace(measured, pairs=(short,)), fleet)
     assert not one.seen[0].good
-    verdict = judge(one.pairs["h1", "h2"])
+    verdict = judge_allreduce(one.pairs["h1", "h2"])
     assert verdict.outcome is Outcome.UNKNOWN
     assert "only 8 B of 4 MiB were reached" in verdict.sentence
 
@@ -510,7 +510,7 @@ def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_nobody_is_blamed(
     )
     decoded = judge_sweep(msgspec.structs.replace(whole, pairs=pairs), fleet)
     assert decoded.blames == ()
-    verdict = judge(decoded.pairs["h1", "h4"])
+    verdict = judge_allreduce(decoded.pairs["h1", "h4"])
     assert verdict.outcome is Outcome.NOT_RUN
     assert held in verdict.sentence
 
@@ -519,7 +519,7 @@ def test_a_systemic_fault_is_said_on_every_pair_and_drains_nobody() -> None:
     """All pairs are slow: one shared cause, suspects in fleet order, no advice to exclude."""
     fleet = hosts(4)
     decoded = judge_sweep(sweep(fleet, lambda *_: 0.02), fleet)
-    for verdict in map(judge, decoded.pairs.values()):
+    for verdict in map(judge_allreduce, decoded.pairs.values()):
         assert "one shared cause is likelier" in verdict.sentence
         assert "too few pairs" not in verdict.sentence
         assert "exclude" not in verdict.advice
@@ -538,7 +538,7 @@ def test_times_and_partners_are_said_in_plain_numbers() -> None:
 def _condemned(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
     bad: set[str] = set()
     for names, pair in pairs.items():
-        verdict = judge(pair)
+        verdict = judge_allreduce(pair)
         if verdict.condemns:
             one = {verdict.blame} & {"h1", "h2", "h3", "h4", "h5"}
             bad |= one or set(names)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.simulate.fabric import Fabric, named
-from preflight.fabric.simulate.faults import Fault, node
-from preflight.fabric.simulate.iterations import sweep
-from preflight.fabric.simulate.noise import Pool
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.scene import Scene
 from preflight.fleet.model import Host
 from preflight.verdict import Outcome
+from tests.simulate.fabric import Fabric, named
+from tests.simulate.faults import Fault, node
+from tests.simulate.iterations import sweep
+from tests.simulate.noise import Pool
+from tests.simulate.rdma import Rdma
+from tests.simulate.scene import Scene
 
 
 def test_a_late_host_has_a_verdict() -> None:
@@ -28,4 +28,4 @@ def test_a_late_host_has_a_verdict() -> None:
     assert len(blame.pairs) == 5
     for ends, pair in decoded.pairs.items():
         expected = Outcome.FLAKY if "n3" in ends else Outcome.OK
-        assert judge(pair).outcome is expected, ends
+        assert judge_allreduce(pair).outcome is expected, ends

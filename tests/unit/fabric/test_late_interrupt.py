@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fabric.agents import Agents
-from preflight.fabric.clocks import clock_lines
+from preflight.fabric.collect import clock_lines
 from preflight.fleet.model import Fleet
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Silent
+from preflight.run.run import Run
 from preflight.verdict import Outcome
 from tests.unit.fabric.nodes import HAS_TORCH, fleet, states
 
@@ -53,7 +53,7 @@ def test_what_was_measured_is_kept_and_judged(monkeypatch: pytest.MonkeyPatch, m
     if moment == "farewell":
         monkeypatch.setattr(Agents, "close", partialmethod(close))
     else:
-        monkeypatch.setattr("preflight.run.clock_lines", Once(clock_lines))
+        monkeypatch.setattr("preflight.run.run.clock_lines", Once(clock_lines))
     registry = Registry(load_folder(shipped_folder()))
     hosts = Fleet(hosts=tuple(fleet(2)), origin="a test")
     run = Run(hosts, registry, Settings(budget_s=90), Silent())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_fabric_allreduce import judge
 from preflight.check import subject
+from preflight.checks.fabric.test_pairs import judge_allreduce
+from preflight.core.ledger import Entry
 from preflight.fabric.judge import judge_sweep
-from preflight.ledger import Entry
 from preflight.report.findings import findings
 from preflight.report.ready import readiness
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
@@ -30,7 +30,10 @@ GBS, FAST_GBS = 0.8, 40.0
 
 
 def _entries(decoded: Decoded) -> list[Entry]:
-    return [Entry(CHECK, subject(ends), ends, judge(pair)) for ends, pair in decoded.pairs.items()]
+    return [
+        Entry(CHECK, subject(ends), ends, judge_allreduce(pair))
+        for ends, pair in decoded.pairs.items()
+    ]
 
 
 def _told(measured: Sweep, count: int) -> tuple[Readiness, tuple[Finding, ...]]:
@@ -165,7 +168,7 @@ def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
         pairs.append(replace(one, first=ends[0], second=ends[1]))
     once = replace(measured, pairs=tuple(pairs))
     assert _told(once, 8)[0].not_ready == ("h1",)
-    doubted = judge(judge_sweep(once, fleet).pairs["h1", "h2"])
+    doubted = judge_allreduce(judge_sweep(once, fleet).pairs["h1", "h2"])
     assert doubted.blame == "h1"
     assert "not measured again" in doubted.sentence
     ready, found = _told(_twice(once, "h1", "h2"), 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.measure import busbw_gbs, lost_accounts, summarise
 from preflight.fabric.samples import End, PairSamples, Timing
@@ -63,7 +63,7 @@ def test_a_pair_that_measures_no_nic_does_not_pass(way: str) -> None:
     decoded = judge_sweep(replace(swept, pairs=tuple(pairs)), fleet)
     assert decoded.blames == ()
     for names, one in decoded.pairs.items():
-        verdict = judge(one)
+        verdict = judge_allreduce(one)
         assert verdict.outcome == ("unknown" if "h1" in names else "ok")
         if "h1" in names:
             past = "P2P" if "P2P" in way else "SHM"

@@ -13,23 +13,25 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from burn import worker  # noqa: E402  needs torch's skip first
-from sweep import (  # noqa: E402  needs torch's skip first
-    account,
+from burn import crew  # noqa: E402
+from sweep import (  # noqa: E402
+    clocks,
+    counters,
     cuda,
-    gpu_counters,
     groups,
     lifeline,
     lines,
     member,
-    nccl_log,
     pair,
     plan,
-    starvation,
     supervisor,
+    transports,
 )
 
-from preflight.fabric.events import PairSeen, decode_event  # noqa: E402
+from preflight.fabric.agent_events import (  # noqa: E402
+    PairSeen,
+    decode_event,
+)
 from tests.unit.fabric.ends import GO  # noqa: E402
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def told(part: Part, monkeypatch: pytest.MonkeyPatch, whose: plan.Rail) -> list[
     """What a rail tells its agent whose measuring processes do such a part."""
     monkeypatch.setattr(member, "take_part", part)
     monkeypatch.setattr(lifeline, "die_with_parent", lambda *_: None)
-    monkeypatch.setattr(starvation, "excuse", lambda *_: "")  # this machine may be loaded
+    monkeypatch.setattr(clocks, "excuse", lambda *_: "")  # this machine may be loaded
     (reading, writing), (orders, ordering) = os.pipe(), os.pipe()
     try:
         supervisor.supervise(whose, writing, orders)
@@ -87,7 +89,7 @@ def measured(whose: plan.Rail, at: int, say: Say) -> None:
     """Give the account of one round."""
     turn = whose.go.turns[at]
     assert turn is not None
-    say(account=account.account(whose, turn, "error"), round=at)
+    say(account=plan.account(whose, turn, "error"), round=at)
 
 
 def test_a_process_that_takes_long_to_exit_is_through_when_it_says_so(
@@ -283,7 +285,7 @@ class Driver:
 def nvml(monkeypatch: pytest.MonkeyPatch, alone: object, pids: list[int]) -> None:
     """NVML's word: whether a GPU is in exclusive-process mode (None: no word), and who is on it."""
     gpus = SimpleNamespace(sole_holders=lambda _index: (alone, pids))
-    monkeypatch.setattr(gpu_counters, "Gpus", lambda: gpus)
+    monkeypatch.setattr(counters, "Gpus", lambda: gpus)
 
 
 def test_a_gpu_that_the_process_before_still_holds_is_waited_for(
@@ -384,24 +386,22 @@ def test_torchs_watchdog_is_far_above_ours_whatever_the_job_has_set(
 
 def test_an_error_of_nccl_keeps_its_reason() -> None:
     """The first line, without a place in torch's source, and the last error with the device."""
-    said = account.short(RuntimeError(UNHANDLED))
+    said = plan.short(RuntimeError(UNHANDLED))
     assert said.startswith("unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL")
     assert (
         "; NCCL: Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_3" in said
     )
-    assert len(said) <= account.WHOLE_LIMIT
-    assert (
-        account.because(said, "Call to ibv_modify_qp failed with 110 Connection timed out") == said
-    )
+    assert len(said) <= plan.WHOLE_LIMIT
+    assert plan.because(said, "Call to ibv_modify_qp failed with 110 Connection timed out") == said
     assert pair.state_of(UNHANDLED) == "error"
     assert pair.state_of("Timed out waiting 3000ms for recv operation to complete") == "hung"
 
 
 def test_a_log_without_warnings_has_no_reason() -> None:
     """Nor is there one where no log was made."""
-    log = nccl_log.made()
+    log = transports.made()
     os.write(log, b"gpu041:4711:4711 [3] NCCL INFO Using network IB\n")
-    assert nccl_log.reason(log) == nccl_log.reason(None) == ""
+    assert transports.reason(log) == transports.reason(None) == ""
     os.close(log)
 
 
@@ -422,7 +422,7 @@ def test_a_device_of_the_burn_in_that_is_held_is_told_from_one_that_failed(
         order()
         raise error
 
-    one = worker.Worker("preflight-held", serve)
+    one = crew.Worker("preflight-held", serve)
     one.tell({})
     answer = one.answer(time.monotonic() + 60, 60)
     assert (answer.how, answer.error.startswith(said)) == (how, True)

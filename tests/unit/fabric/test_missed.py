@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.missed import POWER, mean_for, missed
-from preflight.fabric.digest import Standout
+from preflight.fabric.decoding.sensitivity import POWER, mean_for, missed
+from preflight.fabric.observed import Standout
 from tests.unit.fabric.fabrics import Made
 
 if TYPE_CHECKING:

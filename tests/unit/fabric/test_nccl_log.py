@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 import pytest
-from sweep import member, nccl_log, plan, supervisor
+from sweep import member, plan, supervisor, transports
 
+from preflight.fabric.agent_events import NcclLog, Ready, decode_event
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import NcclLog, Ready, decode_event
 from preflight.fabric.plan import LOGS_EACH, SweepPlan
 from preflight.fabric.roster import roster
 from tests.lab.rehearsal.fake_cuda import nccl_text
@@ -159,14 +159,14 @@ SOCKET = (
 def test_what_carried_the_data(lines: tuple[str, ...], words: str) -> None:
     """InfiniBand with its device, sockets with their interface, or whatever else it names."""
     text = said(*lines)
-    assert nccl_log.carried(text, text) == words
+    assert transports.carried(text, text) == words
 
 
 def test_each_communicator_is_told_by_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are named once per process; the log is in memory and in no folder."""
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
-    log = nccl_log.Log()
+    log = transports.Log()
     using = "NET/IB : Using [0]mlx5_3:1/IB [1]mlx5_4:1/IB [RO]; OOB eth0:10.0.0.41<0>"
     with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
         nccl.write(said(using, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"))
@@ -228,7 +228,7 @@ def test_the_log_of_every_version_says_the_same(
         carrier=carrier,
     )
     new = "\n".join(channels) + "\n"
-    assert nccl_log.carried(before + new, new) == words
+    assert transports.carried(before + new, new) == words
 
 
 ORDER: dict[str, Any] = {
@@ -246,7 +246,7 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
     """It is where the reason of a hang stands; its account comes as ever. Unasked, none is sent."""
 
     def hang(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> None:
-        nccl_log.Log(log)
+        transports.Log(log)
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
             nccl.write(said("NET/IB : No device found.\x1b[31m"))
         del rail
@@ -267,7 +267,7 @@ def test_what_is_logged_is_sent_as_soon_as_a_step_is_over(monkeypatch: pytest.Mo
     first, second = said("NCCL version 2.28.9"), said("NET/IB : No device found.") * 3
 
     def go_on(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> bool:
-        nccl_log.Log(log)
+        transports.Log(log)
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
             nccl.write(first)
             nccl.flush()
@@ -303,9 +303,9 @@ def supervised(*, keep: bool) -> list[dict[str, Any]]:
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
     """How it began, and what it said last; how much is missing stands between."""
-    file = nccl_log.made()
+    file = transports.made()
     os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
-    text = nccl_log.kept(file)
+    text = transports.kept(file)
     assert text.startswith("first line\n")
     assert text.endswith("\nlast line\n")
     assert "bytes are left out here]" in text

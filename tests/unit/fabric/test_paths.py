@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.retest import suspects
 from preflight.fabric.samples import End, Timing
-from preflight.fabric.suspects import suspects
 from tests.unit.fabric.fabrics import Made
 from tests.unit.fabric.synthetic import blame, hosts, sweep
 

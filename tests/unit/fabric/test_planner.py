@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.fabric.choosing import choose, reserved
 from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.planner import (
     MARGIN,
     Planned,
+    choose,
     frame_of_fleet,
     plan,
+    reserved,
     rounds_that_fit,
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
-from preflight.history.past import Cost, Done, Past
+from preflight.history.coverage_file import Cost, Done, Past
 from tests.unit.fabric.test_leaves import fabric
 
 COST = Cost(round_s=2.0, other_s=25.0)

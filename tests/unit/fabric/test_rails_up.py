@@ -21,17 +21,8 @@ from tests.unit.fabric.nodes import wait_for
 
 torch: Any = pytest.importorskip("torch")
 
-import children  # noqa: E402  needs torch's skip first
-from sweep import (  # noqa: E402  needs torch's skip first
-    lifeline,
-    lines,
-    meeting,
-    plan,
-    rails,
-    seat,
-    starvation,
-    torch_facts,
-)
+import children  # noqa: E402
+from sweep import clocks, cuda, lifeline, lines, main, meeting, plan  # noqa: E402
 
 from tests.unit.fabric.ends import GO, Both  # noqa: E402
 
@@ -84,7 +75,7 @@ def test_what_rails_say_becomes_what_their_node_says(
 ) -> None:
     """It rests when all that are not through do; a rank that dies without a word is a trouble."""
     told: list[dict[str, Any]] = []
-    both = rails.Rails(2, told.append)
+    both = main.Rails(2, told.append)
     with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
         pipes = [os.pipe() for _ in said]
         for rail, (reading, _) in enumerate(pipes):
@@ -108,7 +99,7 @@ def test_what_rails_say_becomes_what_their_node_says(
 def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
     """The other is still at work: nothing is said of the node until it ends, here by its death."""
     told: list[str] = []
-    both = rails.Rails(2, lambda event: told.append(event["event"]))
+    both = main.Rails(2, lambda event: told.append(event["event"]))
     working, at_work = os.pipe()
     with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         stack.callback(os.close, working)
@@ -196,15 +187,15 @@ def test_a_starved_process_is_told_from_one_that_hangs() -> None:
         sleeping = start("import time; time.sleep(600)")
         start(loop + spin)
         starved = start(loop + last + spin)
-        before = starvation.waited_s(starved)
+        before = clocks.waited_s(starved)
         assert before
-        wait_for(lambda: [1] if "for a CPU" in starvation.excuse(before, starved, 1.0) else [])
-        assert re.search(r"it waited \d\.\d s for a CPU", starvation.excuse(before, starved, 1.0))
-        assert starvation.excuse(starvation.waited_s(sleeping), sleeping, 1.0) == ""
+        wait_for(lambda: [1] if "for a CPU" in clocks.excuse(before, starved, 1.0) else [])
+        assert re.search(r"it waited \d\.\d s for a CPU", clocks.excuse(before, starved, 1.0))
+        assert clocks.excuse(clocks.waited_s(sleeping), sleeping, 1.0) == ""
         os.kill(sleeping, signal.SIGSTOP)
-        assert wait_for(lambda: [1] if starvation.stopped(sleeping) else [])
-        assert starvation.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
-    assert starvation.excuse({}, starved, 1.0) == ""
+        assert wait_for(lambda: [1] if clocks.stopped(sleeping) else [])
+        assert clocks.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
+    assert clocks.excuse({}, starved, 1.0) == ""
 
 
 def test_a_rail_that_hangs_in_its_fork_is_replaced(
@@ -219,10 +210,10 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
             time.sleep(600)
 
     monkeypatch.setattr(lifeline, "die_with_parent", begin)
-    monkeypatch.setattr(seat, "_UP_S", 2.0)
+    monkeypatch.setattr(main, "_UP_S", 2.0)
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
-    seat.sit(none_of_its_own, (telling, ordered))
+    main.start_rail(none_of_its_own, (telling, ordered))
     assert lines.Reader(told).next(30) == {"event": "rail_done"}
     assert not Path(f"/proc/{first.read_text()}").exists()  # nor as a zombie
     for each in (told, ordered, ordering):
@@ -233,7 +224,7 @@ def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
     """It answers and is killed; the agent lives on for the whole sweep."""
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     before = children.of(os.getpid())
-    assert torch_facts._cuda(torch) == {"cuda": False, "gpus": 0}
+    assert cuda._cuda(torch) == {"cuda": False, "gpus": 0}
     assert children.of(os.getpid()) == before
 
 
@@ -242,6 +233,6 @@ def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lifeline, "die_with_parent", lambda *_: os._exit(1))
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
-        seat.sit(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))
+        main.start_rail(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))
     for each in (told, telling, ordered, ordering):
         os.close(each)

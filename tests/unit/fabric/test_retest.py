@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from preflight.fabric.agent_events import PairSeen, Ready
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import PairSeen, Ready
-from preflight.fabric.launch import sweep
+from preflight.fabric.launch import Pace, sweep
 from preflight.fabric.observed import observe
-from preflight.fabric.pace import Pace
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import TIMES, fitting, longer, with_more
 from preflight.fabric.roster import budget, roster, turns_of

@@ -10,13 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import (  # noqa: E402  needs torch's skip first
-    groups,
-    means,
-    pattern,
-    same,
-    verify,
-)
+from sweep import groups, transports, verify  # noqa: E402
 
 from tests.unit.fabric.ends import Both, Partner, climb  # noqa: E402
 
@@ -24,7 +18,7 @@ from tests.unit.fabric.ends import Both, Partner, climb  # noqa: E402
 @pytest.mark.parametrize(("flip_at", "seen"), [(1, 12), (12, 12), (40, 41), (41, 41)])
 def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
     """After many doublings in place bits are lost, so one more operation is made for it."""
-    keys = [pattern.key(7, 0, rank) for rank in (0, 1)]
+    keys = [verify.key(7, 0, rank) for rank in (0, 1)]
     data = verify.Data(torch, Partner.device, 64, keys, 0, each=False)
     partner = Partner(flip_at)
     for _ in range(12 if seen == 12 else 40):
@@ -56,11 +50,11 @@ def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) ->
 def test_any_bit_that_differs_is_seen(elements: int) -> None:
     """The first bit of a buffer, its last, and none."""
     buffer = torch.arange(elements, dtype=torch.int32)
-    assert same.same(buffer, buffer.clone())
+    assert verify.same(buffer, buffer.clone())
     for place, bit in ((0, 1), (elements - 1, -(2**31))):
         other = buffer.clone()
         other[place] ^= bit
-        assert not same.same(buffer, other)
+        assert not verify.same(buffer, other)
 
 
 def test_a_device_tells_the_same_without_being_waited_for() -> None:
@@ -102,11 +96,11 @@ def test_sums_that_go_wrong_in_one_type_only_name_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float_sums_are_exact_in_any_order_and_use_all_bits(dtype: str, ends: int) -> None:
     """So they are compared to the bit; a flipped one is found, with its type."""
-    keys = [pattern.key(7, 0, rank) for rank in range(ends)]
+    keys = [verify.key(7, 0, rank) for rank in range(ends)]
     data = verify.Data(torch, Partner.device, 1 << 16, keys, 0, each=True, dtype=dtype)
     parts = [torch.empty_like(data.buffer) for _ in keys]
     for part, key in zip(parts, keys, strict=True):
-        pattern.fill(torch, part, key, ends)
+        verify.fill(torch, part, key, ends)
     exact = sum(part.double() for part in parts)
     most = 2.0 ** {"float32": 24, "bfloat16": 8}[dtype]
     assert most / 4 < float(exact.abs().max()) <= most
@@ -138,7 +132,7 @@ def test_wrong_data_in_one_role_only_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL names its network before it connects: sockets at one end only explain the failure."""
-    monkeypatch.setattr(means.Means, "words", lambda _: "NET/Socket")
+    monkeypatch.setattr(transports.Means, "words", lambda _: "NET/Socket")
 
     def refused(*_: Any) -> None:
         raise RuntimeError("no way to the partner")
@@ -169,12 +163,12 @@ def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(
 @pytest.mark.parametrize("ends", [3, 4])
 def test_small_data_of_many_ends_are_compared_by_one_more_operation(ends: int) -> None:
     """In place the sum grows by their number each time: only a fresh one can be compared."""
-    keys = [pattern.key(7, 0, rank) for rank in range(ends)]
+    keys = [verify.key(7, 0, rank) for rank in range(ends)]
     data = verify.Data(torch, Partner.device, 64, keys, 0, each=False)
 
     class Others:
         def reduce(self, tensor: Any) -> None:
-            tensor.copy_(pattern.expected(torch, tensor, keys))
+            tensor.copy_(verify.expected(torch, tensor, keys))
 
     others = Others()
     for _ in range(3):
@@ -188,5 +182,5 @@ def test_small_data_of_many_ends_are_compared_by_one_more_operation(ends: int) -
 def test_no_two_ends_send_the_same_data() -> None:
     """Keys differ by seed, round and rank."""
     ends = product((1, 2), range(50), (0, 1))
-    keys = {pattern.key(seed, number, rank) for seed, number, rank in ends}
+    keys = {verify.key(seed, number, rank) for seed, number, rank in ends}
     assert len(keys) == 200

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.retest import suspects, unsettled_words
 from preflight.fabric.samples import Moved, PairSamples, Stall, Timing
-from preflight.fabric.suspects import suspects
-from preflight.fabric.unsettled import unsettled_words
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
@@ -72,7 +71,7 @@ def test_a_moment_of_a_busy_machine_is_nobodys_fault() -> None:
     assert blame(again(moment, 0.8, 0.7), FLEET) == ()
     assert blame(again(moment, 0.8, 0.7, moved="tcp retrans_segs"), FLEET) == ()
     decoded = judge_sweep(again(moment, 0.8, 0.7), FLEET)
-    verdict = judge(decoded.pairs[SLOW])
+    verdict = judge_allreduce(decoded.pairs[SLOW])
     assert verdict.outcome is Outcome.OK
     assert verdict.sentence.startswith("0.7 GB/s at 4 MiB")
     assert verdict.sentence.endswith("slow once: 0.1 GB/s, but not when it was measured again")
@@ -81,7 +80,7 @@ def test_a_moment_of_a_busy_machine_is_nobodys_fault() -> None:
 def test_a_link_that_was_slow_by_far_and_healed_is_flaky() -> None:
     """No operation of a whole size came near the limit: that was no busy moment."""
     decoded = judge_sweep(again(once_slow(), 0.8, 0.7), FLEET)
-    verdict = judge(decoded.pairs[SLOW])
+    verdict = judge_allreduce(decoded.pairs[SLOW])
     assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
     assert verdict.sentence.startswith(
         "1 of 3: slow when first measured, 0.02 GB/s, then 0.8 GB/s and 0.7 GB/s (limit 0.2 GB/s"
@@ -102,7 +101,7 @@ def test_an_end_that_waited_for_a_cpu_explains_a_slow_reading(ms: float, outcome
         for pair in measured.pairs
     )
     decoded = judge_sweep(again(replace(measured, pairs=pairs), 0.8, 0.7), FLEET)
-    assert judge(decoded.pairs[SLOW]).outcome is outcome
+    assert judge_allreduce(decoded.pairs[SLOW]).outcome is outcome
 
 
 def once_hung() -> Sweep:
@@ -121,11 +120,11 @@ def once_hung() -> Sweep:
 def test_a_path_that_hung_once_is_measured_again_and_then_flaky() -> None:
     """One hang proves nothing against a node; without a second look it is told as a hang."""
     assert suspects(once_hung()) == ((SLOW,), (SLOW,))
-    verdict = judge(judge_sweep(again(once_hung(), 46.0, 46.0), FLEET).pairs[SLOW])
+    verdict = judge_allreduce(judge_sweep(again(once_hung(), 46.0, 46.0), FLEET).pairs[SLOW])
     assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
     assert "an all-reduce hung once on rail 0" in verdict.sentence
     for lasting in (again(once_hung(), 46.0, "hung"), once_hung()):
-        verdict = judge(judge_sweep(lasting, FLEET).pairs[SLOW])
+        verdict = judge_allreduce(judge_sweep(lasting, FLEET).pairs[SLOW])
         assert (verdict.outcome, verdict.blame) == (Outcome.FAIL, "pair h2-h5")
         assert "hung" in verdict.sentence
 
@@ -133,7 +132,7 @@ def test_a_path_that_hung_once_is_measured_again_and_then_flaky() -> None:
 def test_a_hang_is_not_taken_back_where_a_counter_moved() -> None:
     """An error counter of the rail's own NIC that moves in the retest proves the way bad."""
     looked = again(once_hung(), 46.0, 46.0, moved="mlx5_0/1 symbol_error")
-    assert judge(judge_sweep(looked, FLEET).pairs[SLOW]).outcome is Outcome.FAIL
+    assert judge_allreduce(judge_sweep(looked, FLEET).pairs[SLOW]).outcome is Outcome.FAIL
 
 
 def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
@@ -141,7 +140,7 @@ def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
     unsettled = replace(once_slow(), unsettled=(SLOW,))
     decoded = judge_sweep(unsettled, FLEET)
     assert decoded.blames == ()
-    verdict = judge(decoded.pairs[SLOW])
+    verdict = judge_allreduce(decoded.pairs[SLOW])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("slow once in 10 operations, no time to look again: 0.02 ")
     assert "--preflight-budget=SECONDS" in verdict.advice
@@ -158,12 +157,12 @@ def test_a_path_that_is_slow_in_one_round_only_is_unknown(speed: float, rails: i
     """Above the limit or below it, on all rails at once, and where nobody noted why it was once."""
     once = sweep(FLEET, lambda a, b: speed if (a, b) == SLOW else 46.0, backend="nccl", rails=rails)
     decoded = judge_sweep(once, FLEET)
-    verdict = judge(decoded.pairs[SLOW])
+    verdict = judge_allreduce(decoded.pairs[SLOW])
     assert decoded.blames == ()
     assert (verdict.outcome, verdict.blame) == (Outcome.UNKNOWN, "pair h2-h5")
     assert verdict.sentence.startswith("slow once in 10 operations, not measured again: ")
     assert "run again" in verdict.advice
-    rest = [judge(pair).outcome for ends, pair in decoded.pairs.items() if ends != SLOW]
+    rest = [judge_allreduce(pair).outcome for ends, pair in decoded.pairs.items() if ends != SLOW]
     assert set(rest) == {Outcome.OK}
     if rails == 1:
         assert [one.component for one in blame(again(once, speed, speed), FLEET)] == ["pair h2-h5"]
@@ -176,7 +175,7 @@ def test_a_path_that_was_quick_again_while_a_counter_moved_is_flaky() -> None:
         once = sweep(FLEET, lambda a, b: speed if (a, b) == SLOW else 46.0, backend="nccl")  # noqa: B023
         quick = again(once, 46.0, 46.0, moved="mlx5_0/1 symbol_error")
         decoded = judge_sweep(quick, FLEET)
-        verdict = judge(decoded.pairs[SLOW])
+        verdict = judge_allreduce(decoded.pairs[SLOW])
         assert [one.component for one in decoded.blames] == ["pair h2-h5"]
         assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
         assert "then 46 GB/s and 46 GB/s" in verdict.sentence

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.observed import observe
 from preflight.fabric.shapes import shapes
-from preflight.fabric.simulate.iterations import sweep
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.stream import Rung
 from preflight.fleet.model import Host
-from preflight.report.shapes import shape_rows, shape_words
+from preflight.report.sensitivity import shape_rows, shape_words
+from tests.simulate.iterations import sweep
+from tests.simulate.rdma import Rdma
+from tests.simulate.stream import Rung
 from tests.unit.report.fabrics import picture_of
 from tests.unit.simulate.builders import fabric, recorded, scene
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import End, PairSamples, Sweep, Timing
     from preflight.fabric.shapes import Shape
-    from preflight.fabric.simulate.noise import Noise
+    from tests.simulate.noise import Noise
 
     Change = Callable[[int, int], float]
 

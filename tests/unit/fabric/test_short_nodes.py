@@ -8,19 +8,18 @@ import pytest
 from msgspec.structs import replace
 from sweep import plan
 
-from checks.test_fabric_allreduce import judge as judge_pair
-from checks.test_fabric_intra_node import judge as judge_inside
-from checks.test_gpu_count import judge as judge_count
+from preflight.checks.fabric.test_pairs import judge_allreduce as judge_pair
+from preflight.checks.fabric.test_pairs import judge_intra_node as judge_inside
+from preflight.checks.gpu.deviations import usual_gpus
+from preflight.checks.gpu.test_answers import judge_count
+from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import InsideSeen, PairSeen, Ready
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import SweepPlan
-from preflight.fabric.rails import match
-from preflight.fabric.roster import Roster, go_order, roster
+from preflight.fabric.roster import Roster, go_order, match, roster
 from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.facts.node import Group
-from preflight.facts.odd_gpus import usual_gpus
 from preflight.fleet.model import Promise
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import facts, gpus

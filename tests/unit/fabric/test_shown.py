@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fabric.decoding.events import watch
-from preflight.fabric.decoding.meetings import meetings
-from preflight.fabric.decoding.numbers import number
-from preflight.fabric.decoding.parts import ALL_RAILS
-from preflight.fabric.decoding.shown import shown
+from preflight.fabric.decoding.parts import ALL_RAILS, meetings, number
+from preflight.fabric.decoding.sensitivity import shown
 from tests.unit.report.fabrics import fabric
 
 if TYPE_CHECKING:

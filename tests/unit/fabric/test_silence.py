@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.silence import NOBODY, Word, explain
+from preflight.fabric.measure import NOBODY, Word, explain
 
 NODES = ("h1", "h2", "h3", "h4")
 STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.digest import digests
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep as measure
+from preflight.fabric.observed import digests
 from preflight.fabric.samples import End, PairSamples, Resumed, Stall, Timing
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
@@ -30,12 +30,12 @@ from tests.unit.fabric.nodes import (
 )
 from tests.unit.fabric.synthetic import hosts, sweep
 
-from sweep.stalls import Stalls  # isort: skip  # the payload's, from the path conftest sets
+from sweep.clocks import Stalls  # isort: skip  # the payload's, from the path conftest sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.fabric.digest import Standout
+    from preflight.fabric.observed import Standout
     from preflight.fabric.samples import Sweep
 
 LONG_US, SHORT_US = 150_000.0, 100.0

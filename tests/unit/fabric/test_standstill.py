@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from preflight.transport import leased
-from preflight.transport.leased import Leased
-from preflight.transport.protocol import ReachError
+from preflight.core.remote_command import ReachError
+from preflight.transport import payload_session
+from preflight.transport.payload_session import Leased
 from tests.unit.fabric.nodes import HAS_TORCH, below, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[3]
 _CONTROLLER = """
 import json, os, signal
 from msgspec.structs import replace
-from preflight.fabric import cut_short, launch
+from preflight.fabric import collect as cut_short, launch
 from preflight.fabric.plan import Budget
 from preflight.fabric.judge import judge_sweep
-from preflight.transport import leased
+from preflight.transport import payload_session as leased
 from tests.unit.fabric.nodes import DEADLINE_S, Starter, fleet, plan
 launch.LEASE_S = cut_short.LEASE_S = 6.0
 cut_short.RENEW_S, leased.RENEW_S, leased.LOST_S = 1.0, 1.0, 5.0
@@ -108,8 +108,8 @@ class Mute:
 
 def test_who_did_not_listen_gives_a_line_some_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line is not lost because its listener stood still; but it is when nothing comes then."""
-    monkeypatch.setattr(leased, "LOST_S", 1.0)
-    monkeypatch.setattr(leased, "_HELD_UP_S", 0.5)
+    monkeypatch.setattr(payload_session, "LOST_S", 1.0)
+    monkeypatch.setattr(payload_session, "_HELD_UP_S", 0.5)
     mute = Mute()
     line = Leased(mute)
     line.watch()

@@ -6,14 +6,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks.test_fabric_allreduce import judge
-from preflight.fabric.events import Ready
+from preflight.checks.fabric.test_pairs import judge_allreduce
+from preflight.fabric.agent_events import Ready
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import SweepPlan
-from preflight.fabric.roster import roster
+from preflight.fabric.roster import cut_off, host_first, roster
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.store_host import cut_off, host_first
-from preflight.facts.cut_links import cut_links
+from preflight.run.ports_stage import cut_links
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import attempt, ports
@@ -82,7 +81,7 @@ def test_who_could_not_reach_the_store_is_not_condemned_and_not_passed() -> None
         left_out={"h3": "it cannot connect to h1"},
         cut_off={"h3": "h1"},
     )
-    verdict = judge(judge_sweep(measured, hosts(3)).pairs["h2", "h3"])
+    verdict = judge_allreduce(judge_sweep(measured, hosts(3)).pairs["h2", "h3"])
     assert verdict.outcome is Outcome.UNKNOWN
     assert (verdict.blame, verdict.cause) == ("pair h1-h3", "ports of pair h1-h3")
     assert verdict.sentence == "h3 was left out: it cannot connect to h1"

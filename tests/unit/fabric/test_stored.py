@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.digest import Digest, Standout
-from preflight.fabric.observed import Observed, Tried, observe
+from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
 from preflight.fabric.samples import (
     End,
     InsideSamples,
@@ -23,8 +22,8 @@ from preflight.fabric.samples import (
     Timing,
 )
 from preflight.fabric.stored import encode_observed, encode_sweep, read_stored
-from preflight.report.offline import Told, json_schema
-from preflight.stages.measured import Measured
+from preflight.report.blame import Told, json_schema
+from preflight.run.measured import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from checks.test_fabric_allreduce import judge
+from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End, Moved, Timing
 from preflight.verdict import Outcome
@@ -78,7 +78,7 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
         "counters moved on h3 that are tied to no rail: mlx5_1/1 symbol_error, "
         "Xid 74 0000:2b:00 (a fatal NVLink error)"
     )
-    verdicts = {names: judge(pair) for names, pair in decoded.pairs.items()}
+    verdicts = {names: judge_allreduce(pair) for names, pair in decoded.pairs.items()}
     flaky = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FLAKY}
     assert flaky == {names for names in verdicts if "h3" in names}
     assert {verdicts[names].blame for names in flaky} == {"h3"}

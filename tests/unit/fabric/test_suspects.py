@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.suspects import suspects
+from preflight.fabric.retest import suspects
 from tests.unit.fabric.synthetic import end, hosts, sweep
 
 

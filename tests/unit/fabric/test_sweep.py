@@ -15,7 +15,7 @@ import pytest
 from preflight.fabric import launch
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
-from preflight.transport import leased
+from preflight.transport import payload_session
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.leased import Talk
+    from preflight.transport.payload_session import LeasedTalk
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -179,8 +179,8 @@ def test_a_node_that_falls_silent_is_lost_and_named(
     meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection stands and nothing comes: the others are measured, none of them is blamed."""
-    monkeypatch.setattr(leased, "LOST_S", 3.0)
-    monkeypatch.setattr(leased, "RENEW_S", 1.0)
+    monkeypatch.setattr(payload_session, "LOST_S", 3.0)
+    monkeypatch.setattr(payload_session, "RENEW_S", 1.0)
     monkeypatch.setattr(launch, "LEASE_S", 5.0)
     hosts = fleet(4)
     start = Starter({})
@@ -230,7 +230,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
     """It has torch, gets the order and does nothing: the others go on after one wait."""
 
     class Idle:
-        def __init__(self, talk: Talk) -> None:
+        def __init__(self, talk: LeasedTalk) -> None:
             self._talk = talk
 
         def hear(self, within_s: float) -> bytes | None:
@@ -243,7 +243,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
         def close(self) -> None:
             self._talk.close()
 
-    def idle(host: Host, request: Mapping[str, object]) -> Talk:
+    def idle(host: Host, request: Mapping[str, object]) -> LeasedTalk:
         return Idle(real(host, request))
 
     hosts = fleet(3)

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from msgspec import json
 from msgspec.structs import replace
 
+from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import Collected
-from preflight.fabric.events import PairSeen, Ready, decode_event
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
-from preflight.fabric.samples import End, Ladder, Stall, Timing
+from preflight.fabric.samples import End, Ladder, Stall, Thrift, Timing
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.thrift import Thrift
 
 _TIMES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40).map(tuple)
 

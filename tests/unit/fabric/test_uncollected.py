@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from preflight.fabric.uncollected import uncollected
+from preflight.fabric.samples import uncollected
 
 
 @uncollected()

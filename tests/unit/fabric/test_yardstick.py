@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from preflight.fabric.decoding.exposures import Exposures
-from preflight.fabric.decoding.logtimes import LogTimes
-from preflight.fabric.decoding.parts import Place
-from preflight.fabric.decoding.rates import Rates
-from preflight.fabric.decoding.shifts import Shifts
+from preflight.fabric.decoding.events import Rates
+from preflight.fabric.decoding.parts import Exposures, Place
+from preflight.fabric.decoding.shifts import LogTimes, Shifts
 
 UNEVEN = {
     ("n1", "n2"): 1.09,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.facts.kernel_model import KernelLog
+from preflight.facts.decode import Attempt, MasterPort, Ports
+from preflight.facts.machine import KernelLog, Software, Torch
 from preflight.facts.model import (
     WIRE,
     Driver,
@@ -21,11 +22,8 @@ from preflight.facts.model import (
     Python,
     Rank,
 )
-from preflight.facts.network_model import Interface, Network, Resolved
+from preflight.facts.network import Counters, Gid, GpuDirect, Interface, Network, PcieLink, Resolved
 from preflight.facts.node import Group, Net
-from preflight.facts.ports import Attempt, MasterPort, Ports
-from preflight.facts.rdma_model import Counters, Gid, GpuDirect, PcieLink
-from preflight.facts.software_model import Software, Torch
 from tests.unit.facts.gpu_readings import health
 from tests.unit.facts.machines import machine
 

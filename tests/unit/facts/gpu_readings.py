@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.facts.gpu_model import GpuHealth, LinkErrors
+from preflight.facts.gpu import GpuHealth, LinkErrors
 
 
 def quiet_link(number: int, **changes: object) -> LinkErrors:

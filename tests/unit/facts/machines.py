@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.facts.machine_model import (
+from preflight.facts.machine import (
     UNLIMITED,
     Cgroup,
     Container,

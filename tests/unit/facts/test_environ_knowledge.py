@@ -9,20 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checks import (
-    test_env_contradictions,
-    test_env_debugging,
-    test_env_deprecated,
-    test_env_exists,
-    test_env_values,
-)
-from preflight.facts.environ.alike import differing
-from preflight.facts.environ.alloc import KEYS as ALLOCATOR_KEYS
-from preflight.facts.environ.effects import duration
-from preflight.facts.environ.nearest import meant
-from preflight.facts.environ.numbers import as_stoi, as_strtoll
-from preflight.facts.environ.values import read
-from preflight.facts.environ.variables import family, nobody, variables
+from preflight.checks.env.test_choices import judge_debugging
+from preflight.checks.env.test_contradictions import differing, judge_contradictions
+from preflight.checks.env.test_values import judge_deprecated, judge_exists, judge_values
+from preflight.checks.env.values import KEYS as ALLOCATOR_KEYS
+from preflight.checks.env.values import as_stoi, as_strtoll, duration, read
+from preflight.checks.env.variables import family, meant, nobody, variables
 from tests.unit.facts.builders import facts
 
 KNOWN: Final = variables()
@@ -30,7 +22,7 @@ TYPES: Final = (
     "untold", "integer", "switch", "boolean", "number_of", "choice", "list", "functions", "level",
     "bytes", "float", "ifname", "names", "hca", "endpoint", "path", "alloc", "text", "secret",
 )  # fmt: skip
-CHECKS = (test_env_exists, test_env_values, test_env_deprecated, test_env_contradictions)
+JUDGES = (judge_values, judge_exists, judge_deprecated, judge_contradictions)
 VALUES = st.one_of(
     st.text(max_size=40),
     st.sampled_from(("0", "1", "true", "", "eth0,eth1", "^=a", "a:b:c", "0x10", "1e9", "é", "[")),
@@ -131,9 +123,9 @@ def test_durations(seconds: float, words: str) -> None:
 @given(st.dictionaries(st.sampled_from(sorted(KNOWN)) | st.text(max_size=20), VALUES, max_size=6))
 def test_no_environment_crashes_a_judge(environ: dict[str, str]) -> None:
     """Bytes, blanks, foreign digits, any name: each check has a verdict."""
-    for check in CHECKS:
-        assert check.judge(environ, "job.env").sentence
-    assert test_env_debugging.judge(environ, "", facts()).sentence
+    for judge in JUDGES:
+        assert judge(environ, "job.env").sentence
+    assert judge_debugging(environ, "", facts()).sentence
     odd = differing("h1", {"h1": environ, "h2": {}, "": environ})
     assert all(one.sentence and one.advice for one in odd)
     twins = differing("h1", {"h1": environ, "h2": environ})

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.facts.gpu_log import roots, troubles
-from preflight.facts.kernel_text import parse, stripped
-from preflight.facts.xids import GRADES, catalog, known
+from preflight.captured.kernel_log import parse, stripped
+from preflight.checks.gpu.driver_log import roots, troubles
+from preflight.facts.boards import GRADES, catalog, known
 
 SAID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=x, GPU has fallen off the bus."
 

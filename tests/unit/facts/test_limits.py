@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preflight.facts.limits import limit, limits
+from preflight.facts.basics import limit, limits
 
 
 def test_every_limit_says_where_it_comes_from() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.facts.pci_distance import pci_distance
+from preflight.facts.node import pci_distance
 
 ROOT, PORT = "pci0000:15", "0000:15:01.0"
 UP, DOWN_A, DOWN_B = "0000:16:00.0", "0000:17:00.0", "0000:17:01.0"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import ValidationError, convert
 
-from preflight.facts.environ.names import unread
+from preflight.checks.env.variables import unread
 from preflight.facts.model import Nic, NicPort
-from preflight.facts.network_model import Interface, Resolved
+from preflight.facts.network import Interface, Resolved
 from preflight.facts.words import kill_command
 
 CODE = (

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.fleet import ansible_run
+from preflight.fleet import ansible_list
 from preflight.fleet.ansible_list import decode, members
-from preflight.fleet.any_inventory import open_inventory
+from preflight.fleet.inventory import open_inventory
 from preflight.fleet.sources import Wish, resolve
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def test_a_strange_ansible(
     _written(bin_, "ansible-inventory", f"#!/bin/sh\n{body}\n").chmod(0o755)
     _written(bin_, "ansible-config", "#!/bin/sh\necho '[]'\n").chmod(0o755)  # root asks it first
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
-    monkeypatch.setattr(ansible_run, "LIST_S", 2.0 if "sleep" in body else 30.0)
-    monkeypatch.setattr(ansible_run, "LARGEST", 1 << 20)
+    monkeypatch.setattr(ansible_list, "LIST_S", 2.0 if "sleep" in body else 30.0)
+    monkeypatch.setattr(ansible_list, "LARGEST", 1 << 20)
     path = _written(tmp_path, "hosts.ini", "h1\n")
     with pytest.raises(UsageError, match=said) as caught:
         open_inventory(path)

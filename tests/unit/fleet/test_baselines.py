@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
+from preflight.core.thresholds import Told
 from preflight.fabric.measure import wire_from
-from preflight.fleet.baselines import LINKS, TIMES, UNITS, baselines, gpu_floor, rail_floor
-from preflight.fleet.gpu_models import gpu_platform
+from preflight.fleet.baselines import (
+    LINKS,
+    TIMES,
+    UNITS,
+    baselines,
+    gpu_floor,
+    gpu_platform,
+    rail_floor,
+)
 from preflight.fleet.model import Promise
-from preflight.numbers import Told
 
 FULL = {"gpus": 8, "nvlinks_per_gpu": 18}
 GPU_NUMBERS = [

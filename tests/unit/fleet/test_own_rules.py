@@ -11,7 +11,7 @@ from preflight.errors import UsageError
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.model import Fleet
 from preflight.fleet.waivers import refuse_unknown, today
-from preflight.report.overrides import before
+from preflight.report.header import before
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.trust import who_may_change, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
-from preflight.trust import who_may_change, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -360,7 +360,7 @@ def test_a_checkout_of_somebody_else_names_its_own_files(
     led.symlink_to(elsewhere)
     for path in (checkout, *checkout.rglob("*"), elsewhere):
         give_away(path)
-    monkeypatch.setattr("preflight.trust.__file__", str(checkout / "preflight" / "trust.py"))
+    monkeypatch.setattr("preflight.core.trust.__file__", str(checkout / "preflight" / "trust.py"))
     written(checkout / "preflight" / "__init__.py")
     resolve(Wish(inventory=str(own)))
     assert who_may_plant(checkout / "soon.toml") == ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import explain
-from preflight.triage.symptom import shipped
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.triage.explain.model import Explanation
+    from preflight.hang.explain.model import Explanation
 
 
 def explained(folder: Path, *logs: str | bytes, names: tuple[str, ...] = ()) -> Explanation:

@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import Any
 
-from preflight.facts.look_model import Dump
+from preflight.facts.job import Dump
 
 
 def entry(number: int, op: str = "all_reduce", **more: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.triage.logs import communicator, explained, timed_out
+from tests.unit.hang.logs import communicator, explained, timed_out
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.registry import load_folder, shipped_folder
+from preflight.core.registry import load_folder, shipped_folder
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "hangs.md").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import explain
-from preflight.triage.symptom import shipped
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "nccl_logs"
 CASES = sorted(path for path in CORPUS.glob("*.txt") if path.with_suffix(".json").exists())

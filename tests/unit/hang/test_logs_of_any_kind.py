@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from preflight.commands import read
+from preflight.core import files
 from preflight.errors import UsageError
-from preflight.fleet import files
-from preflight.report.explained import lines
-from preflight.triage.explain import opening
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.weigh import explain
-from preflight.triage.symptom import shipped
-from tests.unit.triage.logs import explained, timed_out
+from preflight.hang.explain import scan
+from preflight.hang.explain.printed import lines
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
+from tests.unit.hang.logs import explained, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.triage.explain.model import Explanation
+    from preflight.hang.explain.model import Explanation
 
 FAILED = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 PIECES = [
@@ -143,7 +143,7 @@ def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size bounds the time that it takes; what to do where it is no bomb is told."""
-    monkeypatch.setattr(opening, "ANYWAY", 1 << 20)
+    monkeypatch.setattr(scan, "ANYWAY", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(DEAD.encode() + b"\n" * 20_000_000))
     found = Scanner(shipped()).read([path])
@@ -161,7 +161,7 @@ def test_lines_cross_the_borders_of_what_is_read_at_once(
 ) -> None:
     """Read a few bytes at a time, the same is found at the same line."""
     log = ("step 1\n" * 5 + FAILED + timed_out(1, 3)).replace("\n", end)
-    monkeypatch.setattr(opening, "CHUNK", size)
+    monkeypatch.setattr(scan, "CHUNK", size)
     for one in (log.encode(), gzip.compress(log.encode())):
         told = explained(tmp_path, one)
         assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 6, 7)
@@ -185,7 +185,7 @@ def test_text_of_two_bytes_a_character(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """What PowerShell redirects; characters may be cut by what is read at once."""
-    monkeypatch.setattr(opening, "CHUNK", 1_001)
+    monkeypatch.setattr(scan, "CHUNK", 1_001)
     log = ("\ufeff" + "step \U0001f600\r\n" * 900 + FAILED).encode(code)
     for one in (log, gzip.compress(log)):
         told = explained(tmp_path, one)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.stages.look import Wanted, look, look_here
-from preflight.transport import pyspy
+from preflight.hang.look import Wanted, look, look_here
+from preflight.transport import bundle
 from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.triage.diagnose.model import JobState
+    from preflight.hang.diagnose.model import JobState
 
 
 @pytest.fixture
@@ -72,5 +72,5 @@ def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
 
 def test_py_spy_goes_only_where_it_can_run() -> None:
     """A node of another architecture is told why none comes."""
-    (message,) = pyspy.offer("pdp11")
+    (message,) = bundle.offer("pdp11")
     assert "none" in message

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.facts.look_model import Dump
-from preflight.triage import plain_values, recorder
-from preflight.triage.recorder import Recording, Unreadable, opened, read
-from tests.unit.triage.recordings import document, entry, pending
+from preflight.facts.job import Dump
+from preflight.hang import flight_recorder
+from preflight.hang.flight_recorder import Recording, Unreadable, opened, read
+from tests.unit.hang.recordings import document, entry, pending
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,9 +94,9 @@ def test_whatever_asks_for_code_is_refused(attack: bytes) -> None:
 
 def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many steps, a memo far out, keys whose hash takes for ever, lists without an end."""
-    monkeypatch.setattr(plain_values, "MOST_STEPS", 10_000)
-    monkeypatch.setattr(plain_values, "MOST_BYTES", 2 << 20)
-    steps = b"\x80\x02" + b"N0" * (plain_values.MOST_STEPS // 2) + b"N."
+    monkeypatch.setattr(flight_recorder, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
+    steps = b"\x80\x02" + b"N0" * (flight_recorder.MOST_STEPS // 2) + b"N."
     doubled = b"\x80\x02)" + b"q\x00h\x00\x86" * 60
     bombs = {
         "steps": steps,
@@ -105,7 +105,7 @@ def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         "no single value": b"\x80\x02" + b"(" * 1000 + b".",
         "a number of": b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b".",
         "torn": b"\x80\x02X\xff\xff\xff\xffshort",
-        "larger than": bytes(plain_values.MOST_BYTES + 1),
+        "larger than": bytes(flight_recorder.MOST_BYTES + 1),
     }
     for words, bomb in bombs.items():
         told = read(bomb)
@@ -155,9 +155,9 @@ def test_a_torn_or_spoilt_file(place: int, spoilt: bytes) -> None:
 def test_fields_of_any_kind(value: object) -> None:
     """A newer torch may write other things where numbers and words stand now."""
     for name in entry(1):
-        told = recorder._call({**entry(1), name: value}, recorder._Once())
+        told = flight_recorder._call({**entry(1), name: value}, flight_recorder._Once())
         assert told is None or told.number >= -(1 << 63)
-    assert recorder._groups({"0": value}, {"0": value}, recorder._Once()) is not None
+    assert flight_recorder._groups({"0": value}, {"0": value}, flight_recorder._Once()) is not None
 
 
 def test_words_of_a_recorder_are_harmless() -> None:
@@ -170,7 +170,7 @@ def test_words_of_a_recorder_are_harmless() -> None:
 
 def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a bomb of zeros nor damaged text gets further."""
-    monkeypatch.setattr(recorder, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
     bomb = base64.b64encode(zlib.compress(bytes((2 << 20) + 9), 9)).decode()
     for content, words in ((bomb, "larger than"), ("%%%", "damaged"), ("AAAA", "damaged")):
         told = opened(Dump(path="x", written_s=0.0, size=1, content=content))

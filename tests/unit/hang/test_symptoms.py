@@ -10,12 +10,12 @@ import pytest
 
 from preflight.cli import VERBS
 from preflight.errors import UsageError
-from preflight.triage.explain.scan import Scanner
-from preflight.triage.explain.silent import NOTHING
-from preflight.triage.symptom import FOLDER, load_symptoms, shipped
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import FOLDER, load_symptoms, shipped
+from preflight.hang.explain.weigh import NOTHING
 
 if TYPE_CHECKING:
-    from preflight.triage.symptom import Symptom
+    from preflight.hang.explain.symptom import Symptom
 
 NEEDED = {
     "port_in_use", "stale_process", "device_ordinal", "duplicate_gpu", "oom_one_rank",
@@ -100,7 +100,7 @@ def test_what_to_run_next_exists() -> None:
     said = " ".join(f"{one.check} {one.advice}" for one in shipped()) + NOTHING.advice
     checks = {
         match[1]
-        for path in (Path(__file__).parents[3] / "checks").glob("test_*.py")
+        for path in (Path(__file__).parents[3] / "checks").rglob("test_*.py")
         for match in re.finditer(r'Check\(\s*"([\w.]+)"', path.read_text())
     }
     named = set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", " ".join(one.check for one in shipped())))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.history.night import Found, Machine, Night, Numbers, Slot, unswept
+from preflight.core.files import open_folder
 from preflight.history.place import Place, make, place_of
 from preflight.history.reading import reading
-from preflight.report.files import open_folder
+from preflight.history.run_record import Found, Machine, Night, Numbers, Slot, unswept
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.night import State
-    from preflight.history.past import Past
-    from preflight.history.told import Changes
+    from preflight.history.answers import Changes
+    from preflight.history.coverage_file import Past
+    from preflight.history.run_record import State
 
 NIGHT_S = 86400.0
 FIRST_S = 1_700_000_000.0

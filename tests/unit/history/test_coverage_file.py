@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.history.coverage_file import MOST_FLEETS, NAME, Coverage, read_coverage
-from preflight.history.past import Cost, Done, Past
+from preflight.history.coverage_file import (
+    MOST_FLEETS,
+    NAME,
+    Cost,
+    Coverage,
+    Done,
+    Past,
+    read_coverage,
+)
 
 PAST = Past(
     runs=3,

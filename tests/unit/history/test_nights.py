@@ -23,7 +23,7 @@ from tests.unit.history.nights import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.night import State
+    from preflight.history.run_record import State
 
 
 def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from preflight.history.night import DIGITS
-from preflight.history.past import Cost, Done, Past
+from preflight.history.coverage_file import Cost, Done, Past
 from preflight.history.reading import reading
-from preflight.history.writing import writing
-from preflight.history.writing_numbers import packed
+from preflight.history.run_record import DIGITS
+from preflight.history.writing import packed, writing
 from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots
 
 NODES = ("h1", "h2", "h3")

@@ -19,12 +19,11 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from preflight.errors import UsageError
-from preflight.history import database, schema
-from preflight.history.night import unswept
+from preflight.history import tables
 from preflight.history.place import NAME, Place, place_of
 from preflight.history.reading import reading
+from preflight.history.run_record import HistoryError, unswept
 from preflight.history.tables import METADATA, RUNS
-from preflight.history.trouble import HistoryError
 from preflight.history.writing import writing
 from tests.unit.history.nights import found, gemm, kept, machine, made, night
 
@@ -37,7 +36,7 @@ NOBODY = 65534
 _WRITER = """\
 import sys
 from pathlib import Path
-from preflight.history.night import unswept
+from preflight.history.run_record import unswept
 from preflight.history.writing import writing
 from tests.unit.history.nights import found, machine, made, night
 first, number, hang = int(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
@@ -88,7 +87,7 @@ def test_a_history_that_another_run_writes_is_waited_for_and_then_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever only reads does not wait: it is told what was there before."""
-    monkeypatch.setattr(database, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(tables, "PATIENCE_S", 0.05)
     place = made(tmp_path)
     kept(place, night(1, machine("h1")))
     with closing(sqlite3.connect(_file(place), isolation_level=None)) as other:
@@ -205,7 +204,7 @@ def test_an_older_history_is_brought_up_to_date(
         Table("more", MetaData(), Column("id", Integer)).create(connection)
         connection.execute(text("INSERT INTO more VALUES (7)"))
 
-    monkeypatch.setattr(schema, "STEPS", (*schema.STEPS, add))
+    monkeypatch.setattr(tables, "STEPS", (*tables.STEPS, add))
     assert len(_runs(place)) == 1
     kept(place, night(2, machine("h1")))
     assert steps == [1]
@@ -243,7 +242,7 @@ def test_a_step_that_fails_leaves_the_older_history(
         connection.execute(text("no SQL at all"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "STEPS", (*schema.STEPS, breaks))
+        patch.setattr(tables, "STEPS", (*tables.STEPS, breaks))
         with pytest.raises(HistoryError, match="syntax error"):
             kept(place, night(2, machine("h1")))
     assert _runs(place) == [f"{1:032x}"]

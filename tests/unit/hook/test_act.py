@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.act import act
-from preflight.hook.breaker import allowed
-from preflight.hook.drained import NAME, recall, remember
+from preflight.hook.act import NAME, act, allowed, recall, remember
 from preflight.hook.model import BreakerConfig, Drained, HookConfig
 from preflight.hook.slurm import Slurm, SlurmError
 from preflight.hook.tokens import MARK

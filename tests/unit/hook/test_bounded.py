@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.bounded import answer_of
+from preflight.hook.slurm import answer_of
 from tests.unit.burn.nodes import until
 from tests.unit.hook.processes import ended
 

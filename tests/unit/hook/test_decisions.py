@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from preflight.hook.decision import Known, decide
+from preflight.hook.decision import Known, decide, parse
 from preflight.hook.model import (
     BreakerConfig,
     Call,
@@ -24,7 +24,6 @@ from preflight.hook.model import (
     Tokens,
     Unjudged,
 )
-from preflight.hook.reason import parse
 from preflight.verdict import Outcome
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")

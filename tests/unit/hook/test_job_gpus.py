@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.facts.kernel_model import KernelLog, LogLine
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver
 from preflight.fleet.model import Promise
-from preflight.hook.job_gpus import VARIABLE, Share, share_of, view
+from preflight.hook.judging import VARIABLE, Share, share_of, view
 from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 

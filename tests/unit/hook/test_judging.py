@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.check import Check
+from preflight.core.registry import Registered, Registry
 from preflight.facts.model import Driver
 from preflight.fleet.model import Fleet, Host, Promise
-from preflight.hook.job_gpus import Share, view
-from preflight.hook.judging import checks, judge
-from preflight.registered import Registered
-from preflight.registry import Registry
+from preflight.hook.judging import Share, checks, judge, view
 from preflight.verdict import fail, ok, unknown
 from tests.unit.facts.builders import facts, gpus
 
@@ -55,7 +53,7 @@ def _registry(judged: Callable[[], Verdict], folder: Path, *, drains: bool = Fal
         conclude(judged())
 
     check = Check("site.a", stage="facts", tier="prolog", drains=drains)
-    return Registry([Registered(check, "node", "node", test_it, folder)])
+    return Registry([Registered(check, "node", "node", test_it, folder, "a site's")])
 
 
 def test_only_passive_checks_of_this_node_are_asked(shipped: Registry) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.hook_program import PROGRAM
+from preflight.commands.healthcheck import PROGRAM
 from preflight.hook.options import parsed
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
@@ -58,7 +58,7 @@ def work(words, began, tell):
     planted = f"""
 import os, signal, sys, time, types
 sys.path.insert(0, {REPOSITORY!r})
-from preflight.hook.outermost import Ended
+from preflight.hook.entry import Ended
 fake = types.ModuleType("preflight.hook.work")
 vars(fake).update(os=os, signal=signal, sys=sys, time=time, Ended=Ended)
 exec({code!r}, vars(fake))
@@ -132,7 +132,7 @@ def test_time_that_is_up_is_up() -> None:
 
 _ASKS = """
     from pathlib import Path
-    from preflight.hook.bounded import answer_of
+    from preflight.hook.slurm import answer_of
     wrapper = "cd {folder}; sleep 99 & echo $! $$ $PPID >pids; mv pids on; wait"
     answer_of(["/bin/sh", "-c", wrapper], {{"PATH": os.environ["PATH"]}}, time.monotonic() + 60)
     Path("{folder}/went on").touch()"""
@@ -167,7 +167,7 @@ def test_nothing_outlives_the_hook(tmp_path: Path, body: str, number: signal.Sig
     assert not (slurm.folder / "calls").exists()
 
 
-@pytest.mark.parametrize("module", ["preflight", "preflight.hook.outermost", "preflight.hook.work"])
+@pytest.mark.parametrize("module", ["preflight", "preflight.hook.entry", "preflight.hook.work"])
 def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module: str) -> None:
     """Half an upgrade, a damaged file: Python would exit 1 like a sick node; this exits 0."""
     place = tmp_path / "preflight" / "hook"
@@ -175,7 +175,7 @@ def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module:
     for name in ("__init__.py", "hook/__init__.py"):
         (tmp_path / "preflight" / name).touch()
     source = Path(REPOSITORY, "preflight/hook")
-    for name in ("outermost.py", "options.py", "said.py", "work.py", "lifeline.py"):
+    for name in ("entry.py", "options.py", "work.py", "child.py"):
         (place / name).write_text((source / name).read_text())
     relative = module.replace(".", "/")
     broken = tmp_path / (f"{relative}/__init__.py" if module == "preflight" else f"{relative}.py")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.hook.judging import NAME, keep, patched
 from preflight.hook.model import HookConfig
-from preflight.hook.periodic import NAME, keep, patched
 from tests.unit.facts.builders import facts, gpus, software
 
 if TYPE_CHECKING:

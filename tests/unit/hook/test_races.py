@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.breaker import BySlurm
-from preflight.hook.slurm_words import Noted
+from preflight.hook.act import BySlurm
+from preflight.hook.slurm import Noted
 
 if TYPE_CHECKING:
     from preflight.hook.slurm import Slurm

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.reason import compose, parse
-from preflight.registry import load_folder, shipped_folder
+from preflight.core.registry import load_folder, shipped_folder
+from preflight.hook.decision import compose, parse
 
 
 def test_it_reads_as_documented() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.said import LONGEST, one_line, say
+from preflight.hook.child import LONGEST, one_line, say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.facts.model import Driver
-from preflight.hook import boot_clock
-from preflight.hook.boot_clock import Moment
+from preflight.hook import model
+from preflight.hook.model import Moment
 from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, keep_look, seen_before
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_how_long_ago(
     monkeypatch.setattr("time.time", lambda: 0.0)
     keep_look(folder, SAW)
     here = Moment(boot_id, 5000.0 + later_s)
-    monkeypatch.setattr(boot_clock, "now", lambda: here)
+    monkeypatch.setattr(model, "now", lambda: here)
     assert (HUNG in seen_before(folder)) is seen
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.slurm_words import parse_listed, parse_node, parse_now, parse_sizes
+from preflight.hook.slurm import parse_listed, parse_node, parse_now, parse_sizes
 
 # What slurm-wlm 22.05 printed for a node of the lab, shortened by lines that nobody reads.
 NODE = """\

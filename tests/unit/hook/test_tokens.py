@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from preflight.hook import tokens
-from preflight.hook.breaker import InFolder
+from preflight.hook.act import InFolder
 from preflight.hook.tokens import MARK, Taken, take
 
 HOUR = 3600.0

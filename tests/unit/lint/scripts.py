@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 from preflight.lint.lint import lint
-from preflight.lint.model import Severity
+from preflight.lint.script import Severity
 
 HEAD = """
 import os

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.lint.lint import lint
-from preflight.lint.rules import RULES
+from preflight.lint.lint import RULES, lint
 from tests.unit.lint.scripts import HEAD, found, hints
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -81,7 +81,7 @@ def test_the_sweep_learns_the_addresses_of_the_gpus_that_answer(
     """In CUDA's order of a job that sees some, by index or by UUID; a lost GPU is passed over."""
     ask = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from sweep.gpu_counters import Gpus\n"
+        "from sweep.counters import Gpus\n"
         "print(json.dumps([Gpus().bus_ids(each) for each in json.loads(sys.argv[2])]))"
     )
     uuid = healthy.gpus[4].uuid

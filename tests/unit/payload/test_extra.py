@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.carried import Carried
 from preflight.fleet.model import Host
-from preflight.stages.probe import probe_fleet
+from preflight.run.probe_stage import probe_fleet
+from preflight.run.site_sections import Carried
 from preflight.transport.ways import Ways
 from tests.unit.facts.builders import facts as made_up
 
@@ -109,10 +109,10 @@ def test_what_a_section_leaves_running_ends_with_the_probe() -> None:
 
 def test_a_request_cannot_load_what_the_node_has() -> None:
     """An installed payload runs nothing for its controller: only what travelled is imported."""
-    from probe import extra
+    from probe import main
 
-    with pytest.raises(extra.WrongError, match="no module of the node's own"):
-        extra._collect({"id": "site.a", "module": "antigravity", "deadline_s": 1}, "n1")
+    with pytest.raises(main.WrongError, match="no module of the node's own"):
+        main._collect({"id": "site.a", "module": "antigravity", "deadline_s": 1}, "n1")
     assert "antigravity" not in sys.modules
 
 

@@ -27,7 +27,7 @@ HEALTHY = h100("h1")
 BUS_IDS = [gpu.path[-1] for gpu in HEALTHY.gpus]
 COUNTERS = """
 import ctypes, json
-from sweep import gpu_counters
+from sweep import counters as gpu_counters
 calls = ctypes.CDLL(gpu_counters.LIBRARY).emulator_calls
 gpus, spent = gpu_counters.Gpus(), []
 for _ in range(3):
@@ -39,7 +39,7 @@ print(json.dumps([found, throttled, spent]))
 PLACE = """
 import json
 from types import SimpleNamespace
-from sweep import gpu_counters, rail_nic
+from sweep import counters as gpu_counters, transports as rail_nic
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 print(json.dumps(rail_nic.bus_id(torch, {gpu}, gpu_counters.Gpus().bus_id)))
@@ -50,7 +50,7 @@ GAUGE = """
 import json
 from types import SimpleNamespace
 from burn.bench import Bench
-from burn.clocks import Gauge
+from burn.device import Gauge
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 torch.device = lambda kind, index: SimpleNamespace(index=index)

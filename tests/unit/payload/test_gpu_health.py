@@ -14,7 +14,7 @@ from .test_driver import told
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.facts.gpu_model import GpuHealth
+    from preflight.facts.gpu import GpuHealth
     from preflight.facts.model import Facts
     from tests.lab.nvml.scenario import Scenario
 

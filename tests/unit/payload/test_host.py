@@ -13,19 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import (
-    file_systems,
-    guard,
-    host,
-    host_cgroup,
-    host_files,
-    host_limits,
-    host_memory,
-    host_stack,
-)
-from probe.mountinfo import holding, parse
+from probe import file_systems, guard, host, sysfs
+from probe.sysfs import holding, parse
 
-from preflight.facts.machine_model import Dimm, Governor, Limits
+from preflight.facts.machine import Dimm, Governor, Limits
 from tests.lab.crowd import crowd
 
 from .node import Remote
@@ -81,7 +72,7 @@ def test_the_real_machine_tells_all_of_it(tmp_path: Path) -> None:
 
 def test_a_file_of_proc_is_read_to_its_end() -> None:
     """The kernel hands out a page at a time: a mount on the second one is no less a mount."""
-    assert len("".join(host_files.lines("/proc/kallsyms", 20_000))) > 16_000
+    assert len("".join(sysfs.lines("/proc/kallsyms", 20_000))) > 16_000
 
 
 def test_limits_are_those_of_the_process_that_answers(tmp_path: Path) -> None:
@@ -172,14 +163,14 @@ def test_a_path_lies_on_the_deepest_and_latest_mount() -> None:
 def test_no_damaged_file_breaks_the_probe(lines: list[str]) -> None:
     """A wrong line is left out, or the section fails with one of the errors that it may."""
     parse(lines)
-    host_limits.parse(lines)
-    host_stack.system(lines)
-    host_stack.cpu(lines)
+    host.parse(lines)
+    host.system(lines)
+    host.cpu(lines)
     for line in lines:
-        host_cgroup.quota_v2(line)
+        host.quota_v2(line)
     problems: list[str] = []
-    host._part("memory", lambda: host_memory.parse(lines, lines), problems)
-    host._part("cpus", lambda: [host_files.cpus_in(line) for line in lines], problems)
+    host._part("memory", lambda: host.parse_memory(lines, lines), problems)
+    host._part("cpus", lambda: [sysfs.cpus_in(line) for line in lines], problems)
     assert len(problems) >= 1
 
 
@@ -190,13 +181,13 @@ def test_limits_of_a_daemon_are_read_as_the_kernel_writes_them() -> None:
         "Max open files            1024                 524288               files     ",
         "Max locked memory         65536                unlimited            bytes     ",
     ]
-    assert host_limits.parse(table) == {
+    assert host.parse(table) == {
         "memlock": 65536,
         "memlock_hard": -1,
         "nofile": 1024,
         "nofile_hard": 524288,
     }
-    assert host_limits.parse(table[:2]) is None
+    assert host.parse(table[:2]) is None
 
 
 def test_ecc_errors_are_told_by_dimm(tmp_path: Path) -> None:
@@ -232,7 +223,7 @@ def test_a_counter_that_cannot_be_read_is_no_zero(tmp_path: Path) -> None:
     assert facts.machine is not None
     assert facts.machine.edac is None
     assert any(problem.startswith("edac: ") for problem in facts.problems)
-    assert host_memory.edac(str(tmp_path / "nowhere")) == {"watched": 0, "errors": []}
+    assert host.edac(str(tmp_path / "nowhere")) == {"watched": 0, "errors": []}
 
 
 def test_governors_are_counted_by_cpu(tmp_path: Path) -> None:
@@ -281,8 +272,8 @@ def test_the_least_that_any_group_above_grants(
                  for name in ("cpu", "memory", "pids")]  # fmt: skip
         mounts = parse(words)
         own = ["3:cpu,cpuacct:/user/me", "2:memory:/user/me", "1:pids:/user"]
-    monkeypatch.setattr(host_files, "lines", _instead(host_files.lines, own))
-    assert host_cgroup.read(mounts) == {"cpus": cpus, "memory_mib": 1024, "pids": 1024}
+    monkeypatch.setattr(sysfs, "lines", _instead(sysfs.lines, own))
+    assert host.read_cgroup(mounts) == {"cpus": cpus, "memory_mib": 1024, "pids": 1024}
 
 
 def _instead(real, own: list[str]):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
-from probe import kernel_log, kmsg, named_file
+from probe import kernel_log, text
 
-from preflight.facts.kernel_model import KernelLog
-from preflight.facts.limits import limit
-from preflight.facts.same_place import repeated
+from preflight.checks.gpu.driver_log import repeated
+from preflight.facts.basics import limit
+from preflight.facts.machine import KernelLog
 
 from .node import Remote, system_python
 from .test_probe import probe
@@ -185,10 +185,10 @@ def test_an_empty_log_is_no_log(tmp_path: Path) -> None:
 def test_the_running_kernels_own_log_is_read_whole() -> None:
     """The real device gives a record at a time and ends where there is no more."""
     try:
-        os.close(os.open(kmsg.LOG, os.O_RDONLY | os.O_NONBLOCK))
+        os.close(os.open(kernel_log.LOG, os.O_RDONLY | os.O_NONBLOCK))
     except OSError:
         pytest.skip("this login may not read the kernel log")
-    log = told(kmsg.LOG)
+    log = told(kernel_log.LOG)
     assert log.seen > 0
     assert log.begins_s is not None
     assert log.source == "kmsg"
@@ -231,10 +231,10 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
     """Reads such a device."""
 
     def read(ring: Ring) -> KernelLog:
-        monkeypatch.setattr(named_file, "opened", ring.opened)
+        monkeypatch.setattr(text, "opened", ring.opened)
         monkeypatch.setattr(os, "read", ring.read)
         monkeypatch.setattr(os, "lseek", ring.lseek)
-        log = kmsg._read(kmsg.LOG, 0.0)
+        log = kernel_log._read(kernel_log.LOG, 0.0)
         monkeypatch.undo()
         return convert(log, KernelLog)
 
@@ -266,7 +266,7 @@ def test_a_plain_file_is_read_as_far_as_it_was_written(tmp_path: Path) -> None:
     """It may grow without end meanwhile."""
     path = Path(written(tmp_path / "kmsg", *((float(n), "chatter") for n in range(2000))))
     pieces, size = 0, path.stat().st_size
-    for _piece in kmsg._Device(str(path)).pieces():
+    for _piece in kernel_log._Device(str(path)).pieces():
         pieces += 1
         with path.open("a") as log:
             log.write("4,1,1,-;NVRM: API mismatch\n" * 1000)
@@ -278,7 +278,7 @@ def test_reading_that_takes_too_long_ends_with_what_there_is(
     reading: Callable[[Ring], KernelLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half an answer that says so, not none."""
-    monkeypatch.setattr(kmsg, "READ_S", 0.0)
+    monkeypatch.setattr(kernel_log, "READ_S", 0.0)
     assert reading(Ring("Linux version 6.1")).dropped_of == {"any": 1}
 
 
@@ -301,7 +301,7 @@ _PROGRAMS = """
 mount --bind "$1/journalctl" /usr/bin/journalctl && mount --bind "$1/dmesg" /usr/bin/dmesg || exit
 exec "$2" -c '
 import json, sys, time; sys.path.insert(0, sys.argv[1])
-from probe import kmsg
+from probe import kernel_log as kmsg
 problems = []
 print(json.dumps(kmsg.Asked("/nowhere", None).finish(time.monotonic() + 20, problems)))
 ' "$3"
@@ -313,8 +313,8 @@ def printed(folder: Path, journal: str, dmesg: str) -> KernelLog:
     """Return what the probe tells where there is no device and the two programs print this."""
     if os.geteuid() != 0 or not all(Path(f"/usr/bin/{each}").exists() for each in _READERS):
         pytest.skip("needs root and both programs to put others in their places")
-    for name, text in zip(_READERS, (journal, dmesg), strict=True):
-        (folder / f"{name}.txt").write_text(text)
+    for name, words in zip(_READERS, (journal, dmesg), strict=True):
+        (folder / f"{name}.txt").write_text(words)
         (folder / name).write_text(
             f"#!/bin/sh\n[ -s {folder}/{name}.txt ] && cat {folder}/{name}.txt\n"
         )
@@ -401,7 +401,7 @@ def test_damaged_records_are_passed_over(tail: bytes) -> None:
     path = folder / f"preflight-kmsg-{os.getpid()}"
     path.write_bytes(b"4,1,2000000,-;NVRM: Xid (PCI:0000:1b:00): 79, x\n" + tail)
     try:
-        log = convert(kmsg._read(str(path), 0.0), KernelLog)
+        log = convert(kernel_log._read(str(path), 0.0), KernelLog)
     finally:
         path.unlink()
     assert log.lines[0].at_s == 2.0

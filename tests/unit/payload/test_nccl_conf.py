@@ -13,7 +13,7 @@ from .node import NONCE, Remote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.facts.nccl_conf_model import ConfFile
+    from preflight.facts.network import ConfFile
 
 LINES = (
     b"# NCCL_DEBUG=INFO\n\nNCCL_SOCKET_IFNAME==ens1f0\nNCCL_DEBUG = WARN\r\n"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.facts.gpu_log import troubles
-from preflight.facts.kernel_text import parse
-from preflight.stages.capture import decode_outputs
+from preflight.captured.kernel_log import parse
+from preflight.checks.gpu.driver_log import troubles
+from preflight.commands.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.stages.capture import Output
+    from preflight.commands.capture import Output
 
 KERNEL = """\
 [    0.000000] gpu041 kernel: Linux version 5.15.0-105-generic

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import ExitStack
 
-    from preflight.facts.ports import Ports
+    from preflight.facts.decode import Ports
 
 NOBODY = 65534
 ABORT = struct.pack("ii", 1, 0)

@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from probe import ethernet
+from probe import network
 from probe import network as probed
 
-from preflight.facts.port_errors import port_errors
-from preflight.facts.rdma_model import PcieLink
+from preflight.checks.rdma.port_faults import port_errors
+from preflight.facts.network import PcieLink
 
 from .node import Remote
 from .test_probe import probe
@@ -154,6 +154,6 @@ def test_the_link_of_an_interface(tmp_path: Path) -> None:
         "counters": [{"name": "rx_packets", "value": 12}, {"name": "rx_crc_errors", "value": 3}],
     }  # fmt: skip
     gigabit, fec, hdr = 1 << 5, 1 << 50, 1 << 66
-    assert [ethernet.fastest(mask) for mask in (0, fec, gigabit | fec, gigabit | hdr)] == [
+    assert [network.fastest(mask) for mask in (0, fec, gigabit | fec, gigabit | hdr)] == [
         0, 0, 1000, 200_000,
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relay import frames as nodes
 
-from preflight.transport.relay import frames as ours
+from preflight.transport import relay as ours
 
 KEY = b"k" * 32
 BODIES = st.lists(

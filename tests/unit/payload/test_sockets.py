@@ -9,7 +9,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import sockets
+from probe import procfs
 
 
 @given(st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.booleans())
@@ -20,27 +20,25 @@ def test_port_owner_and_inode_are_read(port: int, uid: int, inode: int, six: boo
         f"   3: {address}:{port:04X} {address}:0000 0A 00000000:00000000 00:00000000 00000000 "
         f"{uid:5d}        0 {inode} 1 0000000000000000 100 0 0 10 0\n"
     )
-    one = sockets.Socket(line)
-    assert (one.port, one.uid, one.inode, one.state) == (port, uid, str(inode), sockets.LISTEN)
+    one = procfs.Socket(line)
+    assert (one.port, one.uid, one.inode, one.state) == (port, uid, str(inode), procfs.LISTEN)
 
 
 @given(st.text(max_size=120))
 def test_any_other_line_is_refused(line: str) -> None:
     """The heading, or garbage, raises ValueError and nothing else."""
     with contextlib.suppress(ValueError):
-        assert sockets.Socket(line).port >= 0
+        assert procfs.Socket(line).port >= 0
 
 
 def test_a_real_listener_is_in_the_table() -> None:
     """A socket that listens in this process is listed under its port, as ours."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        mine = [one for one in sockets.tcp() if one.port == server.getsockname()[1]]
-    assert [(one.state, one.uid) for one in mine] == [(sockets.LISTEN, os.geteuid())]
+        mine = [one for one in procfs.tcp() if one.port == server.getsockname()[1]]
+    assert [(one.state, one.uid) for one in mine] == [(procfs.LISTEN, os.geteuid())]
 
 
 def test_the_heading_is_no_socket() -> None:
     """The table's first line is not taken for a socket."""
     with pytest.raises(ValueError, match="not a line"):
-        sockets.Socket(
-            "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt"
-        )
+        procfs.Socket("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.facts.software_model import Torch
+from preflight.facts.machine import Torch
 from tests.lab.rehearsal.torch_files import container, image, library
 
 from .node import Remote
@@ -103,14 +103,14 @@ def test_a_python_on_a_folder_that_hangs_is_unreadable_not_empty(
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_a_broken_library_tells_nothing_and_breaks_nothing(noise: bytes, cut: int) -> None:
     """Truncated, overwritten, or no library at all."""
-    from probe import fatbin
+    from probe import software
 
     whole = library(ALL, ALL)
     for content in (noise, whole[:cut], whole[:cut] + noise + whole[cut + len(noise) :]):
         handle = os.memfd_create("library")
         os.write(handle, content)
         try:
-            archs = fatbin.architectures(f"/proc/self/fd/{handle}")
+            archs = software.architectures(f"/proc/self/fd/{handle}")
         finally:
             os.close(handle)
         assert archs is None or all("_" in arch for arch in archs)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from probe import processes, procfs
-from stacks import finding
-from stacks.instant import Instant
-from stacks.patience import Patience
+from stacks import ranks as finding
+from stacks.moments import Instant
+from stacks.ranks import Patience
 from stacks.standing import Standing, readable
 
 from preflight.facts.decode import decode_look
-from preflight.transport import pyspy
+from preflight.transport import bundle
 
 from .node import NONCE, Remote, system_python
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from preflight.facts.look_model import NodeLook, RankLook
+    from preflight.facts.job import NodeLook, RankLook
 
     from .conftest import Machine
 
@@ -130,7 +130,9 @@ def answer(remote: Remote, *, has_spy: bool = True) -> NodeLook:
     """Return the answer, and give py-spy where it is asked for."""
     document = remote.answer()
     if document.startswith(b'{"lacks"'):
-        messages = pyspy.offer(json.loads(document)["machine"]) if has_spy else [{"none": "no spy"}]
+        messages = (
+            bundle.offer(json.loads(document)["machine"]) if has_spy else [{"none": "no spy"}]
+        )
         for message in messages:
             remote.ask(**json.loads(msgspec.json.encode(message)))
         document = remote.answer()
@@ -346,7 +348,7 @@ def test_without_py_spy_all_the_rest_is_told(start: Start) -> None:
 
 def test_py_spy_travels_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
     """A node without it is given one, which runs from memory: no file stays there."""
-    if not [one for one in pyspy.offer(os.uname().machine) if "part" in one]:
+    if not [one for one in bundle.offer(os.uname().machine) if "part" in one]:
         pytest.skip("no py-spy here that could travel")
     remote = Remote("stacks", env={"TMPDIR": str(tmp_path)})
     ask(remote, pids=[start().pid], own_spy=False)

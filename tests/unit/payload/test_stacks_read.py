@@ -16,20 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stacks import (
-    carried,
-    denied,
-    inet_diag,
-    interfaces,
-    launching,
-    memory_group,
-    proc_tcp,
-    rdma,
-    seats,
-    spoken,
-    spy,
-    wires,
-)
+from stacks import moments, processes, pyspy, sockets
 
 JSON = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([[]])
@@ -37,13 +24,13 @@ JSON = st.one_of(
 SPY_KEYS = st.sampled_from(
     ["frames", "thread_name", "os_thread_id", "active", "owns_gil", "name", "filename", "line"]
 )
-NAMES = [name for names in seats._NAMES.values() for name in names if name]
+NAMES = [name for names in processes._NAMES.values() for name in names if name]
 
 
 @given(st.binary(max_size=300))
 def test_py_spys_output_may_be_anything(said: bytes) -> None:
     """Whatever a program of that name prints, there are stacks or there are none."""
-    told = spoken.parse(said, 1)
+    told = pyspy.parse(said, 1)
     assert told is None or isinstance(told, list)
 
 
@@ -53,7 +40,7 @@ FRAMES = st.lists(st.dictionaries(SPY_KEYS, JSON, max_size=4), max_size=2)
 @given(st.lists(st.dictionaries(SPY_KEYS, JSON | FRAMES, max_size=6), max_size=2))
 def test_py_spys_document_may_hold_anything(document: object) -> None:
     """Of any JSON only functions, files and lines are taken, printable and of bounded length."""
-    for thread in spoken.parse(json.dumps(document).encode(), 1) or []:
+    for thread in pyspy.parse(json.dumps(document).encode(), 1) or []:
         assert set(thread) == {"frames", "main", "name", "idle", "holds_gil"}
         for frame in thread["frames"]:
             assert frame["function"].isprintable()
@@ -64,7 +51,7 @@ def test_py_spys_document_may_hold_anything(document: object) -> None:
 def test_py_spys_samples_may_be_anything(said: bytes) -> None:
     """Whatever it prints in place of samples, what is taken of it is printable and bounded."""
     for line in (said, b"thread (0x1): MainThread;" + said + b" 7\n"):
-        for one in spoken.parse_samples(line, 1):
+        for one in pyspy.parse_samples(line, 1):
             assert one["times"] < 2**31
             assert all(frame["function"].isprintable() for frame in one["frames"])
 
@@ -76,11 +63,11 @@ def test_samples_are_places_of_the_main_thread_the_most_seen_first() -> None:
         b"thread (0x1): MainThread;<module> (/a b/t.py:9);wait (x) (/t.py:4);<frozen> (os) 7\n"
         b"thread (0x2): loader;run (/l.py:1) 40\nthread (8);run (/l.py:1) 41\nhalf a li"
     )
-    most, least = spoken.parse_samples(said, 9)
+    most, least = pyspy.parse_samples(said, 9)
     assert [one["times"] for one in (most, least)] == [7, 5]
     assert least["frames"][0] == {"function": "step", "file": "/a b/t.py", "line": 3}
     assert [one["function"] for one in most["frames"]] == ["<frozen>", "wait (x)", "<module>"]
-    (nameless,) = spoken.parse_samples(b"thread (9);step (/t.py:3) 2\n", 9)
+    (nameless,) = pyspy.parse_samples(b"thread (9);step (/t.py:3) 2\n", 9)
     assert nameless["times"] == 2
 
 
@@ -88,7 +75,7 @@ def test_a_deep_recursion_keeps_both_its_ends() -> None:
     """The innermost frames are told and the script's own line, not ten thousand between."""
     frames = [{"name": f"f{at}", "filename": "a.py", "line": at} for at in range(1000)]
     said = json.dumps([{"os_thread_id": 7, "frames": frames}]).encode()
-    (thread,) = spoken.parse(b"a warning\n" + said + b"\nanother\n", 7) or []
+    (thread,) = pyspy.parse(b"a warning\n" + said + b"\nanother\n", 7) or []
     assert thread["main"]
     names = [frame["function"] for frame in thread["frames"]]
     assert (names[0], names[-1], len(names)) == ("f0", "f999", 128)
@@ -98,31 +85,31 @@ def test_a_deep_recursion_keeps_both_its_ends() -> None:
 def test_netlink_answers_may_be_cut(data: bytes) -> None:
     """Any bytes end in messages or an OSError; no message outlasts its datagram."""
     with contextlib.suppress(OSError):
-        bodies, _ = inet_diag.messages(data)
+        bodies, _ = sockets.messages(data)
         assert sum(map(len, bodies)) <= len(data)
 
 
-@given(st.sampled_from([2, 10]), st.sampled_from(sorted(inet_diag.STATES)), st.binary(max_size=400))
+@given(st.sampled_from([2, 10]), st.sampled_from(sorted(sockets.STATES)), st.binary(max_size=400))
 def test_a_connections_record_may_hold_anything(family: int, state: int, rest: bytes) -> None:
     """Whatever follows the family and state, the record gives numbers or nothing."""
     for body in (rest, bytes([family, state]) + rest):
-        wire = inet_diag.parse(body)
+        wire = sockets.parse(body)
         assert wire is None or all(value >= 0 for value in wire.values() if isinstance(value, int))
-        port = interfaces.parse(body)
+        port = sockets.parse_interfaces(body)
         assert port is None or port["name"].isprintable()
 
 
 @given(st.text(max_size=300))
 def test_tables_of_proc_may_hold_anything(text: str) -> None:
     """Lines that are no line of the table are left out."""
-    assert proc_tcp.parse(text) == []
-    assert isinstance(memory_group.groups(text), list)
+    assert sockets.parse_proc_tcp(text) == []
+    assert isinstance(moments.groups(text), list)
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=12)))
 def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
     """A rank has a number within its job's bounds, or it is none."""
-    seat = seats.seat(environ)
+    seat = processes.read_seat(environ)
     assert seat is None or 0 <= seat["rank"] <= 65535
     assert seat is None or seat["world_size"] >= 1
 
@@ -130,8 +117,8 @@ def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
     """A command is some launcher's or it is not."""
-    assert isinstance(launching.kind(argv), str)
-    assert launching.told(argv)["job"].isprintable()
+    assert isinstance(processes.kind(argv), str)
+    assert processes.told(argv)["job"].isprintable()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +137,7 @@ def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
 )
 def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
     """What a person types, as the kernel shows it."""
-    assert launching.kind([word.encode() for word in command.split(" ")]) == kind
+    assert processes.kind([word.encode() for word in command.split(" ")]) == kind
 
 
 @pytest.mark.parametrize(
@@ -176,14 +163,14 @@ def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
 )  # fmt: skip
 def test_ranks_of_one_job_share_its_name(environ: dict[str, str], job: str, rank: int) -> None:
     """A run id that says nothing is none, and a master on the loopback is this node's alone."""
-    seat = seats.seat({name.encode(): value.encode() for name, value in environ.items()})
+    seat = processes.read_seat({name.encode(): value.encode() for name, value in environ.items()})
     assert seat is not None
     assert (seat["job"], seat["rank"]) == (job, rank)
 
 
 def test_a_single_task_of_slurm_is_no_rank() -> None:
     """An interactive shell of srun waits for nobody."""
-    assert seats.seat({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
+    assert processes.read_seat({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
 
 
 def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
@@ -197,9 +184,9 @@ def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
             inode = os.fstat(theirs.fileno()).st_ino
             by_inode = [
                 {one["inode"]: one for one in found}[inode]
-                for found in (inet_diag.connections(), proc_tcp.connections(os.getpid()))
+                for found in (sockets.connections(), sockets.proc_connections(os.getpid()))
             ]
-            told = wires.look([os.getpid()])
+            told = sockets.look([os.getpid()])
     for one in by_inode:
         assert (one["local"], one["waiting"], one["state"]) == (name, 1000, "established")
     assert by_inode[0]["received"] == 1000
@@ -213,10 +200,10 @@ def test_a_connection_counts_what_moved() -> None:
              "waiting": 0, "retries": 0, "probes": 0, "sent": 10, "received": 5, "resent": 1,
              "quiet_ms": 40}  # fmt: skip
     later = {**first, "sent": 30, "resent": 4, "retries": 2, "quiet_ms": 3500}
-    (moved,) = wires.moved([first], [later])
+    (moved,) = sockets.moved([first], [later])
     assert (moved["sent"], moved["received"], moved["resent"]) == (20, 0, 3)
     assert (moved["retries"], moved["quiet_s"]) == (2, 3.5)
-    (new,) = wires.moved([], [later])
+    (new,) = sockets.moved([], [later])
     assert new["sent"] == 30
 
 
@@ -228,10 +215,10 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
     values = {"port_xmit_data": 100, "port_rcv_data": 50, "symbol_error": 7, "link_downed": 2}
     for name, value in values.items():
         (port / "counters" / name).write_text(f"{value}\n")
-    before = rdma.look(str(tmp_path))
+    before = moments.look(str(tmp_path))
     (port / "counters" / "port_xmit_data").write_text("350\n")
     (port / "counters" / "link_downed").write_text("3\n")
-    (moved,) = rdma.moved(before, rdma.look(str(tmp_path)))
+    (moved,) = moments.moved(before, moments.look(str(tmp_path)))
     assert (moved["name"], moved["up"]) == ("mlx5_0/1", True)
     assert (moved["sent"], moved["received"]) == (1000, 0)
     assert (moved["errors"], moved["lost_link"]) == ({"link_downed": 1}, 3)
@@ -249,28 +236,28 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
 )
 def test_a_denial_says_what_to_type(own: int, capable: bool, scope: str, words: str) -> None:  # noqa: FBT001
     """Each cause of a refused ptrace has its own remedy."""
-    assert words in denied._why(1000, "alice", own, capable=capable, scope=scope)
+    assert words in pyspy._why(1000, "alice", own, capable=capable, scope=scope)
 
 
 def test_nothing_speaks_against_ones_own_process() -> None:
     """A login may read its own processes, and root all, unless the kernel says otherwise."""
-    assert denied._why(1000, "alice", 1000, capable=False, scope="0") == ""
-    assert denied._why(1000, "alice", 0, capable=True, scope="1") == ""
-    assert denied.may_trace("Name:\tx\nCapEff:\t000001ffffffffff\n")
-    assert not denied.may_trace("CapEff:\tnonsense\n")
+    assert pyspy._why(1000, "alice", 1000, capable=False, scope="0") == ""
+    assert pyspy._why(1000, "alice", 0, capable=True, scope="1") == ""
+    assert pyspy.may_trace("Name:\tx\nCapEff:\t000001ffffffffff\n")
+    assert not pyspy.may_trace("CapEff:\tnonsense\n")
 
 
 def test_a_py_spy_that_hangs_leaves_no_rank_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed while it had a process stopped for its native stack, it takes nothing with it."""
-    monkeypatch.setattr(spy, "NATIVE_EACH_S", 0.3)
+    monkeypatch.setattr(pyspy, "NATIVE_EACH_S", 0.3)
     fake = tmp_path / "py-spy"
     fake.write_text('#!/bin/sh\nfor last; do :; done\nkill -STOP "$last"\nsleep 60\n')
     fake.chmod(0o755)
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        told = spy.Spy(str(fake), "").dump([rank.pid], time.monotonic() + 60, native=True)
+        told = pyspy.Spy(str(fake), "").dump([rank.pid], time.monotonic() + 60, native=True)
         assert told == {rank.pid: "py-spy did not answer in time"}
         state = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state != "T"
@@ -286,10 +273,10 @@ def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho py-spy 9.9\n")
     program.chmod(0o755)
     os.chown(program, 65534, -1)
-    assert not spy.trusted(str(program))
-    found = spy.installed([str(tmp_path)], time.monotonic() + 20)
+    assert not pyspy.trusted(str(program))
+    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
-    assert spy.trusted("/bin/sh")
+    assert pyspy.trusted("/bin/sh")
 
 
 def test_an_installed_payload_runs_nothing_that_it_was_sent(
@@ -298,7 +285,7 @@ def test_an_installed_payload_runs_nothing_that_it_was_sent(
     """Where the payload did not travel itself, it asks for no program."""
     monkeypatch.setattr(sys, "path", ["/opt/preflight/payload"])
     asked: list[object] = []
-    assert not carried.asks(asked.append)
+    assert not pyspy.asks(asked.append)
     assert asked == []
 
 
@@ -314,20 +301,20 @@ def test_an_installed_payload_runs_nothing_that_it_was_sent(
 )
 def test_what_arrives_in_py_spys_place(message: dict[str, object] | None, why: str) -> None:
     """Nothing, nonsense and half of it end in words."""
-    came = carried.Carried(lambda _within_s: message, time.monotonic() + 20)
+    came = pyspy.Carried(lambda _within_s: message, time.monotonic() + 20)
     assert (came.spy, came.refused) == (None, why)
 
 
 def test_the_kernels_structures_are_those_of_its_headers() -> None:
     """Sizes of linux/inet_diag.h and linux/if_link.h."""
-    assert (inet_diag._ASK.size, inet_diag._MESSAGE.size) == (56, 72)
-    assert interfaces._BODY.size == struct.calcsize("=BxHiII") == 16
+    assert (sockets._ASK.size, sockets._MESSAGE.size) == (56, 72)
+    assert sockets._BODY.size == struct.calcsize("=BxHiII") == 16
 
 
 def test_a_crowd_of_threads_is_cut_and_the_main_one_is_not() -> None:
     """A process with a thousand threads cannot make the answer too large to be read."""
     frames = [{"name": "f", "filename": "a.py", "line": 1}] * 10
     crowd = [{"os_thread_id": at, "frames": frames} for at in range(1000)]
-    threads = spoken.parse(json.dumps(crowd).encode(), 999, most=50) or []
+    threads = pyspy.parse(json.dumps(crowd).encode(), 999, most=50) or []
     assert (threads[0]["main"], len(threads)) == (True, 256)
     assert [len(one["frames"]) for one in threads[:8]] == [10, 10, 10, 10, 10, 10, 0, 0]

@@ -8,7 +8,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe.stat import Stat, everyone, look
+from probe.procfs import Stat, everyone, look
 
 TAIL = b"4 4 4 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 12 0 98765 1024 3 184467"
 

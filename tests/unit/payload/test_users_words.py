@@ -7,14 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import convert
 from msgspec.structs import replace
-from probe import kernel_log, kmsg
+from probe import kernel_log
 
-from checks.test_gpu_xid import judge as judge_xid
-from checks.test_host_hardware_errors import judge as hardware
-from checks.test_net_kernel_log import judge as nic
+from preflight.captured.kernel_log import OF_A_USER as PASTED
+from preflight.captured.kernel_log import parse
+from preflight.checks.gpu.test_kernel_log import judge_xid
+from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
+from preflight.checks.net.test_nic_log import judge as nic
 from preflight.facts import KernelLog
-from preflight.facts.kernel_text import OF_A_USER as PASTED
-from preflight.facts.kernel_text import parse
 from preflight.verdict import Outcome, Verdict
 from tests.cases import MANY
 from tests.unit.checks.test_kernel_log_judges import HGX, JUDGES, node, xid
@@ -45,7 +45,7 @@ def by_dmesg(*texts: str) -> KernelLog:
         for n, text in enumerate(("Linux version 6.1", *texts))
         for part in text.split("\n")
     )
-    return convert(kernel_log.told("dmesg", kmsg._stamped(said.encode()), 0.0), KernelLog)
+    return convert(kernel_log.told("dmesg", kernel_log._stamped(said.encode()), 0.0), KernelLog)
 
 
 def judged(log: KernelLog) -> list[Verdict]:

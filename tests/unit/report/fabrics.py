@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.digest import Digest, Standout
-from preflight.fabric.observed import Observed, Tried, observe
+from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
 from preflight.fabric.schedule import circle_rounds
 from preflight.report.fabric_page import fabric_page
-from preflight.report.picture.accused import accused
+from preflight.report.picture.grid import accused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.ledger import Entry
 from preflight.fleet.nodeset import fold
-from preflight.ledger import Entry
 from preflight.report.document import FleetRow, PairRow, Report, SizeRow
 from preflight.report.findings import counts
-from preflight.report.ready import exit_code, readiness
-from preflight.report.rows import verdict_row
+from preflight.report.ready import exit_code, readiness, verdict_row
 from preflight.verdict import Outcome, Verdict, fail, ok
 
 if TYPE_CHECKING:

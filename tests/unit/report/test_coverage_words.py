@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.report.coverage import coverage_words
 from preflight.report.document import CoverageRow
+from preflight.report.sensitivity import coverage_words
 
 
 def seen(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from preflight.report.diagnosed import lines
-from preflight.triage.diagnose.model import Diagnosis, Doubt, Standing
+from preflight.hang.diagnose.judge import lines
+from preflight.hang.diagnose.model import Diagnosis, Doubt, Standing
 
 TOLD = Diagnosis(
     category="odd_rank",

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from preflight.core.files import write_atomically
+from preflight.core.text import LONGEST, escaped, printable, wrapped
 from preflight.report.document import json_schema
-from preflight.report.files import write_atomically
-from preflight.report.plain import escaped
-from preflight.report.text import LONGEST, printable, wrapped
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.ledger import Entry
 from preflight.errors import UsageError
-from preflight.ledger import Entry
-from preflight.report.events import NAME, Began, Events, owed, read_events
-from preflight.report.night import Night
-from preflight.report.reread import reread
+from preflight.report.events import NAME, Began, Events, owed, read_events, reread
+from preflight.report.since import Night
 from preflight.verdict import Outcome, fail, ok
 
 if TYPE_CHECKING:

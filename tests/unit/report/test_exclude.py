@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from preflight.report.document import FleetRow
-from preflight.report.exclude import excluded
-from preflight.terse import tell
+from preflight.report.ready import excluded
+from preflight.session.items import tell
 
 if TYPE_CHECKING:
     import pytest

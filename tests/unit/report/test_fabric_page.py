@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import Observed, observe
 from preflight.report.fabric_page import LARGEST, fabric_page
-from preflight.report.picture.accused import Accused, accused
-from preflight.report.picture.colours import LEGEND, STEPS, step
+from preflight.report.picture.grid import Accused, accused
+from preflight.report.picture.style import LEGEND, STEPS, step
 from tests.unit.fabric.synthetic import blame, hosts, sweep
 from tests.unit.report.fabrics import fabric, picture_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.report.files import open_folder, remove, write_atomically, write_typed
+from preflight.core.files import open_folder, remove, write_atomically, write_typed
 
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")

@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 from preflight import cli
 from preflight.fleet.nodeset import fold
-from preflight.history.night import Covered, Numbers
-from preflight.history.past import Past
+from preflight.history.coverage_file import Past
 from preflight.history.place import NAME
+from preflight.history.run_record import Covered, Numbers
 from preflight.history.writing import writing
 from tests.unit.history.nights import UNDER, found, gemm, kept, machine, made, night, slots
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.night import Night
+    from preflight.history.run_record import Night
 
 ECC = found("gpu.ecc", "h1", sentence="GPU 1 has 4 uncorrectable errors, 0 expected")
 

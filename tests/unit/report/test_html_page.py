@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.report.html.page import LARGEST, Told, page
-from preflight.report.night import Night, night_of
-from preflight.report.rebuilt import found_in
+from preflight.report.since import Night, found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.unit.report.nights import BENT, report
 

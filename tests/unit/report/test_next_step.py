@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from preflight.fleet.model import Fleet, Host
-from preflight.report.next_step import next_command
 from preflight.report.ready import Readiness
+from preflight.report.terminal import next_command
 
 NAMES = tuple(f"h{number}" for number in range(1, 9))
 

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from preflight.errors import UsageError
-from preflight.report.junit import junit
-from preflight.report.prometheus import metrics, refuse_unread, write_metrics
-from preflight.report.rebuilt import found_in
+from preflight.report.exports import junit, metrics, refuse_unread, write_metrics
+from preflight.report.since import found_in
 from preflight.verdict import Outcome, Verdict, not_run, unknown
 from tests.unit.report.nights import BENT, pair, report
 

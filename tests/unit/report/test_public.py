@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.report.document import encode
+from preflight.report.exports import junit, metrics
 from preflight.report.html.page import Told, page
-from preflight.report.junit import junit
-from preflight.report.prometheus import metrics
-from preflight.report.public.hide import Hider
+from preflight.report.public.hide import Hider, any_of
 from preflight.report.public.known import secrets, secrets_of
-from preflight.report.public.trie import any_of
-from preflight.report.rebuilt import found_in
+from preflight.report.since import found_in
 from preflight.report.terminal import summary
 from preflight.verdict import fail
 from tests.unit.facts.builders import facts

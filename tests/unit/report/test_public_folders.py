@@ -19,16 +19,14 @@ from msgspec.structs import replace
 
 from preflight.commands.report import run
 from preflight.errors import UsageError
-from preflight.facts.network_model import Resolved
+from preflight.facts.network import Resolved
 from preflight.facts.node import Reach
 from preflight.report.document import encode
-from preflight.report.events import Began, Events
-from preflight.report.night import night_of
+from preflight.report.events import Began, Events, reread
 from preflight.report.public.hide import Hider
 from preflight.report.public.known import secrets
-from preflight.report.rebuilt import found_in
-from preflight.report.reread import reread
-from preflight.stages.measured import Measured
+from preflight.report.since import found_in, night_of
+from preflight.run.measured import Measured
 from preflight.verdict import fail, not_run
 from tests.unit.fabric.test_forms import _nccl as small
 from tests.unit.facts.builders import facts, network

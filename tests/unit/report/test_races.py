@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.report.files import link_atomically, open_new, remove, write_atomically, write_typed
-from preflight.report.runs import tidy
+from preflight.core.files import link_atomically, open_new, remove, write_atomically, write_typed
+from preflight.report.outputs import tidy
 from tests.cases import CASES
 
 if TYPE_CHECKING:

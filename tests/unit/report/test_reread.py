@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from preflight.errors import UsageError
 from preflight.report.document import BlameRow, MissedRow, PairRow, ShapeRow, encode
-from preflight.report.events import Began
-from preflight.report.reread import reread
+from preflight.report.events import Began, reread
 from preflight.verdict import fail
 
 from .nights import report

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from preflight.report.events import NAME, Ended
-from preflight.report.night import Night
-from preflight.report.outputs import Outputs
-from preflight.report.runs import earlier, point_at, tidy
+from preflight.report.outputs import Outputs, earlier, point_at, tidy
+from preflight.report.since import Night
 
 if TYPE_CHECKING:
     from pathlib import Path

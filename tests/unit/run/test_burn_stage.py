@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.burn.plan import burn_plan
+from preflight.burn.collect import burn_plan
+from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.remote_command import ReachError
 from preflight.fabric.samples import Sweep
-from preflight.facts.burned import Burned, Proof
-from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
+from preflight.facts.burn import Burned, Proof
+from preflight.facts.network import ConfFile, ConfSetting
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host, Job, Promise
-from preflight.judgement import Judgement, stages_needed
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages import burn as stage
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
-from preflight.transport import transport_for
-from preflight.transport.protocol import ReachError
+from preflight.run import burn_stage as stage
+from preflight.run.expected_verdicts import Settings
+from preflight.run.judgement import Judgement, stages_needed
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.transport.ways import transport_for
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, lost
 from tests.unit.facts.builders import facts, holder, seen
@@ -31,8 +30,8 @@ from tests.unit.facts.builders import facts, holder, seen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.judgement import Key
-    from preflight.transport.protocol import Remote
+    from preflight.core.remote_command import Remote
+    from preflight.run.judgement import Key
 
 CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "eth0"),))
 NAMES = ("h1", "h2", "h3")
@@ -141,7 +140,7 @@ class _Interrupted(stage.BurnStage):
 
 def test_an_interrupt_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong bit and a device that hung are told; speeds stay open, as peers are missing."""
-    monkeypatch.setattr("preflight.run.BurnStage", _Interrupted)
+    monkeypatch.setattr("preflight.run.run.BurnStage", _Interrupted)
     run = _run()
     run.judgement.advance(REACHED)
     here = transport_for("local")
@@ -216,7 +215,7 @@ def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
         asked.append(unpinned)
         return Sweep(ladder=(), rounds=(), pairs=())
 
-    monkeypatch.setattr("preflight.run.sweep_fleet", sweep_fleet)
+    monkeypatch.setattr("preflight.run.run.sweep_fleet", sweep_fleet)
     run._sweep(60.0)
     assert sorted(set(NAMES) - asked[0]) == pinned
 

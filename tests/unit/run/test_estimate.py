@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight import estimate
-from preflight.burn.plan import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
-from preflight.estimate import GPUS_ASSUMED, Expected, expected
+from preflight.burn.collect import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
+from preflight.core.thresholds import durations
 from preflight.fabric.planner import MARGIN, rounds_that_fit
 from preflight.fabric.schedule import default_rounds
 from preflight.facts.model import Nic, NicPort
 from preflight.fleet.model import Fleet, Host, Job, Promise
-from preflight.history.past import Cost
-from preflight.numbers import durations
+from preflight.history.coverage_file import Cost
+from preflight.run import estimate
+from preflight.run.estimate import GPUS_ASSUMED, Expected, expected
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:

@@ -8,21 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.check import FLEET
+from preflight.core.ledger import Entry, Ledger
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
 from preflight.fleet.nodeset import expand
-from preflight.ledger import Entry, Ledger
-from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.findings import findings, suspicions
 from preflight.report.ready import exit_code, readiness
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict, fail, ok, unknown
+from tests.unit.core.site_checks import write_check
 from tests.unit.facts.builders import facts
-from tests.unit.frame.site_checks import write_check
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
-from preflight.facts.nccl_conf_model import ConfFile, ConfSetting
-from preflight.facts.rdma_model import Gid
+from preflight.facts.network import ConfFile, ConfSetting, Gid
 from preflight.fleet.model import Fleet
 from preflight.fleet.sources import Wish, resolve
-from preflight.stages.interface import Strangers, strangers, told_of
+from preflight.run.interface_stage import Strangers, strangers, told_of
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts, interface, network, nic, rdma_port
 

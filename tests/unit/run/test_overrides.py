@@ -6,9 +6,9 @@ from datetime import date, timedelta
 
 import pytest
 
+from preflight.core.thresholds import Told
 from preflight.fleet.waivers import Waiver
-from preflight.numbers import Told
-from preflight.overrides import waive, with_numbers
+from preflight.run.judgement import waive, with_numbers
 from preflight.verdict import Outcome, Verdict, fail, flaky, not_run, ok, unknown, warn
 
 DAY = date(2026, 11, 22)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.ledger import Entry
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
-from preflight.history.past import Cost
-from preflight.ledger import Entry
-from preflight.nightly import Nightly, open_history
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.history.coverage_file import Cost
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.session.history import Nightly, open_history
 from preflight.verdict import Outcome, Verdict
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpu
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.check import Tier
-    from preflight.facts.burned import Burned
+    from preflight.facts.burn import Burned
 
 COST = Cost(round_s=2.0, other_s=25.0)
 FLEET = Fleet(hosts=(Host(name="h1", address="h1"),), origin="a test")

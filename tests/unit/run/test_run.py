@@ -8,29 +8,28 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.check import subject
+from preflight.core.ledger import Entry
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fabric.planner import Planned
 from preflight.facts.model import Driver
 from preflight.facts.node import Clock, Reach
 from preflight.fleet.model import Fleet, Host, Promise
-from preflight.judgement import stages_needed
-from preflight.ledger import Entry
-from preflight.registry import Registry, load_folder, shipped_folder
 from preflight.report.ready import exit_code, readiness
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.judgement import stages_needed
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
 from preflight.verdict import Outcome, Verdict
+from tests.unit.core.site_checks import write_check
 from tests.unit.fabric.synthetic import sweep
 from tests.unit.facts.builders import attempt, facts, free_port, gpus, ports
-from tests.unit.frame.site_checks import write_check
 
 if TYPE_CHECKING:
     from collections.abc import Container
     from pathlib import Path
 
-    from preflight.judgement import Key
-    from preflight.settings import FailFast
+    from preflight.run.expected_verdicts import FailFast
+    from preflight.run.judgement import Key
 
 NAMES = ("h1", "h2", "h3")
 HEALTHY = Measured(

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.ledger import Ledger
-from preflight.outcome import Conclusion, conclude
-from preflight.registry import Registry, load_folder, shipped_folder
+from preflight.core.ledger import Ledger
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.report.outputs import Outputs
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.session.verdict_collector import Conclusion, conclude
 from preflight.verdict import ok
 from tests.unit.fabric.synthetic import hosts, sweep
-from tests.unit.frame.test_interface import fleet
+from tests.unit.run.test_interface import fleet
 
 if TYPE_CHECKING:
     from pathlib import Path

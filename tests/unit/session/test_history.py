@@ -8,22 +8,20 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from preflight.core.ledger import Entry
+from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
 from preflight.history.coverage_file import NAME as OLD_NAME
-from preflight.history.coverage_file import Coverage
-from preflight.history.past import Cost, Done, Past
+from preflight.history.coverage_file import Cost, Coverage, Done, Past
 from preflight.history.place import NAME, place_of
 from preflight.history.reading import reading
-from preflight.ledger import Entry
-from preflight.nightly import Nightly, open_history
-from preflight.registry import Registry, load_folder, shipped_folder
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.session.history import Nightly, open_history
 from preflight.verdict import fail, ok
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts
@@ -31,7 +29,7 @@ from tests.unit.facts.builders import facts
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.night import Night
+    from preflight.history.run_record import Night
 
 COST = Cost(round_s=2.0, other_s=25.0)
 HOSTS = hosts(6)
@@ -149,7 +147,7 @@ def test_a_fault_of_ours_costs_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     """The report is written after it, and is worth more."""
     history = _open(tmp_path)
     known: dict[str, Night] = {}
-    monkeypatch.setattr("preflight.nightly.night_of", lambda *_: known["nothing"])
+    monkeypatch.setattr("preflight.session.history.night_of", lambda *_: known["nothing"])
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said == (
         "preflight's own fault (KeyError: 'nothing'): report it; this run is not remembered"
@@ -165,7 +163,7 @@ def test_ctrl_c_while_it_is_written_costs_a_line(
         raise KeyboardInterrupt
 
     history = _open(tmp_path)
-    monkeypatch.setattr("preflight.nightly.night_of", impatient)
+    monkeypatch.setattr("preflight.session.history.night_of", impatient)
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said == "interrupted while it was written; this run is not remembered"
     monkeypatch.undo()

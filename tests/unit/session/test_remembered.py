@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.burn.own_past import conditions
+from preflight.burn.floors import conditions
+from preflight.core.ledger import Entry
+from preflight.core.registry import Registry
 from preflight.fleet.model import Fleet, Host
-from preflight.ledger import Entry
-from preflight.measured_numbers import numbers_of
-from preflight.registry import Registry
-from preflight.remembered import fine_in, found_in, night_of, serial_of
-from preflight.run import Run
-from preflight.settings import Settings
-from preflight.stages.measured import Measured
-from preflight.stages.progress import Silent
+from preflight.run.expected_verdicts import Settings
+from preflight.run.measured import Measured, Silent
+from preflight.run.run import Run
+from preflight.session.history import fine_in, found_in, night_of, numbers_of, serial_of
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpus

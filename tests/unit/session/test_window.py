@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from preflight.errors import UsageError
-from preflight.window import seconds_back
+from preflight.session.options import seconds_back
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.workers import misgroups
+from preflight.session.xdist import misgroups
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.fabric.schedule import circle_rounds
-from preflight.fabric.simulate.fabric import Fabric, named
-from preflight.fabric.simulate.noise import Pool
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.recorded import Recorded, load
-from preflight.fabric.simulate.scene import Scene
-from preflight.fabric.simulate.stream import Rung
+from tests.simulate.fabric import Fabric, named
+from tests.simulate.noise import Pool
+from tests.simulate.rdma import Rdma
+from tests.simulate.recorded import Recorded, load
+from tests.simulate.scene import Scene
+from tests.simulate.stream import Rung
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.faults import Fault
-    from preflight.fabric.simulate.noise import Noise
+    from tests.simulate.faults import Fault
+    from tests.simulate.noise import Noise
 
 RECORDING = Path(__file__).parents[2] / "data" / "healthy-sweeps.json"
 

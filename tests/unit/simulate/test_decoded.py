@@ -8,20 +8,20 @@ import pytest
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import observe
-from preflight.fabric.simulate.condense import observed
-from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node
-from preflight.fabric.simulate.iterations import sweep
-from preflight.fabric.simulate.mixture import RDMA, plant
-from preflight.fabric.simulate.noise import Pool, drawn
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.scene import Scene
-from preflight.fabric.simulate.score import score
-from preflight.fabric.simulate.stream import Rung
-from preflight.fabric.simulate.truth import truth
+from tests.simulate.condense import observed
+from tests.simulate.faults import Fault, endpoint, leaf_rail, node
+from tests.simulate.iterations import sweep
+from tests.simulate.mixture import RDMA, plant
+from tests.simulate.noise import Pool, drawn
+from tests.simulate.rdma import Rdma
+from tests.simulate.scene import Scene
+from tests.simulate.score import score
+from tests.simulate.stream import Rung
+from tests.simulate.truth import truth
 from tests.unit.simulate.builders import fabric
 
 if TYPE_CHECKING:
-    from preflight.fabric.simulate.fabric import Fabric
+    from tests.simulate.fabric import Fabric
 
 _NOISE = Rdma((Rung(8, 2000), Rung(64 << 20, 200, "soak")))
 _POOL = Pool(_NOISE, 1, 40)

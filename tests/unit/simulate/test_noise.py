@@ -9,12 +9,12 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.fabric.samples import Sweep
-from preflight.fabric.simulate.condense import observed
-from preflight.fabric.simulate.iterations import sweep
-from preflight.fabric.simulate.noise import drawn
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.recorded import BLOCK, load, record
-from preflight.fabric.simulate.stream import Rung
+from tests.simulate.condense import observed
+from tests.simulate.iterations import sweep
+from tests.simulate.noise import drawn
+from tests.simulate.rdma import Rdma
+from tests.simulate.recorded import BLOCK, load, record
+from tests.simulate.stream import Rung
 from tests.unit.simulate.builders import fabric, recorded, scene
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from preflight.fabric.observed import Observed, observe
-from preflight.fabric.simulate.condense import observed
-from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node, path
-from preflight.fabric.simulate.iterations import sweep
-from preflight.fabric.simulate.mixture import RDMA, mixture
-from preflight.fabric.simulate.noise import drawn
+from tests.simulate.condense import observed
+from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path
+from tests.simulate.iterations import sweep
+from tests.simulate.mixture import RDMA, mixture
+from tests.simulate.noise import drawn
 from tests.unit.simulate.builders import fabric, rdma, recorded, scene
 
 if TYPE_CHECKING:
-    from preflight.fabric.digest import Digest
-    from preflight.fabric.simulate.noise import Noise
+    from preflight.fabric.observed import Digest
+    from tests.simulate.noise import Noise
 
 _SEEDS = st.integers(0, 10_000)
 _FEW = settings(max_examples=15, deadline=None)
@@ -201,9 +201,9 @@ def test_a_bad_leaf_rail_slows_all_below_it_on_that_rail() -> None:
 
 def test_a_burst_of_a_healthy_host_reaches_several_rails_at_once() -> None:
     """What looks like several spikes is one event, within a few milliseconds."""
-    from preflight.fabric.simulate.noise import Pool, Rare, Unrest
-    from preflight.fabric.simulate.rdma import Rdma
-    from preflight.fabric.simulate.scene import Scene
+    from tests.simulate.noise import Pool, Rare, Unrest
+    from tests.simulate.rdma import Rdma
+    from tests.simulate.scene import Scene
     from tests.unit.simulate.builders import SHORT
 
     class Restless(Rdma):

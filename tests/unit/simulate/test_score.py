@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preflight.fabric.culprit import Component, Found, Symptom
-from preflight.fabric.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rail, node, path
-from preflight.fabric.simulate.mixture import RDMA, mixture
-from preflight.fabric.simulate.noise import drawn
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.score import score
-from preflight.fabric.simulate.truth import Planted, truth
+from tests.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rail, node, path
+from tests.simulate.mixture import RDMA, mixture
+from tests.simulate.noise import drawn
+from tests.simulate.rdma import Rdma
+from tests.simulate.score import score
+from tests.simulate.truth import Planted, truth
 from tests.unit.simulate.builders import fabric
 
 if TYPE_CHECKING:

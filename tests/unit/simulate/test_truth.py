@@ -6,18 +6,10 @@ from math import isclose
 
 import pytest
 
-from preflight.fabric.simulate.faults import Fault, endpoint, leaf_rail, node, path
-from preflight.fabric.simulate.power import (
-    Events,
-    apart,
-    at_least,
-    needed,
-    of_events,
-    of_shift,
-    together,
-)
-from preflight.fabric.simulate.rdma import Rdma
-from preflight.fabric.simulate.truth import truth
+from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path
+from tests.simulate.power import Events, apart, at_least, needed, of_events, of_shift, together
+from tests.simulate.rdma import Rdma
+from tests.simulate.truth import truth
 from tests.unit.simulate.builders import fabric, recorded
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.transport import transport_for
 from preflight.transport.srun import SrunTransport
+from preflight.transport.ways import transport_for
 from tests.unit.transport.launcher import StandIn
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.transport.slurm.job import Launcher
+from preflight.transport.slurm import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,16 +11,19 @@ import sys
 import uuid
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from preflight.core.remote_command import LocalConnection, ReachError
 from preflight.errors import PreflightError
 from preflight.fleet.model import Host
 from preflight.transport.bundle import BOOT, boot, bundle, start_payload
-from preflight.transport.local import LocalConnection
-from preflight.transport.protocol import Connection, ReachError
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
+
+if TYPE_CHECKING:
+    from preflight.transport.protocol import Connection
 
 START = """
 import json, os, sys

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.transport.intake import STDERR_KEPT
-from preflight.transport.protocol import ReachError
+from preflight.core.remote_command import STDERR_KEPT, ReachError
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 if TYPE_CHECKING:
-    from preflight.transport.protocol import Connection, Remote
+    from preflight.core.remote_command import Remote
+    from preflight.transport.protocol import Connection
 
 NASTY = "a'b\"c $(touch /tmp/x) `id` \\ ; & | > < * ? ~ ! # \t{1..3} \u00e9"
 

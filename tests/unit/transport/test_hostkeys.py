@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.transport.hostkey_check import kinds_known, verify
-from preflight.transport.hostkeys import read_known_hosts
-from preflight.transport.protocol import ReachError
+from preflight.core.remote_command import ReachError
+from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from tests.unit.transport.sshd import new_key
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import sys
 import pytest
 
 from preflight.errors import UsageError
-from preflight.transport import TRANSPORTS, transport_for
+from preflight.fleet.model import TRANSPORTS
+from preflight.transport.ways import transport_for
 
 
 def test_paramiko_is_loaded_only_to_connect() -> None:
     """Naming a transport, even paramiko's, loads no SSH library."""
     program = (
-        "import sys\nfrom preflight.transport import transport_for\n"
+        "import sys\nfrom preflight.transport.ways import transport_for\n"
         "import preflight.transport.bundle, preflight.transport.fanout\n"
         "transport_for('local'), transport_for('paramiko')\n"
         "print(sorted({'paramiko', 'cryptography', 'pynvml'} & set(sys.modules)))"

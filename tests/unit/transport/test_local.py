@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.transport.local import LocalTransport
+from preflight.transport.ways import LocalTransport
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 
@@ -51,7 +51,7 @@ def test_an_ended_command_leaves_no_zombie() -> None:
         "import ctypes, os, sys\nfrom pathlib import Path\n"
         "ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, unreaped\n"
         "from preflight.fleet.model import Host\n"
-        "from preflight.transport.local import LocalConnection\n"
+        "from preflight.transport.ways import LocalConnection\n"
         "remote = LocalConnection().start(['sh', '-c', 'echo up; exec sleep 60'], timeout_s=60)\n"
         "remote.read_line(20)\nremote.kill()\n"
         "print(Path(f'/proc/self/task/{os.getpid()}/children').read_text().split())"
@@ -66,7 +66,7 @@ def test_an_interrupted_run_leaves_no_command_behind() -> None:
     token = uuid.uuid4().hex
     program = (
         "import sys, threading\n"
-        "from preflight.transport.local import LocalConnection\n"
+        "from preflight.transport.ways import LocalConnection\n"
         "argv = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)']\n"
         "remote = LocalConnection().start([*argv, sys.argv[1]], timeout_s=600)\n"
         "assert remote.read_line(60) == b'1'\n"
@@ -98,7 +98,7 @@ def test_another_thread_may_end_a_command_that_is_read_from(
         except BaseException as error:  # noqa: BLE001  # whatever a thread would die of
             wrong.append(error)
 
-    monkeypatch.setattr("preflight.transport.pipes.os.read", slow)
+    monkeypatch.setattr("preflight.core.remote_command.os.read", slow)
     here = LocalTransport().connect(Host(name="here", address="here"), PATIENCE_S)
     remote = here.start(["sh", "-c", "echo up; exec sleep 60"], timeout_s=60)
     reader = threading.Thread(target=listen, name="reader")

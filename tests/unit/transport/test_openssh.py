@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.transport import transport_for
+from preflight.core.remote_command import ReachError
 from preflight.transport.fanout import fan_out
-from preflight.transport.openssh_sockets import Sockets
-from preflight.transport.protocol import ReachError
+from preflight.transport.openssh import Sockets
+from preflight.transport.ways import transport_for
 from tests.unit.transport.sshd import (
     PATIENCE_S,
     descendants,
@@ -38,7 +38,7 @@ OWNER = (
     "import sys, time, msgspec\n"
     "from pathlib import Path\n"
     "from preflight.fleet.model import Host\n"
-    "from preflight.transport import transport_for\n"
+    "from preflight.transport.ways import transport_for\n"
     "host = msgspec.json.decode(sys.argv[1], type=Host)\n"
     "way = transport_for('openssh')\n"
     "remote = way.connect(host, 20).start(['cat'], timeout_s=60)\n"

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.remote_command import ReachError
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.protocol import ReachError
-from preflight.transport.sshask import Asked
-from preflight.transport.sshchoice import why_openssh
+from preflight.transport.ssh_config import Asked, why_openssh
 from tests.unit.transport.sshd import PATIENCE_S, new_key
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
 from preflight.transport.fanout import fan_out
-from preflight.transport.openssh_jump import hop
-from preflight.transport.protocol import ReachError
+from preflight.transport.openssh_logins import hop
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, free_port, wait_until
 
 if TYPE_CHECKING:

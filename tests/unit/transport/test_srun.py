@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
 from preflight.transport import srun
-from preflight.transport.protocol import ReachError
-from preflight.transport.relay.hub import Hub
-from preflight.transport.relay.remote import RelayConnection
-from preflight.transport.srun import SrunTransport
+from preflight.transport.relay import Hub
+from preflight.transport.srun import RelayConnection, SrunTransport
 from tests.unit.transport.launcher import StandIn
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from preflight.core.remote_command import ReachError, Step
 from preflight.fleet.model import Host
-from preflight.transport import transport_for
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.protocol import ReachError, Step
+from preflight.transport.ways import transport_for
 from tests.unit.transport.sshd import PATIENCE_S, free_port, new_key, signal_all, wait_until
 
 if TYPE_CHECKING:
@@ -271,8 +271,8 @@ def test_paramiko_says_nothing_on_its_own(sshd: Sshd, listener: socket.socket) -
     program = (
         "import sys, msgspec\n"
         "from preflight.fleet.model import Host\n"
-        "from preflight.transport import transport_for\n"
-        "from preflight.transport.protocol import ReachError\n"
+        "from preflight.transport.ways import transport_for\n"
+        "from preflight.core.remote_command import ReachError\n"
         "for host in msgspec.json.decode(sys.argv[1], type=list[Host]):\n"
         "    try: transport_for('paramiko').connect(host, 1)\n"
         "    except ReachError as error: print(error.step)\n"

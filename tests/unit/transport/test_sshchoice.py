@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.report.reach import reach_words
-from preflight.transport import sshchoice
-from preflight.transport.sshask import Asked, Effective
-from preflight.transport.sshchoice import why_openssh
+from preflight.report.header import reach_words
+from preflight.transport import ssh_config
+from preflight.transport.ssh_config import Asked, Effective, why_openssh
 from preflight.transport.ways import Way, Ways
 from tests.unit.transport.sshd import PATIENCE_S
 
@@ -106,9 +105,9 @@ def test_kerberos_counts_only_with_a_ticket(
     for status, reason in ((1, ""), (0, "Kerberos")):
         klist.write_text(f"#!/bin/sh\nexit {status}\n")
         klist.chmod(0o755)
-        sshchoice.has_ticket.cache_clear()
+        ssh_config.has_ticket.cache_clear()
         assert why_openssh(HOST, config) == reason
-    sshchoice.has_ticket.cache_clear()
+    ssh_config.has_ticket.cache_clear()
 
 
 def test_ways_choose_per_node_and_ask_ssh_once(

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.protocol import ReachError
-from preflight.transport.sshask import Asked
-from preflight.transport.sshconfig import Route, route_to
+from preflight.transport.ssh_config import Asked, Route, route_to
 from tests.unit.transport.sshd import PATIENCE_S
 
 if TYPE_CHECKING:

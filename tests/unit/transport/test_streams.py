@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.transport.intake import STDERR_KEPT, Intake
-from preflight.transport.legible import WIDTH, last_line, legible
-from preflight.transport.streams import deadlined
+from preflight.core.remote_command import STDERR_KEPT, Intake, deadlined
+from preflight.core.text import WIDTH, last_line, legible
 
 CHUNKS = st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=20)
 

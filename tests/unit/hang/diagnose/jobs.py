@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from preflight.facts.look_model import Frame, NodeLook, RankLook, Stacks, Thread
-from preflight.triage.diagnose.model import JobState, NodeState
+from preflight.facts.job import Frame, NodeLook, RankLook, Stacks, Thread
+from preflight.hang.diagnose.model import JobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

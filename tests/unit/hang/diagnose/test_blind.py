@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import collective, job, standing
+from preflight.hang.diagnose.judge import diagnose
+from tests.unit.hang.diagnose.jobs import collective, job, standing
 
 NONE = {"no_stacks": "py-spy may not read it"}
 SEEN = standing(collective("all_reduce", 41), wait_channel="futex_do_wait")

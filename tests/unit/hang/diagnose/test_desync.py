@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.facts.look_model import Frame
-from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import C10D, TRAIN, at, collective, job, standing
+from preflight.facts.job import Frame
+from preflight.hang.diagnose.judge import diagnose
+from tests.unit.hang.diagnose.jobs import C10D, TRAIN, at, collective, job, standing
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.model import Diagnosis
+    from preflight.hang.diagnose.model import Diagnosis
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])

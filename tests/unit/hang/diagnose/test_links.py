@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from preflight.facts.look_model import Connection, GpuLook, PortLook
-from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import collective, job, standing
+from preflight.facts.job import Connection, GpuLook, PortLook
+from preflight.hang.diagnose.judge import diagnose
+from tests.unit.hang.diagnose.jobs import collective, job, standing
 
 WAITING = collective("all_reduce", 41)
 

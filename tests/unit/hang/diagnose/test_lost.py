@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.facts.kernel_model import KernelLog, LogLine
-from preflight.facts.look_model import Frame, Launcher, NodeLook
-from preflight.triage.diagnose.judge import diagnose
-from preflight.triage.diagnose.model import JobState, NodeState
-from tests.unit.triage.diagnose.jobs import collective, job, loading, standing, without
+from preflight.facts.job import Frame, Launcher, NodeLook
+from preflight.facts.machine import KernelLog, LogLine
+from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.model import JobState, NodeState
+from tests.unit.hang.diagnose.jobs import collective, job, loading, standing, without
 
 WAITING = standing(collective("all_reduce", 41))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from preflight.facts.look_model import Connection, Frame, Sighting, Stacks, Thread
-from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import TRAIN, at, collective, job, loading, standing
+from preflight.facts.job import Connection, Frame, Sighting, Stacks, Thread
+from preflight.hang.diagnose.judge import diagnose
+from tests.unit.hang.diagnose.jobs import TRAIN, at, collective, job, loading, standing
 
 SIZES = (2, 4, 8, 32)
 WAIT = collective("all_reduce", 41)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.facts.look_model import Sighting
-from preflight.triage.diagnose.judge import diagnose
-from preflight.triage.diagnose.pace import slow_ones
-from tests.unit.triage.diagnose.jobs import at, collective, job, loading, standing
+from preflight.facts.job import Sighting
+from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.pace import slow_ones
+from tests.unit.hang.diagnose.jobs import at, collective, job, loading, standing
 
 WORK, WAIT = at(20, "forward"), collective("all_reduce", 41)
 

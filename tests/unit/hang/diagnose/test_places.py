@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from preflight.facts.look_model import Frame, GpuLook, Stacks, Thread, Worker
-from preflight.triage.diagnose.judge import diagnose
-from preflight.triage.diagnose.places import channel_words, place_in
-from tests.unit.triage.diagnose.jobs import (
+from preflight.facts.job import Frame, GpuLook, Stacks, Thread, Worker
+from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.places import channel_words, place_in
+from tests.unit.hang.diagnose.jobs import (
     C10D,
     LIB,
     LOADER,

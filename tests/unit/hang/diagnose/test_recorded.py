@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from preflight.triage.diagnose.judge import diagnose
-from tests.unit.triage.diagnose.jobs import collective, job, standing
-from tests.unit.triage.recordings import dump, entry, pending
+from preflight.hang.diagnose.judge import diagnose
+from tests.unit.hang.diagnose.jobs import collective, job, standing
+from tests.unit.hang.recordings import dump, entry, pending
 
 WAITING = standing(collective("all_reduce", 41))
 BEFORE = [entry(number) for number in range(1, 7)]

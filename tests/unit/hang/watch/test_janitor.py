@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.watching import janitor
-from preflight.watching.janitor import Cap, Janitor
+from preflight.hang.watch import output
+from preflight.hang.watch.output import Cap, Janitor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_fast_writer(tmp_path: Path, holes: bool, monkeypatch: pytest.MonkeyPa
     Both where the file system makes holes and where it does not.
     """
     if not holes:
-        monkeypatch.setattr(janitor, "_punch", lambda *_: False)
+        monkeypatch.setattr(output, "_punch", lambda *_: False)
     log, lines = tmp_path / "gpu001.4000.log", WRITTEN // LINE_BYTES
     looks_after, most = Janitor([tmp_path], Cap(MOST)), 0
     with subprocess.Popen([sys.executable, "-c", LINES, str(log), str(lines)]) as writer:
@@ -83,7 +83,7 @@ def test_a_file_that_was_emptied_after_its_last_line_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are no holes, nothing may come behind what was taken away."""
-    monkeypatch.setattr(janitor, "_punch", lambda *_: False)
+    monkeypatch.setattr(output, "_punch", lambda *_: False)
     log = tmp_path / "gpu001.4000.log"
     log.write_bytes(b"x" * (13 * MIB) + b"the last line\n")
     looks_after = Janitor([tmp_path], Cap(MOST))

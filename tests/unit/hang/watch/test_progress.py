@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.watching.proc import Reading
-from preflight.watching.progress import Rates, Track, stalled
+from preflight.hang.watch.proc import Reading
+from preflight.hang.watch.watcher import Rates, Track, stalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from preflight.watching import elsewhere, record
-from preflight.watching.asking import ask_for_dumps
-from preflight.watching.folder import make, makes_pipes, tidy
-from preflight.watching.model import Options
-from preflight.watching.torch_names import outdated
-from preflight.watching.watch import stalled_after_s
+from preflight.hang.watch import examine, folder
+from preflight.hang.watch.folder import Options, make, makes_pipes, tidy
+from preflight.hang.watch.settings import outdated
+from preflight.hang.watch.watch import stalled_after_s
+from preflight.hang.watch.watcher import ask_for_dumps
 
 if TYPE_CHECKING:
-    from preflight.triage.diagnose.model import JobState
+    from preflight.hang.diagnose.model import JobState
 
 OLD_SIZE, OLD_FILE = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 HEADER = "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
@@ -102,18 +101,18 @@ def test_the_job_on_other_nodes_is_the_one_beneath_us() -> None:
     ranks = [SimpleNamespace(pid=pid, job=job) for pid, job in ((7, "theirs"), (8, "ours"))]
     here = SimpleNamespace(look=SimpleNamespace(host="gpu001", ranks=ranks))
     state = cast("JobState", SimpleNamespace(nodes=(SimpleNamespace(look=None), here)))
-    node = elsewhere.own_node(state, "gpu001")
+    node = examine.own_node(state, "gpu001")
     assert node is cast("Any", here)
     assert node is not None
-    assert elsewhere.own_node(state, "gpu002") is None
-    assert elsewhere.job_of(node, {8, 9}) == "ours"
-    assert elsewhere.job_of(node, {1}) == ""
+    assert examine.own_node(state, "gpu002") is None
+    assert examine.job_of(node, {8, 9}) == "ours"
+    assert examine.job_of(node, {1}) == ""
 
 
 def test_nodes_that_are_none_are_refused_at_the_start(tmp_path: Path) -> None:
     """Not when the job hangs, after days."""
-    assert "inventory" in elsewhere.refused("", str(tmp_path / "none.toml"), {})
-    assert elsewhere.refused("gpu[001-002]", "", {}) == ""
+    assert "inventory" in examine.refused("", str(tmp_path / "none.toml"), {})
+    assert examine.refused("gpu[001-002]", "", {}) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
@@ -124,9 +123,9 @@ def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
     ).returncode:
         pytest.skip("this machine mounts no tmpfs")
     try:
-        record.write(tmp_path / "watch.json", "before")
+        folder.write(tmp_path / "watch.json", "before")
         with pytest.raises(OSError, match="No space left"):
-            record.write(tmp_path / "watch.json", "x" * 100_000)
+            folder.write(tmp_path / "watch.json", "x" * 100_000)
         assert [one.name for one in tmp_path.iterdir()] == ["watch.json"]
         assert (tmp_path / "watch.json").read_text() == "before"
     finally:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.watching import proc, tree
-from preflight.watching.tree import Seat, rank_in, ranks_of
+from preflight.hang.watch import proc, processes
+from preflight.hang.watch.processes import Seat, rank_in, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_ranks_of_a_launcher(
 ) -> None:
     """Behind a shell of their own; with the kernel's lists of children and without."""
     if not lists:
-        monkeypatch.setattr(tree, "Path", lambda _: Path("/nowhere"))
+        monkeypatch.setattr(processes, "Path", lambda _: Path("/nowhere"))
     with _launch(f"RANK=4 sh -c '{python} & wait' & RANK=5 {python} & wait", 2) as launch:
         found = ranks_of(launch, {})
         assert {seat.rank for seat in found} == {4, 5}

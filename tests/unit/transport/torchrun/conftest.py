@@ -13,24 +13,21 @@ import msgspec
 import pytest
 
 from preflight import __version__
-from preflight.torchrun.board import Board
-from preflight.torchrun.gather import gather
-from preflight.torchrun.hub import Hub
-from preflight.torchrun.notes import Decoder, Hello
-from preflight.torchrun.place import Place
-from preflight.transport.torchrun import TorchrunTransport
+from preflight.transport.job_store import Board, Decoder, Hello, Place
+from preflight.transport.job_store_hub import Hub
+from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.torchrun.crew import Crew
+    from preflight.transport.torchrun_ranks import Crew
 
 NONCE = "0123456789abcdef"
 
 FOLLOW = """
 import json, os, sys
-from preflight.torchrun.follower import follow
-from preflight.torchrun.place import Place
+from preflight.transport.rank_follower import follow
+from preflight.transport.job_store import Place
 os._exit(follow(Place(**json.loads(sys.argv[1]))))
 """
 

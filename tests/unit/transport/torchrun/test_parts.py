@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight.core.remote_command import ReachError
 from preflight.errors import UsageError, WireError
-from preflight.fabric.events import Alive, Done, Event, PairSeen, Ready, Rest, Store, Trouble
-from preflight.fabric.events import decode_event as decode
-from preflight.fabric.seats import Seats
-from preflight.torchrun.crew import Crew, missing
-from preflight.torchrun.notes import (
+from preflight.fabric.agent_events import Alive, Done, Event, PairSeen, Ready, Rest, Store, Trouble
+from preflight.fabric.agent_events import decode_event as decode
+from preflight.fabric.agents import Seats
+from preflight.session.ranks import refuse
+from preflight.transport.job_store import (
     CHUNK,
     Decoder,
     Ended,
@@ -26,16 +27,16 @@ from preflight.torchrun.notes import (
     Present,
     Said,
     ToRank,
+    read_place,
+    started_by_torchrun,
 )
-from preflight.torchrun.place import read_place, started_by_torchrun
-from preflight.torchrun.refusals import refuse
-from preflight.transport.protocol import ReachError
-from tests.unit.torchrun.conftest import NONCE, place
+from preflight.transport.torchrun_ranks import Crew, missing
+from tests.unit.transport.torchrun.conftest import NONCE, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preflight.torchrun.notes import Reply
+    from preflight.transport.job_store import Reply
 
 ENVIRON = {
     "RANK": "5",

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from preflight.torchrun import gather
+from preflight.core.remote_command import ReachError
+from preflight.transport import torchrun_ranks
 from preflight.transport.bundle import start_payload
-from preflight.transport.protocol import ReachError
-from tests.unit.torchrun.conftest import FOLLOW, NONCE
+from tests.unit.transport.torchrun.conftest import FOLLOW, NONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preflight.fleet.model import Host
-    from tests.unit.torchrun.conftest import Job
+    from tests.unit.transport.torchrun.conftest import Job
 
 DEADLINE_S = 60.0
 
@@ -97,8 +97,8 @@ def test_a_rank_that_never_speaks_is_named_and_the_others_go_on(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stopped before its first word: who is waited for is said, then it alone is left out."""
-    monkeypatch.setattr(gather, "STRAGGLER_S", 2.0)
-    monkeypatch.setattr(gather, "_SAY_S", 0.5)
+    monkeypatch.setattr(torchrun_ranks, "STRAGGLER_S", 2.0)
+    monkeypatch.setattr(torchrun_ranks, "_SAY_S", 0.5)
     ours = job(world=3)
     ours.follower(1)
     stopped = ours.follower(2)

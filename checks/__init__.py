@@ -1,0 +1,1 @@
+"""All judgement of nodes and pairs, a folder per subject."""

@@ -1,0 +1,1 @@
+"""Devices under load."""

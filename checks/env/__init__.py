@@ -1,0 +1,1 @@
+"""The variables of the job's environment."""

@@ -1,0 +1,1 @@
+"""The machine around the GPUs: limits, memory, disks, processes, its kernel log."""

@@ -1,0 +1,1 @@
+"""The launch line and the training script."""

@@ -1,0 +1,1 @@
+"""The sockets of a job: interfaces, names, ports."""

@@ -1,0 +1,1 @@
+"""The way to a node, step by step."""

@@ -1,0 +1,1 @@
+"""What the job's Python would load: torch, CUDA, NCCL."""

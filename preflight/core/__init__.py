@@ -1,0 +1,1 @@
+"""What every room may use: text, thresholds, statistics, files, the registry of checks."""

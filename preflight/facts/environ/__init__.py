@@ -1,1 +1,0 @@
-"""What the variables of a job's environment mean, and what their values will do."""

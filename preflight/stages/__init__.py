@@ -1,1 +1,0 @@
-"""What is done to the fleet, one file per stage; each measures everyone at once."""

@@ -1,1 +1,0 @@
-"""Robust statistics that everything shares which compares a machine with its peers."""

@@ -1,1 +1,0 @@
-"""Slurm's own launcher as a way in: one step over the whole fleet, no keys needed."""

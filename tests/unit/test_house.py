@@ -1,0 +1,65 @@
+"""The house keeps its shape: rooms of bounded size, few modules in the root, no circles.
+
+The arrows between rooms are held by import-linter (pyproject.toml). A bound that a change must
+raise is raised here, and the commit says why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAYLOAD = ROOT / "preflight" / "payload"
+ENTRIES = ("burn", "outputs", "ports", "probe", "relay", "stacks", "sweep")
+
+MOST_IN_ROOT = 8
+MOST_SHARED_NAMES = 34
+MOST_FILES = {
+    "checks": 62, "commands": 28, "core": 10, "fabric": 37, "facts": 15, "fleet": 16,
+    "burn": 5, "captured": 15, "hang": 34, "history": 10, "hook": 14, "lint": 9,
+    "payload": 65, "report": 26, "run": 12, "session": 11, "transport": 19,
+}  # fmt: skip
+"""Python files of each room, subfolders included."""
+
+
+def _files(room: str) -> list[Path]:
+    return sorted((ROOT / "preflight" / room).resolve().rglob("*.py"))
+
+
+def test_the_root_of_the_package_holds_few_modules() -> None:
+    """What a site imports, the plugin, the command: everything else has a room."""
+    assert len(list((ROOT / "preflight").glob("*.py"))) <= MOST_IN_ROOT
+
+
+def test_every_folder_is_a_room_with_a_bound() -> None:
+    """A new room is a decision, not an accident."""
+    folders = {path.parent.name for path in (ROOT / "preflight").glob("*/__init__.py")}
+    assert folders == set(MOST_FILES)
+
+
+@pytest.mark.parametrize("room", MOST_FILES)
+def test_a_room_stays_small(room: str) -> None:
+    """A room that grows by a file says so here."""
+    assert len(_files(room)) <= MOST_FILES[room]
+
+
+def test_few_files_share_a_name() -> None:
+    """A stranger guesses a file's content from its name; two of one name are one too many."""
+    names = Counter(path.name for room in MOST_FILES for path in _files(room))
+    del names["__init__.py"]
+    assert sum(count > 1 for count in names.values()) <= MOST_SHARED_NAMES
+
+
+def test_no_modules_import_each_other_in_a_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is understood with those below it, and with no others."""
+    monkeypatch.setattr(sys, "path", [str(PAYLOAD), *sys.path])
+    for packages in (("preflight",), ENTRIES):
+        graph = grimp.build_graph(*packages)
+        below = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+        TopologicalSorter(below).prepare()
