@@ -17,7 +17,7 @@ from tests.frozen.store import KEPT, keep
 from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
 from tests.stories.hooked import emulator, hooked
-from tests.stories.recorded import Recorded, disagreement, record
+from tests.stories.recorded import Recorded, disagreement, paired, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +103,7 @@ def preflight(
                 "no:cacheprovider",
                 "--preflight",
                 f"--preflight-report={folder}",
-                *arguments,
+                *paired(arguments),
             ],
             cwd=working,
             env={**clean_environment(), **(env or {})},

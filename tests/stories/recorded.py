@@ -64,13 +64,13 @@ def record(name: str, told: Told, arguments: Sequence[str], working: Path) -> Re
         return None
     if "fail-fast=first" in " ".join(arguments):
         return None
-    paired = _paired(arguments)
+    written = paired(arguments)
     kept = _new_folder(working.parent)
     shutil.copy(measured, kept / "measured.json")
     shutil.copytree(working, kept / "working", symlinks=True, ignore=_large_and_special)
-    words = tuple(_kept(word, kept) for word in paired)
+    words = tuple(_kept(word, kept) for word in written)
     renamed = tuple(word.replace(str(working), str(kept / "working")) for word in words)
-    said = essence(report.read_text(), paired)
+    said = essence(report.read_text(), written)
     return Recorded(name, renamed, kept / "working", kept / "measured.json", told.exit, said)
 
 
@@ -81,8 +81,12 @@ def _new_folder(beside: Path) -> Path:
     return kept
 
 
-def _paired(arguments: Sequence[str]) -> list[str]:
-    """Join `--preflight-inventory FILE` to one word."""
+def paired(arguments: Sequence[str]) -> list[str]:
+    """Join `--preflight-inventory FILE` to one word, as docs write it.
+
+    After a blank pytest takes the file for a path of tests, and as root preflight refuses the
+    folders above it in which anybody could put a conftest.py.
+    """
     words = list(arguments)
     if "--preflight-inventory" in words:
         at = words.index("--preflight-inventory")
