@@ -94,7 +94,7 @@ def _refuse_unknown_nodes(options: Options) -> None:
     """Now, not when it hangs; by a process of its own, as a watch that stays carries little."""
     import subprocess
 
-    words = ["-P", "-m", "preflight.hang.watch.examine", options.nodes, options.inventory]
+    words = ["-P", "-m", "preflight.hang.watch.other_nodes", options.nodes, options.inventory]
     asked = subprocess.run(
         [sys.executable, *words], stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
