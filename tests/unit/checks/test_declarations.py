@@ -1,4 +1,4 @@
-"""What every shipped check owes: a stable id, one page in the manual, few lines, known words."""
+"""Every shipped check has a stable id, a page in the manual and a file of readable length."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def test_the_checks_of_this_room_are_there() -> None:
 
 
 @pytest.mark.parametrize("registered", CHECKS, ids=lambda registered: registered.check.id)
-def test_a_check_keeps_the_house_rules(registered: Registered) -> None:
-    """Under 80 lines, a file named after the id, and a page that says what it costs."""
+def test_a_check_has_a_page_and_a_short_file(registered: Registered) -> None:
+    """A check's file has at most 450 lines; its page says what, why, at what cost, and the fix."""
     check = registered.check
-    assert registered.path.name == f"test_{check.id.replace('.', '_')}.py"
-    assert len(registered.path.read_text().splitlines()) < 80
+    assert len(registered.path.read_text().splitlines()) <= 450
     page = (ROOT / "docs" / "checks" / f"{check.id}.md").read_text()
     assert page.startswith(f"# {check.id}\n")
     assert [line for line in page.splitlines() if line.startswith("## ")] == list(HEADINGS)
