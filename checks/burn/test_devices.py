@@ -6,7 +6,7 @@ from preflight.check import Check
 from preflight.checks.burn.words import conclude as held
 from preflight.checks.burn.words import unjudged
 from preflight.facts import Node
-from preflight.facts.results import Burn, Throttle
+from preflight.facts.burn import Burn, Throttle
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 

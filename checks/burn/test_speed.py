@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from preflight.check import Check
 from preflight.checks.burn.words import conclude as held
 from preflight.facts import Node
-from preflight.facts.results import Burn
+from preflight.facts.burn import Burn
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, unknown
 
 GEMM = Check(

@@ -10,8 +10,7 @@ from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.facts.burn import Measure
-    from preflight.facts.results import Burn, Unit
+    from preflight.facts.burn import Burn, Measure, Unit
 
 _UNITS: dict[Measure, str] = {
     "gemm_tflops": "TFLOPS",

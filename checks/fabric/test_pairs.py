@@ -11,7 +11,7 @@ from preflight.fabric.node_allreduce import held_to_nvlink
 from preflight.fabric.nvlink_domain import over_nvlink
 from preflight.fabric.retest import MORE_TIME
 from preflight.facts import Gpu, Node
-from preflight.facts.results import Inside, OverNvlink
+from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
 ALLREDUCE = Check(

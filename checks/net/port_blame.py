@@ -16,7 +16,7 @@ from preflight.facts.boards import natural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from preflight.facts.decode import Attempt
+    from preflight.facts.model import Attempt
     from preflight.facts.node import Net
 
 WORDS: Final[Mapping[str, str]] = {

@@ -32,7 +32,7 @@ from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unk
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.facts.decode import Attempt, MasterPort
+    from preflight.facts.model import Attempt, MasterPort
     from preflight.facts.network import Network
 
 

@@ -12,16 +12,15 @@ from preflight.burn.floors import Bound, Population, earlier_of, floor, own_nigh
 from preflight.burn.units import Names, known, limit, speed, units
 from preflight.core.statistics import median
 from preflight.core.thresholds import in_force, words
-from preflight.facts.results import Burn, Flaw, Unit
+from preflight.facts.burn import Burn, Flaw, Unit
 from preflight.facts.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.burn.units import Raw
-    from preflight.facts.burn import Burned, Clocks, Proof
+    from preflight.facts.burn import Burned, BurnState, Clocks, Held, Proof, Throttle
     from preflight.facts.model import Facts
-    from preflight.facts.results import BurnState, Held, Throttle
     from preflight.fleet.model import Host, Promise
 
 

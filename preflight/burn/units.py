@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
 from preflight.core.thresholds import number
-from preflight.facts.results import Throttle
+from preflight.facts.burn import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`preflight blame`: judge a past night's samples again, by the code that a run judges with.
+"""`preflight blame`: stored samples are decoded again, without a fleet.
 
 So that a rule can be tried on what was measured before it may take nodes out of service.
 """
@@ -10,10 +10,10 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight import __version__
@@ -21,6 +21,7 @@ from preflight.check import subject
 from preflight.core.files import read_regular, write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
+from preflight.core.text import plain_json, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
 from preflight.fabric.coverage import unread_words
@@ -29,20 +30,20 @@ from preflight.fabric.retest import unsettled_words
 from preflight.fabric.shapes import shapes
 from preflight.fabric.stored import read_stored
 from preflight.fabric.stored.reading import UNTIMED, rebuilt
-from preflight.facts.decode import Ports
-from preflight.facts.model import Facts
+from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.fleet.topology import read_switches
-from preflight.report.blame import Told, encode, lines
+from preflight.report.document import BlameRow, schema_of
 from preflight.report.fabric_page import fabric_page
-from preflight.report.findings import findings, suspicions
+from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.picture.grid import Accused, accused
 from preflight.report.ready import blame_row, exit_code, readiness
 from preflight.report.sensitivity import missed_rows, missed_words, shape_rows, shape_words
 from preflight.report.since import nodes_in
+from preflight.report.terminal import finding_lines
 from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
 
@@ -54,9 +55,83 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed, Tried
     from preflight.fabric.samples import Sweep
     from preflight.fabric.stored import Stored
-    from preflight.facts.results import Inside, OverNvlink
+    from preflight.facts.burn import Inside, OverNvlink
     from preflight.report.document import Report
     from preflight.report.ready import Readiness
+
+
+SCHEMA = 1
+"""Raised by a change that an older reader would misread. Additions do not raise it."""
+
+_INDENT = " " * 11
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """The whole document; docs/samples.md explains each field."""
+
+    schema: int = SCHEMA
+    preflight: str
+    samples: str
+    """The file they were read from."""
+    form: str
+    run: str
+    """The random id of the run that measured them, where they are of one."""
+    exit: Annotated[int, Meta(ge=0, le=5)]
+    backend: str
+    nodes: tuple[str, ...]
+    leaves: int
+    """How many leaf switches are known."""
+    rails: int
+    rounds: int
+    pairs: int
+    """Pairs that were tried, each rail and round counted."""
+    not_ready: tuple[str, ...]
+    exclude: str
+    """Those folded, to paste after `--exclude=`."""
+    apart: tuple[tuple[str, str], ...]
+    """Pairs whose path is bad though both nodes are fine."""
+    findings: tuple[Finding, ...]
+    blames: tuple[BlameRow, ...]
+    missed: str
+    """What the samples were too few to show, as a run says it."""
+    notes: tuple[str, ...]
+    """What was not judged and why, and what is not a finding but should be known."""
+
+
+def encode(told: Told) -> str:
+    """Write it as indented JSON in plain ASCII that ends in a newline."""
+    return plain_json(told)
+
+
+def json_schema() -> dict[str, Any]:
+    """Describe the document as JSON Schema; `docs/blame.schema.json` holds a copy of this."""
+    return schema_of(Told, f"preflight blame --json, schema {SCHEMA}")
+
+
+def lines(told: Told, width: int) -> list[str]:
+    """Lay it out as a run's summary is."""
+    what = (
+        f"{told.samples}: {_many(len(told.nodes), 'node')}, {_many(told.pairs, 'pair')} tried "
+        f"({_many(told.rails, 'rail')}, {_many(told.rounds, 'round')}), {told.backend}"
+    )
+    said = wrapped(what, first="samples    ", indent=_INDENT, width=width)
+    for finding in told.findings:
+        said += finding_lines(finding, told.nodes, width)
+    if told.missed:
+        said += wrapped(told.missed, first="missed     ", indent=_INDENT, width=width)
+    for note in told.notes:
+        said += wrapped(note, first="note       ", indent=_INDENT, width=width)
+    if told.exclude:
+        words = f"{told.exclude}  --exclude={told.exclude}"
+        said += wrapped(words, first="not ready  ", indent=_INDENT, width=width)
+    said += [f"apart      {a} and {b} must not be in one job" for a, b in told.apart]
+    blamed = len({name for one in told.findings if one.condemns for name in one.subjects})
+    count = f"{blamed} blamed" if blamed else "nobody is blamed"
+    return [*said, f"{count}    exit {told.exit}"]
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 _INVENTORIES = (".toml", ".yaml", ".yml")

@@ -1,4 +1,4 @@
-"""`preflight read`: outputs that somebody captured on a machine out of reach, judged all the same.
+"""`preflight read`: pasted outputs of other tools become facts, and are judged.
 
 A support ticket brings a dmesg, not a login. The checks are those of a run; what a text does not
 tell they do not judge, and nothing in a damaged text is proven healthy.
@@ -10,16 +10,24 @@ import shutil
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.captured import (
+    environment,
+    ethernet,
+    kernel_log,
+    nvidia_smi,
+    processes,
+    rdma,
+    topology,
+)
 from preflight.captured.archive import MAGIC, unpack
 from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.kernel_log import TELLS_NOTHING
-from preflight.captured.readers import KINDS, captured
 from preflight.check import subject
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
 from preflight.core.files import open_stream
@@ -39,10 +47,37 @@ from preflight.verdict import Outcome, unknown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from preflight.captured.archive import Part
     from preflight.verdict import Verdict
+
+
+READERS: Final[tuple[Callable[[str], Captured | None], ...]] = (
+    nvidia_smi.read,
+    topology.read,
+    rdma.read,
+    topology.read_ibnetdiscover,
+    topology.read_ibswinfo,
+    ethernet.read_interfaces_json,
+    ethernet.read_ethtool,
+    processes.read,
+    kernel_log.read,
+    environment.read,
+)
+"""The surest first: whose words no other tool prints."""
+
+KINDS: Final = ", ".join((
+    *nvidia_smi.KINDS, topology.TOPOLOGY_KIND, *rdma.KINDS, topology.KIND, topology.IBSWINFO_KIND,
+    *ethernet.KINDS, ethernet.KIND, *processes.KINDS, kernel_log.KIND,
+    *environment.KINDS,
+))  # fmt: skip
+"""What can be read, for whoever gave something else."""
+
+
+def captured(text: str) -> Captured | None:
+    """Read a text by the first reader whose kind it is; None if it is of no kind that is known."""
+    return next((found for reader in READERS if (found := reader(text)) is not None), None)
 
 
 CONDEMNED, UNJUDGED, EMPTY = 1, 3, 5

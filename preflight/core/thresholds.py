@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datetime import date
     from importlib.resources.abc import Traversable
 
+
 ROOMS = ("facts", "fabric", "burn")
 """Packages that may keep a `limits.toml`."""
 
@@ -124,3 +125,23 @@ def words(name: str, told: Told) -> str:
     unit = f" {instead.unit}" if instead and len(instead.unit) <= 12 else ""  # noqa: PLR2004  a word
     was = f" (shipped: {instead.value:g})" if instead else ""
     return f"{name} {told.value:g}{unit} by {told.where}{was}"
+
+
+BACKENDS = ("gloo", "nccl")
+
+
+def limits() -> dict[str, dict[str, Limit]]:
+    """Every threshold, by backend and name."""
+    return {
+        backend: {
+            name.removeprefix(f"{backend}."): one
+            for name, one in shipped().items()
+            if name.startswith(f"{backend}.")
+        }
+        for backend in BACKENDS
+    }
+
+
+def limit(backend: str, name: str) -> float | None:
+    """The number in force; None for a backend of which nothing is known."""
+    return number(f"{backend}.{name}")

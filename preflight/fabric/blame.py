@@ -25,8 +25,7 @@ from preflight.fabric.advice import (
     ports,
     unresolved_advice,
 )
-from preflight.fabric.decoding.decode import decode
-from preflight.fabric.decoding.explain import EVENTS
+from preflight.fabric.decoding.explain import EVENTS, decode
 from preflight.fabric.observed import STOOD_STILL
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Component, Found
-    from preflight.fabric.decoding.decode import Culprit
+    from preflight.fabric.decoding.explain import Culprit
     from preflight.fabric.samples import End, PairState, Sweep
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, median, nearest_rank
 from preflight.core.text import size
-from preflight.fabric.limits import limit
+from preflight.core.thresholds import limit
 from preflight.fabric.measure import (
     Summary,
     bypass,

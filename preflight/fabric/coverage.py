@@ -12,7 +12,7 @@ from preflight.core.statistics import median
 from preflight.fabric.compare import speed_key
 from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.planner import frame_of_fleet, reserved
-from preflight.history.coverage_file import Cost, Done, Past
+from preflight.history.run_record import Cost, Done, Past
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -24,8 +24,8 @@ from preflight.fabric.schedule import Pairing
 from preflight.fabric.socket_fallback import absorbed, fallen
 from preflight.fabric.statistical_blame import healed, subtle
 from preflight.facts.boards import natural
+from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD
-from preflight.facts.results import Inside, OverNvlink
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size, time_us
+from preflight.core.thresholds import limit
 from preflight.fabric.advice import OWN_CAUSES, advice_on
-from preflight.fabric.limits import limit
 from preflight.fabric.measure import LATENCY_BELOW, WORST_FIRST, busbw_gbs, wire_from
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.facts.boards import nvlink_gbs
-from preflight.facts.results import Inside
+from preflight.facts.burn import Inside
 from preflight.fleet.baselines import gpu_floor
 
 if TYPE_CHECKING:

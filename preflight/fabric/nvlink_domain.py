@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
-from preflight.fabric.limits import limit
+from preflight.core.thresholds import limit
 from preflight.fabric.node_allreduce import Measured, measure_inside
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
-from preflight.facts.results import OverNvlink
+from preflight.facts.burn import OverNvlink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

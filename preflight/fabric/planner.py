@@ -20,13 +20,13 @@ from preflight.fabric.schedule import (
     nobody_sits_out,
     rounds_among,
 )
-from preflight.history.coverage_file import Past
+from preflight.history.run_record import Past
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fabric.schedule import Frame, Pairing
-    from preflight.history.coverage_file import Cost
+    from preflight.history.run_record import Cost
 
 
 IN_LEAF, IN_LEAF_SHARE = 2, 3

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from preflight.fabric.compare import compare
 from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.decode import decode
+from preflight.fabric.decoding.explain import decode
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget, rung_order, turns_of
 from preflight.fabric.samples import Ladder

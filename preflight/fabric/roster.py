@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from preflight.fabric.limits import limit
+from preflight.core.thresholds import limit
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 from preflight.fabric.schedule import repair as schedule

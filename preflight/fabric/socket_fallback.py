@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import shared_cause
 from preflight.core.text import either
 from preflight.fabric.blame import Blame
-from preflight.fabric.decoding.decode import decode
+from preflight.fabric.decoding.explain import decode
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:

@@ -1,19 +1,21 @@
 """What the nodes said: the typed facts that checks judge."""
 
-from preflight.facts.decode import Attempt, MasterPort, Ports
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import (
+    Attempt,
     Driver,
     Extra,
     Facts,
     Gpu,
     GpuPair,
     GpuProcess,
+    MasterPort,
     Mig,
     Nic,
     NicPort,
     NvLink,
+    Ports,
     Process,
     Processes,
     Python,

@@ -21,9 +21,8 @@ from preflight.core.remote_command import Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.facts.decode import Attempt, Ports
-    from preflight.facts.model import Facts
-    from preflight.facts.results import Burn, Inside, OverNvlink
+    from preflight.facts.burn import Burn, Inside, OverNvlink
+    from preflight.facts.model import Attempt, Facts, Ports
     from preflight.fleet.model import Job, Promise
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.decode import decode_look
+from preflight.facts.model import decode_look
 from preflight.fleet.model import Host
 from preflight.hang.diagnose.model import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload

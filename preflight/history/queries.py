@@ -9,9 +9,16 @@ import msgspec
 from sqlalchemy import and_, func, select
 
 from preflight.history.answers import Changes, Covered, GpuPast, NodePast, Point, Ran, Seat, Trend
-from preflight.history.coverage_file import Past, fleet_key
 from preflight.history.findings import episodes_of, run_before, standings, who, window
-from preflight.history.run_record import OF_DEVICES, HistoryError, of_gpu, of_slot, unit_key
+from preflight.history.run_record import (
+    OF_DEVICES,
+    HistoryError,
+    Past,
+    fleet_key,
+    of_gpu,
+    of_slot,
+    unit_key,
+)
 from preflight.history.tables import (
     BLAMED,
     EPISODES,

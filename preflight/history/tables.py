@@ -41,9 +41,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from preflight.errors import UsageError
-from preflight.history.coverage_file import NAME, read_coverage
 from preflight.history.place import in_words
-from preflight.history.run_record import HistoryError
+from preflight.history.run_record import NAME, HistoryError, read_coverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

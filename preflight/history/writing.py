@@ -18,8 +18,16 @@ from sqlalchemy import bindparam, insert, select, update
 
 from preflight.check import FLEET
 from preflight.core.statistics import shared_cause
-from preflight.history.coverage_file import MOST_FLEETS, Past, fleet_key
-from preflight.history.run_record import BAD, DIGITS, LONGEST, LONGEST_WORD, HistoryError
+from preflight.history.run_record import (
+    BAD,
+    DIGITS,
+    LONGEST,
+    LONGEST_WORD,
+    MOST_FLEETS,
+    HistoryError,
+    Past,
+    fleet_key,
+)
 from preflight.history.tables import (
     BLAMED,
     COUNTS,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.core.files import read_regular, refuse_others
 from preflight.core.remote_command import ReachError
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.judging import Patched, Share, checks, judge, patched, share_of, view
 from preflight.hook.model import Judged, Unjudged

@@ -20,7 +20,7 @@ from preflight.core.thresholds import duration
 from preflight.fabric.plan import SweepPlan, loaded_s
 from preflight.fabric.planner import rounds_that_fit
 from preflight.fabric.retest import TIMES
-from preflight.history.coverage_file import Cost
+from preflight.history.run_record import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

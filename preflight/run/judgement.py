@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from preflight.core.registry import Registered, Registry
     from preflight.core.thresholds import Told
     from preflight.fabric.measure import Pair
-    from preflight.facts.decode import Attempt, Ports
-    from preflight.facts.results import Burn
+    from preflight.facts.burn import Burn
+    from preflight.facts.model import Attempt, Ports
     from preflight.fleet.model import Fleet, Host
     from preflight.fleet.waivers import Waiver
     from preflight.run.measured import Measured

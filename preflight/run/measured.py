@@ -12,8 +12,7 @@ from preflight.check import Stage
 from preflight.fabric.planner import Planned
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned
-from preflight.facts.decode import Ports
-from preflight.facts.model import Facts
+from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.nodeset import check_names
 from preflight.verdict import Verdict

@@ -12,14 +12,14 @@ from msgspec import Meta, Struct
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.decode import decode_ports
+from preflight.facts.model import decode_ports
 from preflight.transport.bundle import start_payload
 from preflight.transport.payload_session import LEASE_S, Leased
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.facts.decode import Ports
+    from preflight.facts.model import Ports
     from preflight.fleet.model import Host
     from preflight.transport.protocol import Connection
 

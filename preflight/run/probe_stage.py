@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload

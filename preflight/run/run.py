@@ -21,10 +21,8 @@ from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.schedule import repair as schedule
-from preflight.facts.burn import Burned
-from preflight.facts.results import nvlink_domain
+from preflight.facts.burn import Burned, nvlink_domain
 from preflight.fleet.master import master_names
-from preflight.run.burn_stage import SLOTS, BurnStage
 from preflight.run.expected_verdicts import (
     PORTS_S,
     Partakers,
@@ -35,10 +33,10 @@ from preflight.run.expected_verdicts import (
 )
 from preflight.run.interface_stage import strangers, told_of
 from preflight.run.judgement import Judgement, stages_needed
+from preflight.run.load_stages import SLOTS, BurnStage, may_have_rails, sweep_fleet
 from preflight.run.measured import Measured
 from preflight.run.ports_stage import PortPlan, PortStage, cut_links
 from preflight.run.probe_stage import Reached, probe_fleet
-from preflight.run.sweep_stage import may_have_rails, sweep_fleet
 from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, not_run
 

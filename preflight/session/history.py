@@ -21,7 +21,6 @@ from preflight.errors import UsageError
 from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.fleet.nodeset import fold
-from preflight.history.coverage_file import read_coverage
 from preflight.history.place import SWEEP, in_words, make, place_of, there
 from preflight.history.reading import reading
 from preflight.history.run_record import (
@@ -32,6 +31,7 @@ from preflight.history.run_record import (
     Night,
     Numbers,
     Slot,
+    read_coverage,
     unswept,
 )
 from preflight.report.ready import counts_as_failure, readiness
@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burned
     from preflight.facts.model import Facts
     from preflight.fleet.model import Fleet
-    from preflight.history.coverage_file import Past
     from preflight.history.place import Place
-    from preflight.history.run_record import State, Swept
+    from preflight.history.run_record import Past, State, Swept
     from preflight.run.run import Run
 
 

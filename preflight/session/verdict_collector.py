@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from _pytest.junitxml import LogXML
 
     from preflight.fabric.shapes import Shape
-    from preflight.history.coverage_file import Past
+    from preflight.history.run_record import Past
     from preflight.report.outputs import Outputs
     from preflight.run.judgement import Key
     from preflight.run.run import Run

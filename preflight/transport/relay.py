@@ -1,6 +1,6 @@
 """Relays of a Slurm step: they call back, prove who they are, and run our commands.
 
-The node's half is `preflight/payload/relay/frames.py`; docs/wire.md is what both follow.
+The node's half is `preflight/payload/relay/serve.py`; docs/wire.md is what both follow.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 from preflight.fleet.sources import Wish, resolve
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from preflight.fabric.plan import GLOO
 from preflight.fabric.samples import End, InsideSamples, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
-from preflight.facts.decode import Attempt, MasterPort, Ports
+from preflight.facts.model import Attempt, MasterPort, Ports
 from preflight.facts.node import Clock, Reach
 from preflight.run.measured import Measured
 from preflight.run.ports_stage import DATA_PORTS

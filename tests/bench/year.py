@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.history.coverage_file import Cost, Done
 from preflight.history.place import Place, place_of
 from preflight.history.reading import reading
-from preflight.history.run_record import Covered, Found, Machine, Night, Numbers, Slot
+from preflight.history.run_record import Cost, Covered, Done, Found, Machine, Night, Numbers, Slot
 from preflight.session.history import prepared
 from tests.bench.outside import cost
 from tests.bench.ratio import Bound, Row, extremes, seconds
@@ -23,8 +22,7 @@ from tests.bench.ratio import Bound, Row, extremes, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.history.coverage_file import Past
-    from preflight.history.run_record import State
+    from preflight.history.run_record import Past, State
 
 _NODES, _NIGHTS, _RUNS = 1000, 365, 5
 _AT_ONCE = 25

@@ -14,7 +14,7 @@ import pytest
 from preflight import __version__
 from preflight.answer import RefusedError, read_call
 from preflight.core.remote_command import ReachError
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 from preflight.transport import bundle
 from preflight.transport.ways import transport_for
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd

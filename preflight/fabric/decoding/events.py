@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
 from preflight.fabric.culprit import Component, Found
-from preflight.fabric.decoding.decode import Culprit, decode
+from preflight.fabric.decoding.explain import Culprit, decode
 from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
 if TYPE_CHECKING:

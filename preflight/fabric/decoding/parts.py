@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from preflight.core.thresholds import limit
 from preflight.fabric.culprit import Component
-from preflight.fabric.limits import limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.hang.watch.proc import pending
+from preflight.hang.watch.processes import pending_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -119,7 +119,7 @@ class Witness:
         if self._pid < 0:
             return False
         time.sleep(_SENDERS_LOOP_S)
-        saw = number in pending(self._pid)
+        saw = number in pending_signals(self._pid)
         if saw:
             self._renew()
         return saw

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.hang.watch import proc
+from preflight.hang.watch import processes
 from preflight.hang.watch.folder import STALLED_AFTER_S, Once, Seen, say
 from preflight.hang.watch.processes import Known, Seat, ranks_of
 from preflight.hang.watch.settings import RECORDER_FOLDER
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.hang.watch.folder import Record
-    from preflight.hang.watch.proc import Reading
-    from preflight.hang.watch.processes import Children
+    from preflight.hang.watch.processes import Children, Reading
 
 
 ANSWER_S = 2.5
@@ -258,7 +257,7 @@ class Watcher:
             self._read(seat, self._tracks[seat], now)
 
     def _read(self, seat: Seat, track: Track, now: float) -> bool:
-        found = proc.read(seat.pid)
+        found = processes.reading_of(seat.pid)
         if found is None:
             return False
         track.add(now, found)

@@ -10,7 +10,8 @@ import select
 import signal
 import time
 
-from sweep import clocks, lifeline, lines
+import lease
+from sweep import clocks, lines
 from sweep.cuda import NoCuda
 from sweep.plan import short
 
@@ -111,11 +112,11 @@ class Worker:
     def end(self, *, kill: bool = False) -> str:
         """End it and say how it had ended by itself; never waits for ever, as in D state."""
         self.let_go()
-        status = None if kill else lifeline.reaped(self.pid, lifeline.EXIT_S)
+        status = None if kill else lease.reaped(self.pid, lease.EXIT_S)
         if status is not None:
             return _how(status)
         os.kill(self.pid, signal.SIGKILL)
-        if lifeline.reaped(self.pid, _KILLED_S) is not None:
+        if lease.reaped(self.pid, _KILLED_S) is not None:
             return ""
         return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
 
@@ -123,10 +124,10 @@ class Worker:
 def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> None:
     """The life of the process itself. Never returns."""
     try:
-        lifeline.die_with_parent(agent, name[:15])
-        lifeline.default_signals()
-        lifeline.let_go_of_the_wire()
-        lifeline.close_all_but({orders, answering})
+        lease.die_with_parent(agent, name[:15])
+        lease.default_signals()
+        lease.let_go_of_the_wire()
+        lease.close_all_but({orders, answering})
         lines.write(answering, {"up": True})
         reader = lines.Reader(orders)
 

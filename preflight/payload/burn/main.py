@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 
-from sweep import cuda, lifeline, lines, lock
+import lease
+from sweep import cuda, lines, lock
 
-from . import crew, host, nic, pairs
+from . import crew, paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one burn-in; the events are those of preflight.facts.burn, docs/wire.md."""
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
     lines.hold(request, read_line, emit)
-    lifeline.adopt_orphans()
+    lease.adopt_orphans()
     held = lock.claim(str(request["name"]))
     if held is None:
         emit({"event": "busy", "error": lock.words(lock.address(str(request["name"])))[0]})
@@ -56,7 +57,7 @@ def _load(
 
     `ends`: when all should be said, by the monotonic clock.
     """
-    sides = host.sides(sysfs)
+    sides = paths.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)
     phases = ["open", *(name for name in (*_TOGETHER, *_IN_TURN) if plan.get(name))]
     beside = [name for name in ("p2p", "host", "nic") if plan.get(name)]
@@ -71,9 +72,11 @@ def _load(
     for done, phase in enumerate(beside, len(phases)):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})
         if phase == "p2p":
-            pairs.measure(kind, alive, plan, emit)
+            paths.measure_pairs(kind, alive, plan, emit)
         elif phase == "host":
-            host.measure(plan, sides, emit)
+            paths.measure_host(plan, sides, emit)
         else:
             limit_s = float(plan["limit_s"]["nic"])
-            nic.measure(plan["nic"], sysfs, emit, sides, min(ends, time.monotonic() + limit_s))
+            paths.measure_nics(
+                plan["nic"], sysfs, emit, sides, min(ends, time.monotonic() + limit_s)
+            )

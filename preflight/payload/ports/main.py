@@ -16,8 +16,8 @@ from probe import guard, procfs
 from probe.processes import Describer
 from probe.text import clean, words
 
-from . import connect
-from .listen import Listeners
+from . import connections
+from .connections import Listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ MOST_DATA_PORTS = 16
 def run(
     request: Message, lines: Callable[[float], Message | None], emit: Callable[[Message], None]
 ) -> None:
-    """Listen, connect, close; emit one `Ports` document: preflight.facts.decode, docs/wire.md."""
+    """Listen, connect, close; emit one `Ports` document: preflight.facts.model, docs/wire.md."""
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     nonce = request["nonce"]
@@ -143,7 +143,7 @@ def run(
     while not finished:
         message = orders.get()
         if "targets" in message:
-            tried = connect.try_all(message["targets"], nonce, until)
+            tried = connections.try_all(message["targets"], nonce, until)
             attempts += tried
             emit({"tried": len(tried)})
         finished = bool(message.get("finish"))

@@ -9,9 +9,8 @@ import os
 import socket
 import time
 
-from . import frames
-from .frames import Opener, Refused, Sealer
-from .serve import Server
+from . import serve
+from .serve import Opener, Refused, Sealer, Server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         offered = [each for each in request["addresses"] if each != slurms]
         connection = dial([*([slurms] if slurms else []), *offered], request["port"])
         sealer, opener = meet(connection, name, bytes.fromhex(request["secret"]))
-    except (NoWay, frames.Refused, OSError) as error:
+    except (NoWay, serve.Refused, OSError) as error:
         emit({"node": name, "trouble": str(error) or type(error).__name__})
         return
     Server(connection, sealer, opener).run()

@@ -1,23 +1,92 @@
-"""The relay at work: one loop that runs the controller's commands until the controller is gone."""
+"""The relay at work: proven frames, and one loop that runs commands until the controller is gone.
+
+The controller's half is `preflight.transport.relay`; docs/wire.md is what both follow.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import time
 
 import children
 
-from . import frames
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from typing import IO, Dict, List, Optional, Set
+    from collections.abc import Iterator
+    from typing import IO, Dict, List, Optional, Set, Tuple
+
+
+if TYPE_CHECKING:
+    Frame = Tuple[int, int, bytes]
+    """Kind, channel, body."""
+
+START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
+OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
+"""What the controller says, and what the node says. DEAF: the command reads no more input."""
+
+HEAD = struct.Struct("!BII")
+NUMBER = struct.Struct("!i")
+TAG = 16
+LARGEST = 256 << 10
+"""Bytes of a body; a longer frame is refused before it is read."""
+
+
+class Refused(Exception):  # noqa: N818 (the payload's endings are named for what happened)
+    """The other side is not who it claims to be, or not in its right mind."""
+
+
+class Sealer:
+    """Turns what we say into frames."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def seal(self, kind: int, channel: int, body: bytes = b"") -> bytes:
+        """Return the bytes of our next frame."""
+        plain = HEAD.pack(kind, channel, len(body)) + body
+        tag = _tag(self._key, self._count, plain)
+        self._count += 1
+        return plain + tag
+
+
+class Opener:
+    """Takes bytes as they arrive, and gives the frames in them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield every frame that is whole by now; Refused if it is forged, replayed or too long."""
+        self._buffer += data
+        while len(self._buffer) >= HEAD.size:
+            kind, channel, length = HEAD.unpack_from(self._buffer)
+            if length > LARGEST:
+                raise Refused("a frame is too long")
+            whole = HEAD.size + length
+            if len(self._buffer) < whole + TAG:
+                return
+            plain = bytes(self._buffer[:whole])
+            tag = bytes(self._buffer[whole : whole + TAG])
+            del self._buffer[: whole + TAG]
+            if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
+                raise Refused("a frame is not from whom it should be")
+            self._count += 1
+            yield kind, channel, plain[HEAD.size :]
+
+
+def _tag(key: bytes, count: int, plain: bytes) -> bytes:
+    return hmac.digest(key, count.to_bytes(8, "big") + plain, "sha256")[:TAG]
 
 
 CHUNK = 64 << 10
@@ -150,9 +219,7 @@ COMMANDS = 256
 class Server:
     """Joins one connection with the commands that it started."""
 
-    def __init__(
-        self, connection: socket.socket, sealer: frames.Sealer, opener: frames.Opener
-    ) -> None:
+    def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener) -> None:
         self._connection = connection
         self._sealer = sealer
         self._opener = opener
@@ -198,58 +265,58 @@ class Server:
                 self._obey(kind, channel, body)
         except BlockingIOError:
             return True
-        except (OSError, frames.Refused):
+        except (OSError, Refused):
             return False
         return bool(data)
 
     def _obey(self, kind: int, channel: int, body: bytes) -> None:
-        if kind == frames.START:
+        if kind == START:
             self._start(channel, body)
             return
         command = self._commands.get(channel)
         if command is None:
             return  # its last words and our order crossed
-        if kind == frames.STDIN:
+        if kind == STDIN:
             command.waiting += body
             if len(command.waiting) > IN_ROOM:
-                raise frames.Refused("more input than there is room for")
-        elif kind == frames.EOF:
+                raise Refused("more input than there is room for")
+        elif kind == EOF:
             command.input_ends = True
             command.write()
-        elif kind == frames.KILL:
+        elif kind == KILL:
             command.ask()
-        elif kind == frames.MORE_OUT:
-            command.room += frames.NUMBER.unpack(body)[0]
+        elif kind == MORE_OUT:
+            command.room += NUMBER.unpack(body)[0]
 
     def _start(self, channel: int, body: bytes) -> None:
         argv = json.loads(body.decode())
         if channel in self._commands or len(argv) > ARGUMENTS or len(self._commands) >= COMMANDS:
-            raise frames.Refused("an order that makes no sense")
+            raise Refused("an order that makes no sense")
         try:
             self._commands[channel] = Command([str(word) for word in argv])
         except (OSError, ValueError) as error:
             text = "%s: %s\n" % (argv[0], getattr(error, "strerror", None) or error)
-            self._say(frames.ERR, channel, text.encode("utf-8", "replace"))
-            self._say(frames.OUT_END, channel)
-            self._say(frames.EXIT, channel, frames.NUMBER.pack(NOT_FOUND))
+            self._say(ERR, channel, text.encode("utf-8", "replace"))
+            self._say(OUT_END, channel)
+            self._say(EXIT, channel, NUMBER.pack(NOT_FOUND))
 
     def _serve(self, channel: int, command: Command, ready: Set[int]) -> None:
         for descriptor in [d for d in command.open if d in ready and command.room > 0]:
-            kind = frames.OUT if descriptor == command.stdout else frames.ERR
+            kind = OUT if descriptor == command.stdout else ERR
             with contextlib.suppress(BlockingIOError):
                 if data := command.read(descriptor):
                     self._say(kind, channel, data)
                 elif not command.open:
-                    self._say(frames.OUT_END, channel)
+                    self._say(OUT_END, channel)
         if command.wants_input:
             written = command.write()
             if written < 0:
-                self._say(frames.DEAF, channel)
+                self._say(DEAF, channel)
             elif written:
-                self._say(frames.MORE_IN, channel, frames.NUMBER.pack(written))
+                self._say(MORE_IN, channel, NUMBER.pack(written))
         if not command.exited and (status := command.status()) is not None:
             command.exited = True
-            self._say(frames.EXIT, channel, frames.NUMBER.pack(status))
+            self._say(EXIT, channel, NUMBER.pack(status))
         asked = command.kill_at
         if asked is not None and (command.exited or time.monotonic() >= asked):
             command.forget()

@@ -16,7 +16,9 @@ import os
 import re
 import signal
 
-from . import lifeline, lines
+import lease
+
+from . import lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -469,8 +471,8 @@ class _Reader:
         self._pid = os.fork()
         if not self._pid:
             try:
-                lifeline.die_with_parent(parent, "preflight-count")
-                lifeline.close_all_but({asking, writing})
+                lease.die_with_parent(parent, "preflight-count")
+                lease.close_all_but({asking, writing})
                 _serve(asking, writing, root)
             finally:
                 os._exit(0)
@@ -497,7 +499,7 @@ class _Reader:
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        lifeline.reaped(self._pid, _ENDING_S)
+        lease.reaped(self._pid, _ENDING_S)
 
 
 def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:

@@ -14,7 +14,9 @@ import signal
 import time
 import warnings
 
-from . import counters, lifeline
+import lease
+
+from . import counters
 from .plan import short
 
 TYPE_CHECKING = False
@@ -34,7 +36,7 @@ class NoCuda(Exception):  # noqa: N818 - it may be no error of this node's
         self.held = held
 
 
-def initialise(torch: Any, index: int, patience_s: float = lifeline.EXIT_S) -> None:
+def initialise(torch: Any, index: int, patience_s: float = lease.EXIT_S) -> None:
     """Make this process's context on that GPU; NoCuda if there is none to be had.
 
     A GPU in exclusive-process mode may still be held by the process before this one, which exits:
@@ -139,8 +141,8 @@ def _cuda(torch: Any) -> dict[str, Any]:
     pid = os.fork()
     if not pid:
         try:
-            lifeline.die_with_parent(agent, "preflight-cuda")
-            lifeline.let_go_of_the_wire()
+            lease.die_with_parent(agent, "preflight-cuda")
+            lease.let_go_of_the_wire()
             os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
         finally:
             os._exit(0)
@@ -149,7 +151,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
     answer = os.read(reading, _ANSWER_BYTES) if answered else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
-    lifeline.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
+    lease.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
 

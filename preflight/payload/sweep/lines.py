@@ -13,7 +13,7 @@ import lease
 import start
 import wire
 
-from . import groups, lifeline
+from . import groups
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Orders:
     def take(self, message: dict[str, Any]) -> None:
         """Hand over one line; "finish" is the last one."""
         if "finish" in message:
-            lifeline.leave()
+            lease.leave()
         elif "go" in message:
             self.go.put(message["go"])
         elif "more" in message:
@@ -77,7 +77,7 @@ def _attend(read_line: Read, kept: lease.Lease, orders: Orders, emit: Emit) -> N
             last_words.start()
             last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
     finally:
-        lifeline.leave(status)
+        lease.leave(status)
 
 
 def _say(emit: Emit, error: str) -> None:
@@ -93,12 +93,12 @@ def _beat(kept: lease.Lease, emit: Emit) -> None:
             time.sleep(kept.seconds / lease.BEATS)
             emit({"event": "alive"})
     except wire.Gone:
-        lifeline.leave()
+        lease.leave()
 
 
 def _end_after(deadline_s: float) -> None:
     time.sleep(deadline_s)
-    lifeline.leave()
+    lease.leave()
 
 
 _CHUNK = 65536

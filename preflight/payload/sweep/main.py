@@ -18,9 +18,10 @@ import signal
 import threading
 from datetime import timedelta
 
+import lease
 from probe import network
 
-from . import cuda, groups, lifeline, lines, lock, plan, supervisor
+from . import cuda, groups, lines, lock, plan, supervisor
 from .plan import short
 
 TYPE_CHECKING = False
@@ -137,7 +138,7 @@ def start_rail(rail: plan.Rail, ends: tuple[int, int]) -> None:
             os.close(ends[0])
             return
         os.kill(pid, signal.SIGKILL)
-        lifeline.reaped(pid, _UP_S)
+        lease.reaped(pid, _UP_S)
     raise OSError(f"none of {_TRIES} processes for rail {rail.rail} came up")
 
 
@@ -147,9 +148,9 @@ def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
     if pid:
         return pid
     try:
-        lifeline.die_with_parent(agent, "preflight-rank")
-        lifeline.default_signals()
-        lifeline.let_go_of_the_wire()
+        lease.die_with_parent(agent, "preflight-rank")
+        lease.default_signals()
+        lease.let_go_of_the_wire()
         os.write(upping, b".")
         os.close(upping)
         if rail.rail in rail.go.own_rails:
@@ -170,7 +171,7 @@ _STORE_S = 30.0
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
     orders, kept = lines.hold(request, read_line, emit)
-    lifeline.adopt_orphans()
+    lease.adopt_orphans()
     held = lock.claim(lock_name(request))
     if held is None:
         error, advice = lock.words(lock.address(lock_name(request)))

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
-from .meeting import STRIKING_S, Meeting
+from .groups import STRIKING_S, Meeting
 from .pair import BEAT_S, MARGIN_S, Ladder, Unfit, connect_s, state_of
 from .plan import WHOLE_LIMIT, account, because, domain_account, inside_account, printable, short
 

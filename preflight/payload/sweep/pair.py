@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .counters import Watch
-    from .meeting import Meeting
+    from .groups import Meeting
     from .transports import Means
 
 

@@ -10,7 +10,9 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 
-from . import clocks, lifeline, lines, member, plan, transports
+import lease
+
+from . import clocks, lines, member, plan, transports
 from .clocks import Stalls
 from .cuda import NoCuda
 from .plan import account, because, domain_account, inside_account, short
@@ -60,7 +62,7 @@ class _Exit:
     def begins(self, pid: int) -> None:
         """From now on wait for it to exit; kill it if that takes too long."""
         self._pid = pid
-        self._thread = threading.Thread(target=_reap, args=(pid, lifeline.EXIT_S), daemon=True)
+        self._thread = threading.Thread(target=_reap, args=(pid, lease.EXIT_S), daemon=True)
         self._thread.start()
 
     def overdue(self) -> str:
@@ -70,7 +72,7 @@ class _Exit:
         """
         if self._thread is None:
             return ""
-        within_s = lifeline.EXIT_S + _REAP_S
+        within_s = lease.EXIT_S + _REAP_S
         self._thread.join(within_s)
         if not self._thread.is_alive():
             return ""
@@ -80,7 +82,7 @@ class _Exit:
 
 def _reap(pid: int, within_s: float) -> None:
     """Wait for a child to exit; kill it if that takes longer, and wait for that."""
-    if lifeline.reaped(pid, within_s) is None:
+    if lease.reaped(pid, within_s) is None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -254,8 +256,8 @@ def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, lines.Reade
 
     status = 1
     try:
-        lifeline.die_with_parent(supervisor, "preflight-pair")
-        lifeline.close_all_but({writing})
+        lease.die_with_parent(supervisor, "preflight-pair")
+        lease.close_all_but({writing})
         work(say)
         status = 0
     except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
@@ -268,7 +270,7 @@ def _end(pid: int, error: str, last_exit: _Exit) -> str:
     """Kill and reap the measuring process; it is seen off where that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
-    status = lifeline.reaped(pid, _REAP_S)
+    status = lease.reaped(pid, _REAP_S)
     if status is not None:
         return error or f"its measuring process {_how_it_ended(status)}"
     last_exit.begins(pid)

@@ -23,7 +23,7 @@ from tests.unit.facts.builders import facts, gpu
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.facts.results import Burn
+    from preflight.facts.burn import Burn
 
 H100 = "NVIDIA H100 80GB HBM3"
 PROMISE = Promise(gpus=8)

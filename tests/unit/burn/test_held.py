@@ -17,8 +17,7 @@ from preflight.fleet.model import Promise
 from tests.unit.burn.builders import burned, judged
 
 if TYPE_CHECKING:
-    from preflight.facts.burn import Burned, Measure, Reading
-    from preflight.facts.results import Burn
+    from preflight.facts.burn import Burn, Burned, Measure, Reading
 
 
 def odd(burn: Burn, *measures: Measure) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from burn import host, nic
+from burn import paths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,20 +41,20 @@ cat {page}
 
 def test_the_average_is_read() -> None:
     """In duration mode the peak is 0.00; the average counts."""
-    assert nic.average(PRINTED) == 393.25
+    assert paths.average(PRINTED) == 393.25
 
 
 @given(st.text(max_size=300))
 def test_anything_else_has_no_figure(printed: str) -> None:
     """Truncated, translated, empty: no number, no crash."""
-    found = nic.average(printed)
+    found = paths.average(printed)
     assert found is None or found > 0
 
 
 @pytest.mark.parametrize("line", [" 65536 5000 0.00 nan 0.1", " 65536 5000 0.00 -3 0.1", "65536 5"])
 def test_figures_that_are_none(line: str) -> None:
     """What is no rate is no rate."""
-    assert nic.average(line) is None
+    assert paths.average(line) is None
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ def _nic(node: Path, name: str, *, state: str = "4: ACTIVE", numa: int | None = 
 
 
 def _measured(
-    node: Path, ends: float = math.inf, sides: nic.Sides | None = None, **how: int
+    node: Path, ends: float = math.inf, sides: paths.Sides | None = None, **how: int
 ) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
-    nic.measure({**HOW, **how}, str(node), said.append, sides or [], ends)
+    paths.measure_nics({**HOW, **how}, str(node), said.append, sides or [], ends)
     return said
 
 
@@ -114,7 +114,7 @@ def test_one_nic_at_a_time_on_each_numa_node(node: Path, monkeypatch: pytest.Mon
         return 390.0, ""
 
     pinned: list[list[int]] = []
-    monkeypatch.setattr(nic, "_loop", loop)
+    monkeypatch.setattr(paths, "_loop", loop)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: pinned.append(cpus))
     said = _measured(node, sides=[(0, [0, 1]), (1, [2, 3])], samples=1)
     assert sorted(one["name"] for one in said) == [*numa]
@@ -133,7 +133,7 @@ def test_nics_of_unknown_places_are_measured_one_by_one(
         threads.add(threading.get_ident())
         return 390.0, ""
 
-    monkeypatch.setattr(nic, "_loop", loop)
+    monkeypatch.setattr(paths, "_loop", loop)
     assert len(_measured(node)) == 2
     assert len(threads) == 1
 
@@ -146,7 +146,7 @@ def test_who_had_no_time_is_named(
     names = [f"mlx5_{number}" for number in range(3)]
     for name in names:
         _nic(node, name)
-    monkeypatch.setattr(nic, "_loop", lambda *_: (390.0, ""))
+    monkeypatch.setattr(paths, "_loop", lambda *_: (390.0, ""))
     said = _measured(node, ends=0.0, first=first)
     assert [one["event"] for one in said] == ["reading", "no_time"]
     assert said[0]["name"] == begun
@@ -165,9 +165,9 @@ def test_without_nics_or_the_tool_it_says_which(
 @given(st.text(alphabet="0123456789-, x", max_size=40))
 def test_lists_of_cpus(text: str) -> None:
     """As sysfs writes them, and anything else."""
-    assert all(cpu >= 0 for cpu in host.expand(text))
+    assert all(cpu >= 0 for cpu in paths.expand(text))
 
 
 def test_a_list_of_cpus() -> None:
     """Ranges, single ones, several."""
-    assert host.expand("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]
+    assert paths.expand("0-2,8,10-11\n") == [0, 1, 2, 8, 10, 11]

@@ -20,8 +20,7 @@ from tests.unit.facts.builders import facts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.facts.burn import Burned, Measure
-    from preflight.facts.results import Burn
+    from preflight.facts.burn import Burn, Burned, Measure
 
 ALONE = burned(gpus=1)
 DEVICES: tuple[Measure, ...] = ("gemm_tflops", "memory_gbs", "sustained_tflops", "h2d_gbs")

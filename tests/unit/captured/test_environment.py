@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.captured.environment import DUMP, SCRIPT, read
-from preflight.captured.readers import captured
-from preflight.commands.read import judge_captured
+from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
 

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preflight.captured import ethernet
-from preflight.captured.readers import captured
-from preflight.commands.read import judge_captured
+from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.captured import topology
-from preflight.captured.readers import captured
 from preflight.checks.rdma.ports import ports_of
 from preflight.checks.rdma.test_devices import judge_switch
-from preflight.commands.read import judge_captured
+from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from preflight.captured import rdma
 from preflight.captured.rdma import read
-from preflight.captured.readers import captured
 from preflight.checks.rdma.ports import ports_of
-from preflight.commands.read import judge_captured
+from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured.readers import captured
-from preflight.commands.read import judge_captured
+from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome, Verdict
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "topo"

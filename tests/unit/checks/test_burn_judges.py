@@ -25,8 +25,7 @@ from tests.unit.burn.builders import burned, clocks, judged, lost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.facts.burn import Measure
-    from preflight.facts.results import Burn
+    from preflight.facts.burn import Burn, Measure
     from preflight.verdict import Verdict
 
     Judge = Callable[[Burn | None], Verdict]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
 from preflight.checks.net.test_ports import judge_ports
-from preflight.facts.decode import Attempt, MasterPort
+from preflight.facts.model import Attempt, MasterPort
 from preflight.facts.node import Net
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import attempt, free_port, nets, ports, process

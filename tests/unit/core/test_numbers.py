@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preflight.core.thresholds import Told, in_force, number, shipped, words
-from preflight.fabric.limits import limit as fabric_limit
+from preflight.core.thresholds import limit as fabric_limit
 from preflight.facts.basics import limit
 
 ROOT = Path(__file__).parents[3]

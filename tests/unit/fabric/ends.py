@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import clocks, counters, groups, meeting, member, pair, plan, transports, verify  # noqa: E402
+from sweep import clocks, counters, groups, member, pair, plan, transports, verify  # noqa: E402
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -97,7 +97,7 @@ class Both:
 
         def rail(number: int) -> dict[str, Any]:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
-            met = meeting.Meeting(store, number, of)
+            met = groups.Meeting(store, number, of)
             still = Still()
             carriers = transports.Means(torch, own, still.bus_id)
             seat = pair.Seat(torch, store, met, own, carriers, still, clocks.Steps())
@@ -118,7 +118,7 @@ class Both:
             plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1)
         )
         assert rail.go.turns[0] is not None
-        met = meeting.Meeting(store, rank, 2)
+        met = groups.Meeting(store, rank, 2)
         still = Still()
         carriers = transports.Means(torch, rail, still.bus_id)
         seat = pair.Seat(torch, store, met, rail, carriers, still, clocks.Steps())

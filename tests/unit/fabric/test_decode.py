@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.fabric.decoding.decode import decode
+from preflight.fabric.decoding.explain import decode
 from preflight.fabric.schedule import circle_rounds
 
 

@@ -14,7 +14,7 @@ from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import Planned, plan
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Promise
-from preflight.history.coverage_file import Cost, Past
+from preflight.history.run_record import Cost, Past
 from preflight.verdict import Outcome, Verdict
 from tests.unit.fabric.synthetic import TOP, hosts, sweep
 

@@ -12,8 +12,8 @@ from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL_INSIDE
 from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
 from preflight.facts.boards import nvlink_gbs
+from preflight.facts.burn import Inside
 from preflight.facts.model import NvLink
-from preflight.facts.results import Inside
 from preflight.fleet.baselines import gpu_floor
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome

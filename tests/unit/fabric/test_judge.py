@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.core.text import time_us
+from preflight.core.thresholds import limits
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.limits import limits
 from preflight.fabric.samples import End
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome

@@ -13,8 +13,8 @@ from preflight.checks.fabric.test_pairs import judge_nvlink_domain
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
+from preflight.facts.burn import Inside, OverNvlink, nvlink_domain
 from preflight.facts.gpu import GpuHealth
-from preflight.facts.results import Inside, OverNvlink, nvlink_domain
 from preflight.run.run import CutShort
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts

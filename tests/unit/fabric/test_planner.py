@@ -20,7 +20,7 @@ from preflight.fabric.planner import (
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
-from preflight.history.coverage_file import Cost, Done, Past
+from preflight.history.run_record import Cost, Done, Past
 from tests.unit.fabric.test_leaves import fabric
 
 COST = Cost(round_s=2.0, other_s=25.0)

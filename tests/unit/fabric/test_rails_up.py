@@ -22,7 +22,8 @@ from tests.unit.fabric.nodes import wait_for
 torch: Any = pytest.importorskip("torch")
 
 import children  # noqa: E402
-from sweep import clocks, cuda, lifeline, lines, main, meeting, plan  # noqa: E402
+import lease  # noqa: E402
+from sweep import clocks, cuda, groups, lines, main, plan  # noqa: E402
 
 from tests.unit.fabric.ends import GO, Both  # noqa: E402
 
@@ -118,7 +119,7 @@ def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
 def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
     """Held up by a bad partner once: the others go on, and wait for it again in the next round."""
     store = torch.distributed.HashStore()
-    late, other = meeting.Meeting(store, 0, 2), meeting.Meeting(store, 1, 2)
+    late, other = groups.Meeting(store, 0, 2), groups.Meeting(store, 1, 2)
     with ThreadPoolExecutor(2) as both:
         first = [both.submit(one.arrive, 0, 10.0) for one in (late, other)]
     assert all(one.result() for one in first)
@@ -136,13 +137,13 @@ def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck(
 def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
     """Struck while others stand at the barrier, they go on, and so do all later rounds."""
     store = torch.distributed.HashStore()
-    lost, *others = (meeting.Meeting(store, number, 3) for number in range(3))
+    lost, *others = (groups.Meeting(store, number, 3) for number in range(3))
     with ThreadPoolExecutor(3) as all_three:
         first = [all_three.submit(one.arrive, 0, 10.0) for one in (lost, *others)]
         assert all(one.result() for one in first)
         waiting = all_three.submit(others[0].arrive, 1, 60.0)
         lost._count_in(1)
-        meeting.Meeting(store, -1, 3).strike(0, 3)
+        groups.Meeting(store, -1, 3).strike(0, 3)
         assert not store.check(["begin/1"])
         assert others[1].arrive(1, 60.0)
         assert waiting.result()
@@ -155,10 +156,10 @@ def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
 def test_nobody_waits_for_a_rail_that_a_node_lacks() -> None:
     """Two nodes with two rails, one of which lacks its second: three members are all there are."""
     store = torch.distributed.HashStore()
-    three = [meeting.Meeting(store, number, 4, {3}) for number in range(3)]
+    three = [groups.Meeting(store, number, 4, {3}) for number in range(3)]
     with ThreadPoolExecutor(3) as all_three:
         assert all(all_three.map(lambda one: one.arrive(0, 60.0), three))
-        meeting.Meeting(store, -1, 4, {3}).strike(3, 2)
+        groups.Meeting(store, -1, 4, {3}).strike(3, 2)
         assert all(all_three.map(lambda one: one.arrive(1, 60.0), three))
     assert not store.check(["striker/0"])
     assert not three[0].missed(0, 3)
@@ -209,7 +210,7 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
             first.write_text(str(os.getpid()))
             time.sleep(600)
 
-    monkeypatch.setattr(lifeline, "die_with_parent", begin)
+    monkeypatch.setattr(lease, "die_with_parent", begin)
     monkeypatch.setattr(main, "_UP_S", 2.0)
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
@@ -230,7 +231,7 @@ def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
 
 def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three silent processes are enough."""
-    monkeypatch.setattr(lifeline, "die_with_parent", lambda *_: os._exit(1))
+    monkeypatch.setattr(lease, "die_with_parent", lambda *_: os._exit(1))
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
         main.start_rail(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))

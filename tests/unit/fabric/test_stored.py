@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.commands.blame import Told, json_schema
 from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
 from preflight.fabric.samples import (
     End,
@@ -22,7 +23,6 @@ from preflight.fabric.samples import (
     Timing,
 )
 from preflight.fabric.stored import encode_observed, encode_sweep, read_stored
-from preflight.report.blame import Told, json_schema
 from preflight.run.measured import Measured
 
 if TYPE_CHECKING:

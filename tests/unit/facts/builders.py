@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.facts.decode import Attempt, MasterPort, Ports
 from preflight.facts.machine import KernelLog, Software, Torch
 from preflight.facts.model import (
     WIRE,
+    Attempt,
     Driver,
     Facts,
     Gpu,
     GpuPair,
     GpuProcess,
+    MasterPort,
     Mig,
     Nic,
     NicPort,
     NvLink,
+    Ports,
     Process,
     Processes,
     Python,

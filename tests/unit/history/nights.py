@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.history.answers import Changes
-    from preflight.history.coverage_file import Past
-    from preflight.history.run_record import State
+    from preflight.history.run_record import Past, State
 
 NIGHT_S = 86400.0
 FIRST_S = 1_700_000_000.0

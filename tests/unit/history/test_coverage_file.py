@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.history.coverage_file import (
+from preflight.history.run_record import (
     MOST_FLEETS,
     NAME,
     Cost,

@@ -9,9 +9,8 @@ import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from preflight.history.coverage_file import Cost, Done, Past
 from preflight.history.reading import reading
-from preflight.history.run_record import DIGITS
+from preflight.history.run_record import DIGITS, Cost, Done, Past
 from preflight.history.writing import packed, writing
 from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots
 

@@ -6,7 +6,7 @@ import os
 import pwd
 from typing import TYPE_CHECKING
 
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 
 from .node import NONCE, Remote
 

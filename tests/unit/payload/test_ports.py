@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.facts.decode import decode_ports
+from preflight.facts.model import decode_ports
 
 from .node import NONCE, Remote, system_python
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import ExitStack
 
-    from preflight.facts.decode import Ports
+    from preflight.facts.model import Ports
 
 NOBODY = 65534
 ABORT = struct.pack("ii", 1, 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.facts.decode import decode_facts
+from preflight.facts.model import decode_facts
 
 from .node import NONCE, Remote
 

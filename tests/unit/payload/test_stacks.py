@@ -22,7 +22,7 @@ from stacks.moments import Instant
 from stacks.ranks import Patience
 from stacks.standing import Standing, readable
 
-from preflight.facts.decode import decode_look
+from preflight.facts.model import decode_look
 from preflight.transport import bundle
 
 from .node import NONCE, Remote, system_python

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from preflight import cli
 from preflight.fleet.nodeset import fold
-from preflight.history.coverage_file import Past
 from preflight.history.place import NAME
-from preflight.history.run_record import Covered, Numbers
+from preflight.history.run_record import Covered, Numbers, Past
 from preflight.history.writing import writing
 from tests.unit.history.nights import UNDER, found, gemm, kept, machine, made, night, slots
 

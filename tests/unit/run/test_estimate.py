@@ -16,7 +16,7 @@ from preflight.fabric.planner import MARGIN, rounds_that_fit
 from preflight.fabric.schedule import default_rounds
 from preflight.facts.model import Nic, NicPort
 from preflight.fleet.model import Fleet, Host, Job, Promise
-from preflight.history.coverage_file import Cost
+from preflight.history.run_record import Cost
 from preflight.run import estimate
 from preflight.run.estimate import GPUS_ASSUMED, Expected, expected
 from tests.unit.facts.builders import facts

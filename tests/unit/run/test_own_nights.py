@@ -9,7 +9,7 @@ from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
-from preflight.history.coverage_file import Cost
+from preflight.history.run_record import Cost
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run

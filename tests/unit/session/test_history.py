@@ -14,10 +14,10 @@ from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
-from preflight.history.coverage_file import NAME as OLD_NAME
-from preflight.history.coverage_file import Cost, Coverage, Done, Past
 from preflight.history.place import NAME, place_of
 from preflight.history.reading import reading
+from preflight.history.run_record import NAME as OLD_NAME
+from preflight.history.run_record import Cost, Coverage, Done, Past
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hang.watch.proc import Reading
+from preflight.hang.watch.processes import Reading
 from preflight.hang.watch.watcher import Rates, Track, stalled
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hang.watch import proc, processes
+from preflight.hang.watch import processes
 from preflight.hang.watch.processes import Seat, rank_in, ranks_of
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def test_ranks_of_a_launcher(
     with _launch(f"RANK=4 sh -c '{python} & wait' & RANK=5 {python} & wait", 2) as launch:
         found = ranks_of(launch, {})
         assert {seat.rank for seat in found} == {4, 5}
-        assert {proc.command(seat.pid) for seat in found} == {python}
+        assert {processes.command_of(seat.pid) for seat in found} == {python}
 
 
 def test_workers_of_a_rank_are_none(python: str) -> None:
     """A DataLoader's processes have their rank's environment."""
     with _launch(f"RANK=0 {python} fork & wait", 2) as launch:
         (seat,) = ranks_of(launch, {})
-        assert proc.parent(seat.pid) == launch
+        assert processes.parent_of(seat.pid) == launch
 
 
 def test_what_the_launch_itself_was_given_makes_no_rank(python: str) -> None:
@@ -77,7 +77,7 @@ def test_what_the_launch_itself_was_given_makes_no_rank(python: str) -> None:
     given = {"SLURM_PROCID": "1", "RANK": "1"}
     with _launch(f"sh -c 'LOCAL_RANK=0 {python} & wait' & wait", 1, **given) as launch:
         (seat,) = ranks_of(launch, given)
-        assert (seat.rank, proc.command(seat.pid)) == (1, python)
+        assert (seat.rank, processes.command_of(seat.pid)) == (1, python)
 
 
 def test_a_launch_that_is_a_rank(python: str) -> None:
@@ -85,7 +85,7 @@ def test_a_launch_that_is_a_rank(python: str) -> None:
     given = {"SLURM_PROCID": "3"}
     with _launch(f"{python} & wait", 1, **given) as launch:
         (seat,) = ranks_of(launch, given)
-        assert (seat.rank, proc.command(seat.pid)) == (3, python)
+        assert (seat.rank, processes.command_of(seat.pid)) == (3, python)
     with _launch(f"{python} & wait", 1) as launch:
         assert ranks_of(launch, {}) == []
     with _launch(f"{python} torchrun & wait", 1, **given) as launch:
@@ -96,11 +96,15 @@ def test_who_has_gone_is_no_trouble() -> None:
     """A process that ends while it is looked at."""
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    assert proc.read(ended.pid) is None
-    assert (proc.environ(ended.pid), proc.name(ended.pid), proc.command(ended.pid)) == ({}, "", "")
-    assert (proc.children(ended.pid), proc.parent(ended.pid), proc.pending(ended.pid)) == (
-        [], 0, frozenset(),
-    )  # fmt: skip
+    assert processes.reading_of(ended.pid) is None
+    assert (
+        processes.environ_of(ended.pid),
+        processes.name_of(ended.pid),
+        processes.command_of(ended.pid),
+    ) == ({}, "", "")
+    assert processes.children(ended.pid) == []
+    assert processes.parent_of(ended.pid) == 0
+    assert processes.pending_signals(ended.pid) == frozenset()
     assert ranks_of(ended.pid, {}) == []
 
 
@@ -117,12 +121,12 @@ def test_ranks_as_launchers_number_them(environ: dict[str, str], rank: int | Non
 
 def test_a_reading_of_ourselves() -> None:
     """Every number is there, and grows."""
-    first = proc.read(os.getpid())
+    first = processes.reading_of(os.getpid())
     assert first is not None
     sum(range(10_000_000))
     with open("/dev/null", "wb", buffering=0) as null:  # noqa: PTH123
         null.write(b"x" * 100_000)
-    second = proc.read(os.getpid())
+    second = processes.reading_of(os.getpid())
     assert second is not None
     assert second.state == "R"
     assert (second.started, second.cpu_s > first.cpu_s) == (first.started, True)

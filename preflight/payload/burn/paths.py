@@ -1,0 +1,390 @@
+"""How fast data moves within a node: in memory, through each RDMA NIC, between GPUs.
+
+A DIMM that runs at half speed, or a governor that saves power, slows every data loader.
+
+The server and the client are both here; nothing goes over a cable. All of it goes through the
+memory of the NIC's NUMA node, which one NIC at 400 Gb/s loads with 50 GB/s each way: so one NIC at
+a time on each NUMA node, and the NUMA nodes side by side.
+
+One pair after the other: two that share a link would measure each other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+from probe import sysfs as pci
+from probe.text import attempt, clean
+from sweep import cuda, verify
+
+from . import crew, integrity
+from .bench import Bench, Waited, reading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+if TYPE_CHECKING:
+    Emit = Callable[["dict[str, Any]"], None]
+
+MIB = 1 << 20
+_MOST_THREADS = 64
+
+
+def measure_host(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit: Emit) -> None:
+    """One side after the other, each in a process of its own."""
+    limit_s = float(plan["limit_s"]["host"])
+    for side, cpus in sides:
+        error = ""
+        try:
+            one = crew.Worker("preflight-host", Work(side, cpus, plan["host"]).serve)
+            one.tell({})
+            answer = one.answer(time.monotonic() + limit_s, limit_s)
+        except OSError as failure:
+            error = str(failure)
+        else:
+            for event in answer.events:
+                emit(event)
+            error = answer.error
+            if not answer.how:
+                one.end()
+        if error:
+            emit({"event": "trouble", "what": "host", "error": f"NUMA node {side}: {error}"[:500]})
+
+
+class Work:
+    """The process on one side."""
+
+    def __init__(self, side: int, cpus: list[int], how: dict[str, Any]) -> None:
+        self._side = side
+        self._cpus = cpus
+        self._how = how
+
+    def serve(self, order: Callable[[], dict[str, Any] | None], say: Callable[..., None]) -> None:
+        """Measure once."""
+        import torch
+
+        if order() is None:
+            return
+        os.sched_setaffinity(0, self._cpus)
+        torch.set_num_threads(min(_MOST_THREADS, len(self._cpus)))
+        bench, how, waited = Bench(torch, "cpu", 0), self._how, Waited()
+        words = how["mib"] * MIB // 8
+        one = torch.ones(words, dtype=torch.float64)
+        other = torch.empty_like(one)
+        copied = bench.samples(lambda: other.copy_(one), how)
+        n = how["n"]
+        left, right, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
+        multiplied = bench.samples(lambda: torch.mm(left, right, out=out), how)
+        share, threads = waited.share(), torch.get_num_threads()
+        where = {"side": self._side, "waited": share, "threads": threads}
+        rates = [2 * words * 8 / each / 1e9 for each in copied]
+        flops = [2 * n**3 / each / 1e9 for each in multiplied]
+        say([reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)])
+
+
+_NODE = re.compile(r"node(\d{1,4})$")
+
+
+def sides(sysfs: str) -> list[tuple[int, list[int]]]:
+    """Each NUMA node with those of its CPUs that this process may use; one side without sysfs."""
+    allowed = os.sched_getaffinity(0)
+    folder = sysfs + "/devices/system/node"
+    found = []
+    for name in _kernel_names(folder):
+        match = _NODE.match(name)
+        cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
+        usable = [cpu for cpu in cpus if cpu in allowed]
+        if match and usable:
+            found.append((int(match.group(1)), usable))
+    return sorted(found) or [(0, sorted(allowed))]
+
+
+def expand(cpulist: str) -> list[int]:
+    """The CPUs of a list as sysfs writes it, "0-31,64-95"; none for what is no such list."""
+    cpus: list[int] = []
+    for part in cpulist.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
+    return cpus
+
+
+def _kernel_names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+if TYPE_CHECKING:
+    Sides = list[tuple[int, list[int]]]
+
+TOOL = "ib_write_bw"
+_LISTENS_S = 0.3
+_AVERAGE = 3  # #bytes, #iterations, BW peak, BW average, MsgRate
+
+
+def measure_nics(
+    how: dict[str, Any],
+    sysfs: str,
+    emit: Emit,
+    sides: Sides,
+    ends: float,
+) -> None:
+    """Write from each active NIC to itself; a NIC that cannot is told with the tool's words.
+
+    `ends`: of the monotonic clock. No NIC is begun that would not end by then, but one of each
+    NUMA node; those without a turn are named. Which come first: `how["first"]`.
+    """
+    folder = sysfs + "/class/infiniband"
+    ports = active(folder)
+    tool = shutil.which(TOOL)
+    if tool is None or not ports:
+        why = f"{TOOL} (perftest) is not installed" if ports else "no RDMA NIC with an active port"
+        emit({"event": "absent", "what": "nic", "error": why})
+        return
+    events: queue.Queue[dict[str, Any] | list[str]] = queue.Queue()
+
+    def take_turns(lane: list[tuple[str, int]], cpus: list[int]) -> None:
+        longest_s, left = -math.inf, list(lane)
+        try:
+            with suppress(OSError):
+                if cpus:
+                    os.sched_setaffinity(0, cpus)  # of this thread, and of what it starts
+            while left and time.monotonic() + longest_s <= ends:
+                began = time.monotonic()
+                events.put(_measure(tool, *left[0], how))
+                del left[0]
+                longest_s = max(longest_s, time.monotonic() - began)
+        finally:
+            events.put([name for name, _ in left])
+
+    lanes = _lanes(folder, ports, how["first"])
+    for numa, lane in lanes.items():
+        near = dict(sides).get(numa, []) if numa is not None else []
+        threading.Thread(target=take_turns, args=(lane, near), daemon=True).start()
+    left_out: list[str] = []
+    running = len(lanes)
+    while running:
+        event = events.get()
+        if isinstance(event, dict):
+            emit(event)
+        else:
+            left_out += event
+            running -= 1
+    if left_out:
+        emit({"event": "no_time", "what": "nic", "names": sorted(left_out)})
+
+
+def _lanes(
+    folder: str, ports: list[tuple[str, int]], first: int
+) -> dict[int | None, list[tuple[str, int]]]:
+    """The NICs of each NUMA node, from the `first` one on; all in one lane where one's is unknown.
+
+    In a virtual machine all NUMA nodes are unknown, and what NICs share is, too.
+    """
+    numa = {name: pci.numa(f"{folder}/{name}/device") for name, _ in ports}
+    known = None not in numa.values()
+    lanes: dict[int | None, list[tuple[str, int]]] = {}
+    for name, port in ports:
+        lanes.setdefault(numa[name] if known else None, []).append((name, port))
+    return {
+        side: lane[first % len(lane) :] + lane[: first % len(lane)] for side, lane in lanes.items()
+    }
+
+
+def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, Any]:
+    rates: list[float] = []
+    error = ""
+    for _ in range(how["samples"]):
+        try:
+            rate, error = _loop(tool, name, port, how)
+        except OSError as failure:
+            rate, error = None, str(failure)
+        if rate is None:
+            break
+        rates.append(rate)
+    if rates:
+        return reading("nic_gbits", rates, name=name)
+    return {"event": "trouble", "what": "nic", "error": f"{name}: {error}"[:500]}
+
+
+def active(folder: str) -> list[tuple[str, int]]:
+    """(device, port) of every port that is up, the first of each device."""
+    found = []
+    for name in _nic_names(folder):
+        for port in _nic_names(f"{folder}/{name}/ports"):
+            if port.isdigit() and "ACTIVE" in attempt(f"{folder}/{name}/ports/{port}/state"):
+                found.append((clean(name, 64), int(port)))
+                break
+    return found
+
+
+def average(printed: str) -> float | None:
+    """Gb/s of the last line of figures; None where there is none."""
+    for line in reversed(printed.splitlines()):
+        fields = line.split()
+        if len(fields) > _AVERAGE and fields[0].isdigit() and fields[1].isdigit():
+            try:
+                rate = float(fields[_AVERAGE])
+            except ValueError:
+                return None
+            return rate if 0 < rate < 1e5 else None  # noqa: PLR2004 - Gb/s, and no NaN
+    return None
+
+
+def _loop(tool: str, name: str, port: int, how: dict[str, Any]) -> tuple[float | None, str]:
+    """One run of server and client; the rate, or why there is none."""
+    words = [tool, "-d", name, "-i", str(port), "-p", str(_free_port()), "-F", "--report_gbits"]
+    words += ["-D", str(how["seconds"]), "-s", str(how["bytes"])]
+    server = _start(words)
+    time.sleep(_LISTENS_S)
+    client = _start([*words, "127.0.0.1"])
+    try:
+        said = client.communicate(timeout=how["seconds"] + how["patience_s"])[0]
+    except subprocess.TimeoutExpired:
+        printed, error = "", "it did not end in time"
+    else:
+        printed = said.decode("utf-8", "replace").strip()
+        error = clean(printed[-200:]) or "it said nothing"
+    for one in (client, server):
+        _end(one)
+    rate = average(printed)
+    return rate, "" if rate is not None else error
+
+
+def _start(words: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def _end(one: subprocess.Popen[bytes]) -> None:
+    if one.poll() is None:
+        os.kill(one.pid, signal.SIGKILL)
+    try:
+        one.communicate(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        return  # in D state: the agent's end is as far as a signal reaches
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _nic_names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+_MOST_LOST = 3
+
+
+def measure_pairs(kind: str, alive: list[int], plan: dict[str, Any], emit: Emit) -> None:
+    """Measure all pairs of the devices that came through; a pair that hangs is named and left."""
+    left = [(a, b) for a in alive for b in alive if a < b]
+    lost = 0
+    while left and lost < _MOST_LOST:
+        if not _go_on(kind, left, plan, emit):
+            return
+        lost += 1
+
+
+def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: Emit) -> bool:
+    """Measure pairs in one process, taking each from the list; whether one of them ended it."""
+    limit_s = float(plan["limit_s"]["p2p"])
+    try:
+        one = crew.Worker("preflight-p2p", CopyWork(kind, plan["p2p"]).serve)
+    except OSError as error:
+        emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
+        return False
+    new = sorted({index for pair in left for index in pair}) if kind == "cuda" else []
+    limit_s += float(plan["limit_s"]["open"]) if new else 0.0
+    while left:
+        a, b = left.pop(0)
+        try:
+            one.tell({"open": new, "a": a, "b": b})
+        except OSError:
+            emit(crew.lost(a, "p2p", "died", one.end() or "its process ended", to=b))
+            return True
+        answer = one.answer(time.monotonic() + limit_s, limit_s)
+        for event in answer.events:
+            emit(event)
+        if answer.how:
+            emit(crew.lost(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
+            return True
+        new, limit_s = [], float(plan["limit_s"]["p2p"])
+    one.end()
+    return False
+
+
+class CopyWork:
+    """The process that holds both ends of each pair."""
+
+    def __init__(self, kind: str, how: dict[str, Any]) -> None:
+        self._kind = kind
+        self._how = how
+
+    def serve(self, order: Callable[[], dict[str, Any] | None], say: Callable[..., None]) -> None:
+        """Copy between each two devices that are named, both ways."""
+        import torch
+
+        torch.set_num_threads(1)
+        while True:
+            told = order()
+            if told is None:
+                return
+            a, b = told["a"], told["b"]
+            for index in told["open"]:
+                cuda.initialise(torch, index)
+            say([*self._copy(torch, a, b), *self._copy(torch, b, a)])
+
+    def _copy(self, torch: Any, a: int, b: int) -> list[dict[str, Any]]:
+        source, target = Bench(torch, self._kind, a), Bench(torch, self._kind, b)
+        words = self._how["mib"] * MIB // 4
+        one = source.empty(words, torch.int32)
+        verify.fill(torch, one, verify.key(6, a, b))
+        other = target.empty(words, torch.int32).fill_(0)
+        both = _Both(source, target)
+        seconds = both.samples(lambda: other.copy_(one, non_blocking=True), self._how)
+        rates = [words * 4 / each / 1e9 for each in seconds]
+        wanted = target.empty(words, torch.int32)
+        verify.fill(torch, wanted, verify.key(6, a, b))
+        wrong = int((other != wanted).sum().item())
+        direct = None
+        if self._kind == "cuda":
+            direct = bool(torch.cuda.can_device_access_peer(a, b))
+        found = reading("p2p_gbs", rates, device=a, to=b, direct=direct)
+        size = f"{self._how['mib']} MiB"
+        first = f"{wrong} of {words} words are not what was sent" if wrong else ""
+        right = integrity.proof("p2p", len(rates), wrong, first, size=size)
+        return [found, dict(right, device=a, to=b)]
+
+
+class _Both(Bench):
+    """A copy is over when both ends have done with it."""
+
+    def __init__(self, source: Bench, target: Bench) -> None:
+        super().__init__(source.torch, source.kind, source.device.index or 0)
+        self._target = target
+
+    def sync(self) -> None:
+        super().sync()
+        self._target.sync()
