@@ -27,7 +27,6 @@ from preflight.fabric.blame import Blame
 from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.retest import unsettled_words
-from preflight.fabric.shapes import shapes
 from preflight.fabric.stored import read_stored
 from preflight.fabric.stored.reading import UNTIMED, rebuilt
 from preflight.facts.model import Facts, Ports
@@ -41,7 +40,7 @@ from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.picture.grid import Accused, accused
 from preflight.report.ready import blame_row, exit_code, readiness
-from preflight.report.sensitivity import missed_rows, missed_words, shape_rows, shape_words
+from preflight.report.sensitivity import missed_rows, missed_words
 from preflight.report.since import nodes_in
 from preflight.report.terminal import finding_lines
 from preflight.run.measured import LARGEST
@@ -226,8 +225,7 @@ class _Node:
 def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
     """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
     decoded = judge_sweep(sweep, hosts, observed=observed)
-    shaped = shape_words(shape_rows(shapes(sweep, observed)))
-    return _judged(decoded, sweep, observed, (*filter(None, [shaped]), *_missing(sweep)))
+    return _judged(decoded, sweep, observed, tuple(_missing(sweep)))
 
 
 def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:

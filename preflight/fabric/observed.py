@@ -124,9 +124,6 @@ class Digest(Struct, frozen=True, kw_only=True):
     p99_us: float
     p999_us: float
     most_us: float
-    early_us: float = 0.0
-    """Median of the first half, and of the second: they drift apart where something heats up."""
-    late_us: float = 0.0
     standouts: tuple[Standout, ...] = ()
     """Every iteration over `cut_us` at either end, in time's order; the longest `KEPT` of them."""
     cut_us: float = 0.0
@@ -152,7 +149,6 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     ranked = sorted(network)  # once: what follows finds it in order
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
-    half = len(network) // 2
     return Digest(
         a=pair.a,
         b=pair.b,
@@ -167,8 +163,6 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
         p99_us=nearest_rank(ranked, 0.99),
         p999_us=nearest_rank(ranked, 0.999),
         most_us=ranked[-1],
-        early_us=median(network[:half]) if half else typical,
-        late_us=median(network[half:]),
         standouts=_standouts(pair, first, second, cut),
         cut_us=cut,
     )

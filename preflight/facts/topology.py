@@ -261,10 +261,6 @@ class Topology:
             raise TopologyError(f"the matrix does not join {a} and {b} (it has {known})")
         return code
 
-    def cpu_affinity(self, gpu: str) -> str | None:
-        """The CPUs near a GPU as printed ("0-51,104-155", "N/A"); None where none were."""
-        return self._row(gpu).cpu
-
     def numa(self, gpu: str) -> str | None:
         """The NUMA nodes near a GPU as printed ("1", "0,5-11", "N/A"); None where none were."""
         return self._row(gpu).numa

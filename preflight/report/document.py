@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -157,23 +157,6 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     sizes: tuple[MissedSizeRow, ...] = ()
 
 
-class ShapeRow(Struct, frozen=True, kw_only=True):
-    """Times of one pair at one size that no single number describes; shown, never judged."""
-
-    kind: Literal["two_modes", "drift"]
-    a: str
-    b: str
-    rail: int
-    round: int
-    size_bytes: int
-    phase: str
-    operations: int
-    from_us: float
-    to_us: float
-    share: float | None
-    strength: float
-
-
 class Report(Struct, frozen=True, kw_only=True):
     """The whole document; `docs/report.md` explains each field."""
 
@@ -197,8 +180,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """None where no pairs were to be measured."""
     missed: tuple[MissedRow, ...] = ()
     """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
-    shapes: tuple[ShapeRow, ...] = ()
-    """Two modes and drifts that peers do not show, the strongest first, at most 256."""
     overrides: Overrides = Overrides()
     """What the inventory laid over the checks: waivers, switches, numbers."""
     measured_in: tuple[str, ...] = ()
@@ -215,7 +196,6 @@ def refuse_odd_names(report: Report) -> None:
     every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
     check_names(chain(*every, fleet.leaves, *fleet.apart))
     check_names(chain(*((row.a, row.b) for row in report.pairs)))
-    check_names(chain(*((row.a, row.b) for row in report.shapes)))
     check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
     check_names(chain(*(row.culprits for row in report.blames)))
     check_names(row.node for row in report.missed)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.shapes import shapes
 from preflight.report.picture.grid import CELLS, LATE, best_of, cells, grid, panels
-from preflight.report.picture.histograms import charts, odd, sharpness, standing_out, worst
+from preflight.report.picture.histograms import charts, sharpness, standing_out, worst
 from preflight.report.picture.panels import draw, thumbnail
 from preflight.report.picture.style import LEGEND, style, text
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.shapes import Shape
     from preflight.report.document import MissedRow
     from preflight.report.picture.grid import Accused, Cell, Endpoint, Grid
 
@@ -36,7 +34,6 @@ def fabric_page(
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    shaped: Sequence[Shape] | None = None,
     missed: Sequence[MissedRow] = (),
 ) -> str:
     """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
@@ -55,7 +52,6 @@ def fabric_page(
         found,
         sweep=sweep,
         origin=origin,
-        shaped=shaped,
         most=LARGEST - len((head + tail).encode()),
     )
     return head + section + tail
@@ -67,31 +63,22 @@ def fabric_section(
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    shaped: Sequence[Shape] | None = None,
     told: bool = False,
     most: int = LARGEST,
 ) -> str:
     """Draw all that is seen of the fabric, in at most so many bytes.
 
     `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
-    `origin`: where the samples came from, in words. `shaped`: two modes and drifts, where they are
-    known already. `told`: what is blamed stands elsewhere on the page.
+    `origin`: where the samples came from, in words. `told`: what is blamed stands elsewhere.
     """
     compared = cells(observed, found)
-    if sweep is not None and shaped is None:
-        shaped = shapes(sweep, observed)
     head = "".join(
         (
             f'<p class="small">{text(_what(observed, compared, origin))}</p>',
             *(_blamed(found) if told else _findings(found)),
         )
     )
-    tail = "".join(
-        (
-            *charts(observed, found, sweep),
-            *(odd(shaped, sweep) if sweep is not None and shaped else ()),
-        )
-    )
+    tail = "".join(charts(observed, found, sweep))
     best = best_of(compared)
     table = "".join(worst(compared, (*panels(observed.backend), LATE)))
     rows = CELLS

@@ -10,7 +10,7 @@ from preflight.core.text import printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
-from preflight.report.sensitivity import coverage_words, missed_words, shape_words
+from preflight.report.sensitivity import coverage_words, missed_words
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def summary(
     lines: list[str] = []
     for finding in found:
         lines += finding_lines(finding, report.fleet.nodes, width)
-    for note in filter(None, (*report.suspicions, shape_words(report.shapes))):
+    for note in report.suspicions:
         lines += wrapped(note, first="note   ", indent=_INDENT, width=width)
     if found:
         lines.append("")

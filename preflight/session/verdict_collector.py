@@ -20,7 +20,6 @@ from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
-from preflight.fabric.shapes import shapes
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, encode
 from preflight.report.exports import class_of
@@ -40,7 +39,7 @@ from preflight.report.ready import (
     readiness,
     verdict_row,
 )
-from preflight.report.sensitivity import missed_rows, shape_rows
+from preflight.report.sensitivity import missed_rows
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
 from preflight.session.items import CheckItem, is_terse
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
     from _pytest.junitxml import LogXML
 
-    from preflight.fabric.shapes import Shape
     from preflight.history.run_record import Past
     from preflight.report.outputs import Outputs
     from preflight.run.judgement import Key
@@ -111,7 +109,6 @@ def conclude(
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     observed = decoded.observed
     with run.judgement.by_its_numbers():
-        shaped = shapes(measured, observed) if measured and observed else ()
         missed = missed_rows(observed, blamed)
     report = Report(
         preflight=version,
@@ -139,7 +136,6 @@ def conclude(
         suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
         missed=missed,
-        shapes=shape_rows(shaped),
         overrides=overrides(run.fleet, today(), entries),
         measured_in=run.fleet.measured_in[0],
     )
@@ -148,7 +144,7 @@ def conclude(
     if entries:
         report = _written(report, ready, outputs)
         with run.judgement.by_its_numbers():
-            outputs.write(PAGE, _page(run, report, found, outputs, shaped).encode())
+            outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
@@ -164,7 +160,6 @@ def _page(
     report: Report,
     found: tuple[Finding, ...],
     outputs: Outputs,
-    shaped: Sequence[Shape],
 ) -> str:
     """Draw the run for eyes; a page that could not be written changes no exit code."""
     sweep, decoded = run.judgement.measured.sweep, run.judgement.sweep
@@ -180,9 +175,7 @@ def _page(
     return page(
         report,
         told,
-        lambda most: fabric_section(
-            observed, blamed, sweep=sweep, shaped=shaped, told=True, most=most
-        ),
+        lambda most: fabric_section(observed, blamed, sweep=sweep, told=True, most=most),
     )
 
 

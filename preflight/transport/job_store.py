@@ -379,11 +379,6 @@ class Place(Struct, frozen=True, kw_only=True):
         return f"preflight/{self.run_id}/{self.restart}"
 
 
-def started_by_torchrun(environ: Mapping[str, str]) -> bool:
-    """Whether a torchrun started this process as a rank; stray RANK variables do not say so."""
-    return all(environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"))
-
-
 def read_place(environ: Mapping[str, str]) -> Place:
     """Read it; UsageError when torchrun's variables were changed on the way."""
     try:

@@ -52,11 +52,9 @@ def observed(scene: Scene) -> Observed:
 def _digest(meeting: Meeting, part: Part) -> Digest:
     rung, healthy, factor, shift, hits, began_s = part
     count = healthy.operations
-    p50, early, late = (
-        factor * median + shift for median in (healthy.p50, healthy.early, healthy.late)
-    )
+    p50 = factor * healthy.p50 + shift
     if hits and count <= _SHORT:
-        p50, early, late = _medians(part)
+        p50 = middle(sorted(min(_ends(part, at)) for at in range(count)))
     tail = _tail(part)
     spent_us = factor * healthy.spent[-1] + count * shift
     other_us = factor * healthy.spent_second + count * shift
@@ -81,19 +79,9 @@ def _digest(meeting: Meeting, part: Part) -> Digest:
         p99_us=tail[count - rank(count, 0.99)],
         p999_us=tail[count - rank(count, 0.999)],
         most_us=tail[0],
-        early_us=early,
-        late_us=late,
         standouts=standouts,
         cut_us=cut_us,
     )
-
-
-def _medians(part: Part) -> tuple[float, float, float]:
-    """Of all network times, of their first half and of their second."""
-    times = [min(_ends(part, at)) for at in range(part.template.operations)]
-    half = len(times) // 2
-    first, second = times[:half] or times, times[half:]
-    return middle(sorted(times)), middle(sorted(first)), middle(sorted(second))
 
 
 def _tail(part: Part) -> list[float]:

@@ -66,9 +66,6 @@ class Template:
         self.operations = len(network)
         self.best = network[order[0]]
         self.p50 = middle([network[at] for at in order])
-        half = len(network) // 2
-        self.early = middle(sorted(network[:half])) if half else self.p50
-        self.late = middle(sorted(network[half:]))
         kept = self.operations - rank(self.operations, 0.99) + 1 + _TAIL_SPARE
         self.tail = [(network[at], at) for at in reversed(order[-kept:])]
         """The longest, longest first, with their places."""

@@ -21,7 +21,7 @@ from preflight.verdict import Outcome, Verdict, not_run
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.report.document import MissedRow, PairRow, ShapeRow, VerdictRow
+    from preflight.report.document import MissedRow, PairRow, VerdictRow
 
 
 ASKED = "reach.answer"
@@ -77,7 +77,7 @@ def _of(sentence: str, waves: Sequence[int]) -> str:
     return f"{'waves' if len(waves) > 1 else 'wave'} {numbers}: {sentence}"
 
 
-MOST_MISSED, MOST_SHAPES = 512, 256
+MOST_MISSED = 512
 """As in every report."""
 
 
@@ -87,16 +87,6 @@ def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     for report, before in _counted(reports):
         rows += [replace(row, round=row.round + before) for row in report.pairs]
     return tuple(rows)
-
-
-def joined_shapes(reports: Sequence[Report]) -> tuple[ShapeRow, ...]:
-    """The strongest of all, with the same numbers of rounds."""
-    rows = [
-        replace(row, round=row.round + before)
-        for report, before in _counted(reports)
-        for row in report.shapes
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.strength)[:MOST_SHAPES])
 
 
 def most_missed(reports: Sequence[Report]) -> tuple[MissedRow, ...]:
@@ -207,7 +197,6 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         suspicions=(*suspected.values(), *_of_waves(parts, suspected)),
         coverage=whole.coverage,
         missed=most_missed(reports),
-        shapes=joined_shapes(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )

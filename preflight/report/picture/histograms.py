@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from msgspec import Struct
 
 from preflight.core.text import size, time_us
-from preflight.fabric.shapes import network_us
 from preflight.fleet.nodeset import fold
 from preflight.report.picture.grid import CUT_SHORT
 from preflight.report.picture.style import STEPS, number, text
-from preflight.report.sensitivity import at_size, said, shape_rows, two_digits, where
+from preflight.report.sensitivity import at_size, two_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.fabric.shapes import Shape
     from preflight.report.document import MissedRow
     from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
 
@@ -52,7 +50,7 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     seen: Counter[float] = Counter()  # of many operations few times differ: they are rounded
     number = 0
     for pair in pairs:
-        times = network_us(pair, kind)
+        times = _network_us(pair, kind)
         number += bool(times)
         seen.update(times)
     operations = seen.total()
@@ -263,54 +261,15 @@ def _kinds(one: Accused, observed: Observed) -> list[Kind]:
     return list(dict.fromkeys([*ladder[:1], *ladder[-1:], *soak[-1:]]))
 
 
-DRAWN, DOTS = 8, 400
-"""Series that are drawn, and operations of each."""
-
-_ODD_WIDTH, _ODD_HEIGHT, _ODD_LEFT = 400.0, 90.0, 58.0
-
-
-def odd(found: Sequence[Shape], sweep: Sweep) -> Iterator[str]:
-    """Draw the strongest; nothing where no series is of that kind."""
-    if not found:
-        return
-    yield "<h2>Two modes and drifts: shown, not judged</h2>"
-    yield (
-        '<p class="small">Series of one pair at one size whose times fall into two clusters, or '
-        "creep one way, while those of its peers do not. Each dot is an operation: its place in "
-        "the series, its time (logarithmic). Nobody is blamed for them.</p>"
-    )
-    raw = {(pair.a, pair.b, pair.rail, pair.round): pair for pair in sweep.pairs}
-    for one, row in zip(found[:DRAWN], shape_rows(found[:DRAWN]), strict=True):
-        pair = raw[one.a, one.b, one.rail, one.round]
-        times = network_us(pair, (one.size_bytes, one.phase), DOTS)
-        words = f"{where(row)}: {said(row)}"
-        yield f"<figure>{_dots(times, words)}<figcaption>{text(words)}</figcaption></figure>"
-    if len(found) > DRAWN:
-        yield f"<p>{len(found) - DRAWN} more are in report.json (shapes).</p>"
-
-
-def _dots(times: Sequence[float], words: str) -> str:
-    low, high = math.log(max(min(times), 1e-3)), math.log(max(*times, 2e-3))
-    tall = max(high - low, 0.1)
-
-    def y(time: float) -> float:
-        return 6 + (1 - (math.log(max(time, 1e-3)) - low) / tall) * (_ODD_HEIGHT - 12)
-
-    step = _ODD_WIDTH / max(1, len(times))
-    # A line of no length with round ends is a dot, and takes the fewest characters.
-    path = "".join(
-        f"M{number(_ODD_LEFT + at * step)} {number(y(time))}h0" for at, time in enumerate(times)
-    )
-    edges = "".join(
-        f'<text x="{number(_ODD_LEFT - 4)}" y="{number(y(time) + 4)}" text-anchor="end">'
-        f"{time_us(time)}</text>"
-        for time in dict.fromkeys((min(times), max(times)))
-    )
-    size = f'width="{number(_ODD_LEFT + _ODD_WIDTH + 8)}" height="{number(_ODD_HEIGHT)}"'
-    return (
-        f'<svg class="odd" role="img" aria-label="{text(words)}" {size}>{edges}'
-        f'<path class="dots" d="{path}"/></svg>'
-    )
+def _network_us(pair: PairSamples, kind: Kind) -> list[float]:
+    """The times of one size in their order, the shorter of both ends'."""
+    ends = [
+        timing.times_us
+        for end in (pair.first, pair.second)
+        for timing in (end.timings if end is not None else ())
+        if (timing.size_bytes, timing.phase) == kind
+    ]
+    return list(map(min, *ends)) if len(ends) > 1 else list(*ends)
 
 
 ROWS = 24

@@ -50,7 +50,6 @@ def same(one: Topology, other: Topology) -> bool:
     return (
         (one.gpus, one.nics) == (other.gpus, other.nics)
         and all(one.link(a, b) == other.link(a, b) for a in names for b in names)
-        and all(one.cpu_affinity(gpu) == other.cpu_affinity(gpu) for gpu in one.gpus)
         and all(one.numa(gpu) == other.numa(gpu) for gpu in one.gpus)
     )
 
@@ -90,7 +89,6 @@ def test_everything_printed_can_be_asked_for() -> None:
     assert topology.nics == ("NIC0",)
     assert topology.link("GPU0", "GPU1") == "NV12"
     assert topology.link("NIC0", "NIC0") == "X"
-    assert topology.cpu_affinity("GPU0") == "0-31,64-95"
     assert topology.numa("GPU1") == "1"
     assert topology.nic_device("NIC0") == "mlx5_0"
     old = parse_topo("\tGPU0\tmlx5_0\tCPU Affinity\nGPU0\t X \tSOC\t0-13\nmlx5_0\tSOC\t X \t\n")
@@ -135,7 +133,6 @@ def test_empty_affinity_cells_are_told_apart_by_their_place() -> None:
     spaces = "        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
     spaces += "GPU0     X                      1               N/A\n"
     for text in (tabs, spaces):
-        assert parse_topo(text).cpu_affinity("GPU0") is None
         assert parse_topo(text).numa("GPU0") == "1"
 
 
@@ -187,7 +184,7 @@ def test_damage_is_refused_with_its_place(text: str, reason: str) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     """Asking for GPU9 of a two-GPU machine says what there is."""
     topology = parse_topo(PLAIN)
-    for ask in (topology.cpu_affinity, topology.numa, topology.nic_device):
+    for ask in (topology.numa, topology.nic_device):
         with pytest.raises(TopologyError, match=r"no GPU9 in the matrix"):
             ask("GPU9")
     with pytest.raises(TopologyError, match="GPU0, GPU1, NIC0"):
@@ -216,7 +213,6 @@ def test_a_generated_matrix_comes_back(
     text = "\n".join(lines)
     topology = parse_topo(text if tabs else text.expandtabs(16))
     assert {(a, b): topology.link(a, b) for a in names for b in names} == cells
-    assert {topology.cpu_affinity(gpu) for gpu in topology.gpus} == {"0-31,64-95"}
     assert {topology.numa(gpu) for gpu in topology.gpus} == {"0-1"}
 
 

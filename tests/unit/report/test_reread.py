@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.errors import UsageError
-from preflight.report.document import BlameRow, MissedRow, PairRow, ShapeRow, encode
+from preflight.report.document import BlameRow, MissedRow, PairRow, encode
 from preflight.report.events import Began, reread
 from preflight.verdict import fail
 
@@ -27,10 +27,6 @@ _TEXTS = ("subject", "component", "blame")
 
 WHOLE = encode(report(("n1", "n2"))).decode()
 PAIR = PairRow(a="n1", b="n2", rail=0, round=0, backend="gloo", state="ok", sizes=())
-SHAPE = ShapeRow(
-    kind="drift", a="n1", b="n2", rail=0, round=0, size_bytes=1, phase="", operations=1,
-    from_us=1, to_us=1, share=None, strength=1,
-)  # fmt: skip
 MISSED = MissedRow(
     node="n1", rail=0, operations=1, loaded_s=1, pairs=1, one_in=None, every_s=None, slower=None
 )
@@ -71,7 +67,7 @@ def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
     bent = fail("bent", advice="drain", culprits=("n1",), suspects=("n1",))
     told = report(("n1", "n2"), {("gpu.ecc", "n1"): bent}, leaves={"n1": "leaf1"}, pairs=[PAIR])
     fleet = replace(told.fleet, apart=(("n1", "n2"),), unjudged=("n1",), left_out={"n1": "busy"})
-    told = replace(told, fleet=fleet, shapes=(SHAPE,), missed=(MISSED,), blames=(BLAME,))
+    told = replace(told, fleet=fleet, missed=(MISSED,), blames=(BLAME,))
     whole = encode(told).decode()
     path = tmp_path / "report.json"
     path.write_text(whole)
