@@ -53,21 +53,25 @@ WITHOUT_CUDA = {
         "ethernet": "gloo's interface",
         "tcp": "gloo's connections",
         "table": "reads what tcp() asks for",
+        "if interface": "gloo's interface",
     },
-    "sweep/groups.py": {"_gloo": "connects CPUs"},
-    "sweep/means.py": {
+    "sweep/process_groups.py": {"_gloo": "connects CPUs"},
+    "sweep/transports.py": {
         "not if self._rail.go.backend == 'nccl'": "gloo's interface",
         "Means._tcp": "tells which interface carried gloo's data",
         "_local": "is called by _tcp",
         "gloo_interfaces": "the interfaces of gloo",
     },
-    "sweep/same.py": {"same": "compares data in the host's memory"},
-    "sweep/verify.py": {"if not same(self.buffer, self._wanted)": "data in the host's memory"},
-    "sweep/watch.py": {"if interface": "gloo's interface"},
+    "sweep/verify.py": {
+        "same": "compares data in the host's memory",
+        "if not same(self.buffer, self._wanted)": "data in the host's memory",
+    },
     "sweep/main.py": {"if first['event'] == 'no_torch'": "nothing runs without torch"},
     "burn/main.py": {"if found['event'] == 'no_torch'": "nothing runs without torch"},
-    "burn/clocks.py": {"if bench.kind != 'cuda'": "a CPU has no NVML"},
-    "burn/device.py": {"if self._kind == 'cpu'": "CPUs that stand for devices"},
+    "burn/device.py": {
+        "if bench.kind != 'cuda'": "a CPU has no NVML",
+        "if self._kind == 'cpu'": "CPUs that stand for devices",
+    },
     "burn/integrity.py": {"if bench.kind != 'cuda'": "of a CPU's memory a fixed part is tested"},
 }
 """By file: what only a torch without GPUs runs (a function, a branch), and what it does there."""

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import shared_cause
 from preflight.fabric.culprit import Component, Found
-from preflight.fabric.decoding.events import Rates, failures, watch
 from preflight.fabric.decoding.explain import (
     DOUBT,
     EVENTS,
@@ -39,6 +38,7 @@ from preflight.fabric.decoding.parts import (
     meetings,
     number,
 )
+from preflight.fabric.decoding.rare_events import Rates, failures, watch
 from preflight.fabric.decoding.shifts import Shifts, log_times, of_latency, of_the_wire
 from preflight.fabric.samples import uncollected
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from preflight.fabric.culprit import SecondLookSaid, Symptom
-    from preflight.fabric.decoding.events import Watched
     from preflight.fabric.decoding.parts import Meetings
+    from preflight.fabric.decoding.rare_events import Watched
     from preflight.fabric.decoding.shifts import LogTimes
     from preflight.fabric.observed import Observed
 

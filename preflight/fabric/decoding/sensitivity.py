@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.decoding.events import (
+from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, number, usable
+from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
     ONE_EVENT_S,
@@ -28,7 +29,6 @@ from preflight.fabric.decoding.events import (
     marks_of,
     watch,
 )
-from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, number, usable
 from preflight.fabric.decoding.shifts import (
     HOT,
     Shifts,
@@ -42,8 +42,8 @@ from preflight.fabric.samples import uncollected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.events import Mark
     from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
+    from preflight.fabric.decoding.rare_events import Mark
     from preflight.fabric.observed import Digest, Observed
 
 

@@ -13,7 +13,7 @@ import lease
 import start
 import wire
 
-from . import groups
+from . import process_groups
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _attend(read_line: Read, kept: lease.Lease, orders: Orders, emit: Emit) -> N
     try:
         ended = lease.attend(read_line, kept, orders.take)
         status = start.DONE if ended == lease.CLOSED else start.LAPSED
-        if ended == groups.STORE:
+        if ended == process_groups.STORE:
             error = f"the sweep's store was silent for {kept.seconds:g} s"
             last_words = threading.Thread(target=_say, args=(emit, error), daemon=True)
             last_words.start()

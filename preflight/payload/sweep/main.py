@@ -21,7 +21,7 @@ from datetime import timedelta
 import lease
 from probe import network
 
-from . import cuda, groups, lines, lock, plan, supervisor
+from . import cuda, lines, lock, plan, process_groups, supervisor
 from .plan import short
 
 TYPE_CHECKING = False
@@ -194,9 +194,9 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     _sweep(go, store, emit, request.get("seat"), orders.more)
     # Only now: a fork while another thread is inside of torch could take its locks along, for ever.
     if server is not None:
-        groups.host(go, store, orders.shared)
+        process_groups.host(go, store, orders.shared)
     else:
-        groups.follow(go, store, kept)
+        process_groups.follow(go, store, kept)
     threading.Event().wait()  # until the controller lets us go: we may be hosting the store
     del server
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
-from .groups import STRIKING_S, Meeting
 from .pair import BEAT_S, MARGIN_S, Ladder, Unfit, connect_s, state_of
 from .plan import WHOLE_LIMIT, account, because, domain_account, inside_account, printable, short
+from .process_groups import STRIKING_S, Meeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

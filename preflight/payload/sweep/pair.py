@@ -10,7 +10,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 
-from . import clocks, groups, plan, verify
+from . import clocks, plan, process_groups, verify
 from .counters import PATIENCE_S
 from .plan import WHOLE_LIMIT, account, because, printable, short
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .counters import Watch
-    from .groups import Meeting
+    from .process_groups import Meeting
     from .transports import Means
 
 
@@ -81,7 +81,7 @@ class Ladder:
     def __init__(
         self,
         torch: Any,
-        group: groups.Group,
+        group: process_groups.Group,
         go: plan.Go,
         ends: verify.Ends,
         alive: Callable[[str, float], None],
@@ -264,14 +264,14 @@ class Seat:
     means: Means
     watch: Watch
     steps: clocks.Steps
-    connected: list[groups.Group] = field(default_factory=list)
+    connected: list[process_groups.Group] = field(default_factory=list)
     """Those in use: an end that closed its own first could cut off the other's last bytes."""
 
-    def connect(self, prefix: str, rank: int, size: int = 2) -> groups.Group:
+    def connect(self, prefix: str, rank: int, size: int = 2) -> process_groups.Group:
         """Meet the other ends under that prefix of the store; Unfit when they do not."""
         store = self.torch.distributed.PrefixStore(prefix, self.store)
         try:
-            group = groups.connect(self.torch, store, rank, self.rail, size)
+            group = process_groups.connect(self.torch, store, rank, self.rail, size)
         except RuntimeError as error:
             why = because(short(error), self.means.reason())
             raise Unfit("no_connect", why) from error

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from preflight.core.statistics import LeaveOut, median
 from preflight.core.text import gbs, size, time_us
-from preflight.fabric.decoding.events import MEDIANS
 from preflight.fabric.decoding.parts import number
+from preflight.fabric.decoding.rare_events import MEDIANS
 from preflight.fabric.decoding.sensitivity import shown
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState

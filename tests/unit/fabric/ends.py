@@ -10,7 +10,16 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import clocks, counters, groups, member, pair, plan, transports, verify  # noqa: E402
+from sweep import (  # noqa: E402
+    clocks,
+    counters,
+    member,
+    pair,
+    plan,
+    process_groups,
+    transports,
+    verify,
+)
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -73,7 +82,7 @@ class Both:
 
     def spoil(self, node: str, *, when_rank: int | None = None, only: Any = None) -> None:
         """One node's results come out wrong: in any role or one only, of any type or one only."""
-        connect = groups.connect
+        connect = process_groups.connect
 
         def connected(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Any:
             group = connect(torch, store, rank, rail, size)
@@ -88,7 +97,7 @@ class Both:
             group.reduce = spoiled  # type: ignore[method-assign]
             return group
 
-        self._patch.setattr(groups, "connect", connected)
+        self._patch.setattr(process_groups, "connect", connected)
 
     def measure_inside(self, *rails: int, of: int = 3) -> list[dict[str, Any]]:
         """What these rails of one node have to say of each other."""
@@ -97,7 +106,7 @@ class Both:
 
         def rail(number: int) -> dict[str, Any]:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
-            met = groups.Meeting(store, number, of)
+            met = process_groups.Meeting(store, number, of)
             still = Still()
             carriers = transports.Means(torch, own, still.bus_id)
             seat = pair.Seat(torch, store, met, own, carriers, still, clocks.Steps())
@@ -118,7 +127,7 @@ class Both:
             plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1)
         )
         assert rail.go.turns[0] is not None
-        met = groups.Meeting(store, rank, 2)
+        met = process_groups.Meeting(store, rank, 2)
         still = Still()
         carriers = transports.Means(torch, rail, still.bus_id)
         seat = pair.Seat(torch, store, met, rail, carriers, still, clocks.Steps())

@@ -13,7 +13,7 @@ from tests.unit.fabric.ends import GO
 
 pytest.importorskip("torch")
 
-from sweep import groups, plan, transports
+from sweep import plan, process_groups, transports
 
 
 class Nccl:
@@ -60,7 +60,7 @@ def rail(**changes: object) -> plan.Rail:
 
 def environ_of(one: plan.Rail) -> dict[str, str]:
     """What NCCL finds in its environment."""
-    raw: Nccl = groups.connect(Cuda, None, 0, one)._raw
+    raw: Nccl = process_groups.connect(Cuda, None, 0, one)._raw
     return raw.environ
 
 
@@ -85,7 +85,7 @@ def test_which_interface_nccl_gets(changes: dict[str, object], ifname: str) -> N
     found = environ_of(rail(**changes))
     assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_IB_TC"]) == (ifname, "106")
     assert found["NCCL_ALGO"] == "Ring"
-    assert found.keys().isdisjoint(groups.UNSET)
+    assert found.keys().isdisjoint(process_groups.UNSET)
 
 
 def test_which_interfaces_gloo_gets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +101,5 @@ def test_the_controller_knows_what_the_sweep_sets_itself() -> None:
     before = dict(os.environ)
     transports.Log()
     logs = {name for name in os.environ if os.environ[name] != before.get(name)}
-    sets = {name for name in groups.NCCL_ENVIRONMENT if not name.startswith("TORCH_")}
-    assert sets | logs | set(groups.UNSET) == OWN
+    sets = {name for name in process_groups.NCCL_ENVIRONMENT if not name.startswith("TORCH_")}
+    assert sets | logs | set(process_groups.UNSET) == OWN

@@ -19,11 +19,11 @@ from sweep import (  # noqa: E402
     clocks,
     counters,
     cuda,
-    groups,
     lines,
     member,
     pair,
     plan,
+    process_groups,
     supervisor,
     transports,
 )
@@ -367,10 +367,10 @@ def test_torchs_watchdog_is_far_above_ours_whatever_the_job_has_set(
 ) -> None:
     """No dump signal in the store that all share, no recorder, no abort by the monitor."""
     kept: list[Nccl] = []
-    monkeypatch.setattr(groups, "_undestroyed", kept)
-    for name in groups.NCCL_ENVIRONMENT:
+    monkeypatch.setattr(process_groups, "_undestroyed", kept)
+    for name in process_groups.NCCL_ENVIRONMENT:
         monkeypatch.setenv(name, "1")
-    group = groups.connect(fake_torch(Nccl), None, 0, rail(op_s=10.0))
+    group = process_groups.connect(fake_torch(Nccl), None, 0, rail(op_s=10.0))
     (raw,) = kept
     assert raw.timeout == raw.operation_timeout >= timedelta(minutes=10)
     off = (

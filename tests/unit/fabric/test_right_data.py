@@ -10,7 +10,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from sweep import groups, transports, verify  # noqa: E402
+from sweep import (  # noqa: E402
+    process_groups,
+    transports,
+    verify,
+)
 
 from tests.unit.fabric.ends import Both, Partner, climb  # noqa: E402
 
@@ -137,7 +141,7 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.Mon
     def refused(*_: Any) -> None:
         raise RuntimeError("no way to the partner")
 
-    monkeypatch.setattr(groups, "connect", refused)
+    monkeypatch.setattr(process_groups, "connect", refused)
     ends = Both(monkeypatch, op_s=1).measure()
     assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.fabric.decoding.events import watch
 from preflight.fabric.decoding.parts import ALL_RAILS, meetings, number
+from preflight.fabric.decoding.rare_events import watch
 from preflight.fabric.decoding.sensitivity import shown
 from tests.unit.report.fabrics import fabric
 

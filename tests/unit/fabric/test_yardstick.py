@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from preflight.fabric.decoding.events import Rates
 from preflight.fabric.decoding.parts import Exposures, Place
+from preflight.fabric.decoding.rare_events import Rates
 from preflight.fabric.decoding.shifts import LogTimes, Shifts
 
 UNEVEN = {
