@@ -65,8 +65,8 @@ bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each h
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
 	$(BIN)/python -m tests.bench.scale
 
-wheel: $(STAMP) ## build the wheel
-	$(BIN)/python -m build --wheel --no-isolation -o dist .
+wheel: $(STAMP) ## build the sdist, and the wheel from it
+	$(BIN)/python -m build --no-isolation -o dist .
 
 setup: $(STAMP) ## only set up
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.core.registry import load_folder
+from preflight.core.registry import load_folder, shipped_folder
 
 if TYPE_CHECKING:
     from preflight.core.registry import Registered
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKS = load_folder(ROOT / "checks")
+CHECKS = load_folder(shipped_folder())
 HEADINGS = ("## What", "## Why", "## Cost", "## Fix")
 
 
