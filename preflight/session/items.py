@@ -66,6 +66,7 @@ class CheckFile(pytest.File):
             # parameters; --lf then finds none of its failures again.
             item = CheckItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}")
             item.run, item.keys = self.run, own
+            item.extra_keyword_matches.add(f"test_{registered.check.id.replace('.', '_')}")
             item.add_marker("preflight")
             item.add_marker(f"preflight_{registered.check.stage}")
             yield item
