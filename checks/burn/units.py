@@ -45,7 +45,9 @@ def amount(value: float, measure: Measure) -> str:
     return f"{number} {_UNITS[measure]}"
 
 
-def conclude(burn: Burn | None, measures: Sequence[Measure], *, what: str, advice: str) -> Verdict:
+def judge_units(
+    burn: Burn | None, measures: Sequence[Measure], *, what: str, advice: str
+) -> Verdict:
     """Judge all units of these measures; `what` was measured, in words: "bf16 GEMM".
 
     `advice` is about a slow one, with "{0}" for its name.
