@@ -17,6 +17,12 @@ from preflight.verdict import Conclude, Verdict, not_run, ok
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+CHECKS = (
+    Check("env.debugging", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.transports", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+)
+
+
 _EVERY_CALL: Final = frozenset(("ALL", "COLL", "CALL", "P2P", "NET", "PROXY"))
 """Subsystems that write a line for every operation or message, not only at the start."""
 
@@ -63,11 +69,6 @@ def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
         "unasked), no error file, no NCCL_DEBUG; a hang will leave nothing to read"
     )
     return [Remark(said, _ADVICE, "warn")]
-
-
-DEBUGGING = Check(
-    "env.debugging", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
 
 
 def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts) -> Verdict:
@@ -189,11 +190,6 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
     return Remark(said, "unset it, if it was there to find a fault", "warn")
 
 
-TRANSPORTS = Check(
-    "env.transports", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
-
-
 def judge_transports(
     environ: Mapping[str, str] | None, origin: str, promised: Promise, facts: Facts
 ) -> Verdict:
@@ -210,6 +206,3 @@ def judge_transports(
 def test_env_transports(node: Node, conclude: Conclude) -> None:
     """The job may use the fast ways that the node has: none is switched off since the last hunt."""
     conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))
-
-
-CHECKS = (DEBUGGING, TRANSPORTS)

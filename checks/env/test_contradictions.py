@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     Environ = Mapping[str, str]
     Rule = Callable[[Environ], "Remark | None"]
 
+CHECKS = (
+    Check(
+        "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+    ),
+    Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+)
+
+
 MOST_SOCKETS: Final = 64
 """NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD: NCCL user guide."""
 
@@ -273,11 +281,6 @@ def _port(environ: Mapping[str, str]) -> Remark | None:
     return None
 
 
-CONTRADICTIONS = Check(
-    "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
-
-
 def judge_contradictions(environ: Mapping[str, str] | None, origin: str) -> Verdict:
     """Hold the settings against one another, and against the launch line beside them."""
     if environ is None:
@@ -399,9 +402,6 @@ def _advice(setting: str) -> str:
     return f"give every node the same {setting}, or make sure that it is meant"
 
 
-RANKS = Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
-
-
 def judge_ranks(name: str, job: Job) -> Verdict:
     """Compare this node with the others, and its ranks among themselves."""
     if job.environ is None:
@@ -417,6 +417,3 @@ def judge_ranks(name: str, job: Job) -> Verdict:
 def test_env_ranks(node: Node, conclude: Conclude) -> None:
     """The ranks of the job agree on the settings that they must share."""
     conclude(judge_ranks(node.name, node.job))
-
-
-CHECKS = (CONTRADICTIONS, RANKS)

@@ -15,7 +15,11 @@ from preflight.verdict import Conclude, Verdict, not_run, ok
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-VALUES = Check("env.values", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
+CHECKS = (
+    Check("env.values", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.exists", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.deprecated", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+)
 
 
 def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
@@ -32,9 +36,6 @@ def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
 def test_env_values(node: Node, conclude: Conclude) -> None:
     """Every value is one that its reader takes, and the sentence says what it will do."""
     conclude(judge_values(node.environ, node.job.environ_origin))
-
-
-EXISTS = Check("env.exists", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
 
 
 def judge_exists(
@@ -54,11 +55,6 @@ def test_env_exists(node: Node, conclude: Conclude) -> None:
     conclude(judge_exists(node.environ, node.job.environ_origin, node.facts))
 
 
-DEPRECATED = Check(
-    "env.deprecated", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
-
-
 def judge_deprecated(
     environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
 ) -> Verdict:
@@ -71,6 +67,3 @@ def judge_deprecated(
 def test_env_deprecated(node: Node, conclude: Conclude) -> None:
     """No variable is one that was renamed or removed: the next version will not read it."""
     conclude(judge_deprecated(node.environ, node.job.environ_origin, node.facts))
-
-
-CHECKS = (VALUES, EXISTS, DEPRECATED)

@@ -14,13 +14,13 @@ from preflight.facts import Gpu, Node
 from preflight.facts.results import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
-ALLREDUCE = Check(
-    "fabric.allreduce",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
+_REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
+CHECKS = (
+    Check("fabric.allreduce", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
+    Check("fabric.intra_node", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
+    Check("fabric.nvlink_domain", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
 )
+
 
 _EVIDENCE = (
     *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
@@ -83,15 +83,6 @@ def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
     conclude(judge_allreduce(pair))
 
 
-INTRA_NODE = Check(
-    "fabric.intra_node",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
-)
-
-
 def judge_intra_node(
     name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None
 ) -> Verdict:
@@ -150,15 +141,6 @@ def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
     conclude(judge_intra_node(node.name, node.inside, node.facts.gpus))
 
 
-NVLINK_DOMAIN = Check(
-    "fabric.nvlink_domain",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
-)
-
-
 def judge_nvlink_domain(
     name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None
 ) -> Verdict:
@@ -199,6 +181,3 @@ def _nvlink_domain_measured(name: str, one: OverNvlink) -> Verdict:
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
     """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus))
-
-
-CHECKS = (ALLREDUCE, INTRA_NODE, NVLINK_DOMAIN)

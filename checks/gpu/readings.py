@@ -90,6 +90,9 @@ def _most(values: Iterable[T]) -> tuple[T | None, int]:
     return (value, votes) if 2 * votes > counts.total() else (None, 0)
 
 
+NVML: Final = ("reach.answer", "host.driver_hung")
+"""The checks without which NVML has told nothing: what judges its readings requires them."""
+
 GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import conclude_gpus, healths
+from preflight.checks.gpu.readings import NVML, conclude_gpus, healths
 from preflight.checks.gpu.test_errors import answer_troubles, lost_of
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
@@ -16,6 +16,12 @@ from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, war
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+CHECKS = (
+    Check("gpu.count", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.readings", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.driver_slow", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+)
 
 
 def twins(gpus: Sequence[Gpu]) -> str:
@@ -29,15 +35,6 @@ def twins(gpus: Sequence[Gpu]) -> str:
         if twice:
             return f"{told.count(twice)} GPUs have the {words} {twice}"
     return ""
-
-
-COUNT = Check(
-    "gpu.count",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
 
 
 def judge_count(
@@ -92,15 +89,6 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
 
 
-READINGS = Check(
-    "gpu.readings",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_readings(promised: int | None, facts: Facts) -> Verdict:
     """Name the readings that NVML answered with an error."""
     return conclude_gpus(
@@ -125,14 +113,6 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
     conclude(judge_readings(node.promised.gpus, node.facts))
 
 
-DRIVER_SLOW = Check(
-    "gpu.driver_slow",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
@@ -174,6 +154,3 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_driver_slow(node.promised.gpus, node.facts))
-
-
-CHECKS = (COUNT, READINGS, DRIVER_SLOW)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import Trouble, conclude_gpus, healths, named
+from preflight.checks.gpu.readings import NVML, Trouble, conclude_gpus, healths, named
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.gpu import GpuHealth
+
+CHECKS = (
+    Check("gpu.ecc", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.remap", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.recovery", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.inforom", stage="facts", tier="prolog", requires=NVML, drains=True),
+)
 
 
 _RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, recheck"
@@ -152,15 +159,6 @@ def lost_of(facts: Facts) -> tuple[str, ...]:
     return tuple(line for line in said if not line.startswith(tuple(answering)))
 
 
-ECC = Check(
-    "gpu.ecc",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_ecc(promised: int | None, facts: Facts) -> Verdict:
     """Tell recent uncorrectable errors, worn SRAM, and storms of corrected errors."""
     return conclude_gpus(
@@ -177,15 +175,6 @@ def judge_ecc(promised: int | None, facts: Facts) -> Verdict:
 def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
     """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_ecc(node.promised.gpus, node.facts))
-
-
-REMAP = Check(
-    "gpu.remap",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
 
 
 def judge_remap(promised: int | None, facts: Facts) -> Verdict:
@@ -206,15 +195,6 @@ def test_gpu_remap(node: Node, conclude: Conclude) -> None:
     conclude(judge_remap(node.promised.gpus, node.facts))
 
 
-RECOVERY = Check(
-    "gpu.recovery",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_recovery(promised: int | None, facts: Facts) -> Verdict:
     """Pass on what the driver itself says must be done first."""
     return conclude_gpus(
@@ -233,15 +213,6 @@ def test_gpu_recovery(node: Node, conclude: Conclude) -> None:
     conclude(judge_recovery(node.promised.gpus, node.facts))
 
 
-INFOROM = Check(
-    "gpu.inforom",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_inforom(promised: int | None, facts: Facts) -> Verdict:
     """Tell whether the driver finds the InfoROM of a GPU corrupted."""
     return conclude_gpus(
@@ -257,6 +228,3 @@ def judge_inforom(promised: int | None, facts: Facts) -> Verdict:
 def test_gpu_inforom(node: Node, conclude: Conclude) -> None:
     """The InfoROM of every GPU is sound: it keeps the board's error history and its limits."""
     conclude(judge_inforom(node.promised.gpus, node.facts))
-
-
-CHECKS = (ECC, REMAP, RECOVERY, INFOROM)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import Trouble, Wanted, conclude_gpus, healths, named, wanted
+from preflight.checks.gpu.readings import (
+    NVML,
+    Trouble,
+    Wanted,
+    conclude_gpus,
+    healths,
+    named,
+    wanted,
+)
 from preflight.checks.gpu.test_errors import uptime_s
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
@@ -17,6 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.gpu import GpuHealth
+
+CHECKS = (
+    Check("gpu.temperature", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+    Check("gpu.throttle", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+    Check("gpu.power", stage="facts", tier="prolog", requires=NVML),
+)
 
 
 HEAT: Final = "look at fans, air flow or coolant of this node; drain it if it stays hot"
@@ -103,16 +117,6 @@ def margin(health: GpuHealth) -> int | None:
     return health.slowdown_c - health.temperature_c
 
 
-TEMPERATURE = Check(
-    "gpu.temperature",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
-
-
 def judge_temperature(promised: int | None, facts: Facts) -> Verdict:
     """Tell GPUs that are within a few degrees of their slowdown."""
     return conclude_gpus(
@@ -136,16 +140,6 @@ def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     conclude(judge_temperature(node.promised.gpus, node.facts))
 
 
-THROTTLE = Check(
-    "gpu.throttle",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
-
-
 def judge_throttle(promised: int | None, facts: Facts) -> Verdict:
     """Tell slowdowns by hardware or heat; being idle, a power cap and set clocks are no fault."""
     return conclude_gpus(
@@ -162,14 +156,6 @@ def judge_throttle(promised: int | None, facts: Facts) -> Verdict:
 def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
     """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_throttle(node.promised.gpus, node.facts))
-
-
-POWER = Check(
-    "gpu.power",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
 
 
 def judge_power(promised: Promise, facts: Facts, group: Group) -> Verdict:
@@ -192,6 +178,3 @@ def _power_fine(facts: Facts) -> str:
 def test_gpu_power(node: Node, conclude: Conclude) -> None:
     """Every GPU may draw the power it should: a lower limit makes it slow under load only."""
     conclude(judge_power(node.promised, node.facts, node.group))
-
-
-CHECKS = (TEMPERATURE, THROTTLE, POWER)

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import KernelLog, LogLine
 
-
-XID = Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+CHECKS = (
+    Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check("gpu.sxid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+)
 
 
 def judge_xid(promised: Promise, facts: Facts) -> Verdict:
@@ -225,9 +227,6 @@ def _evidence(one: Fault) -> dict[str, object]:
     }
 
 
-SXID = Check("gpu.sxid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
-
 def judge_sxid(facts: Facts) -> Verdict:
     """A fatal SXid since the driver was loaded; non-fatal ones are handled by the driver."""
     return judge_sxids(facts)
@@ -236,6 +235,3 @@ def judge_sxid(facts: Facts) -> Verdict:
 def test_gpu_sxid(node: Node, conclude: Conclude) -> None:
     """No NVSwitch of the node wrote a fatal SXid: it takes NVLink away from all of its GPUs."""
     conclude(judge_sxid(node.facts))
-
-
-CHECKS = (XID, SXID)

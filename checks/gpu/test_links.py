@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
+    NVML,
     Trouble,
     Wanted,
     conclude_gpus,
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
     from preflight.facts.gpu import GpuHealth, LinkErrors
     from preflight.facts.model import Gpu
+
+CHECKS = (
+    Check("gpu.pcie", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.nvlink", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.fabric", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+)
 
 
 _FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
@@ -169,14 +176,6 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
 
 _WIDEST: Final = 16
 
-PCIE = Check(
-    "gpu.pcie",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
 
 def judge_pcie(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
@@ -209,15 +208,6 @@ def _known(facts: Facts, group: Group) -> bool:
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
     """Every GPU has all its PCIe lanes, at full speed while at work, without repeating itself."""
     conclude(judge_pcie(node.promised.gpus, node.facts, node.group))
-
-
-NVLINK = Check(
-    "gpu.nvlink",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
 
 
 def judge_nvlink(promised: int | None, facts: Facts, group: Group) -> Verdict:
@@ -255,16 +245,6 @@ def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
     conclude(judge_nvlink(node.promised.gpus, node.facts, node.group))
 
 
-FABRIC = Check(
-    "gpu.fabric",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
-
-
 def judge_fabric(promised: int | None, facts: Facts) -> Verdict:
     """Tell GPUs whose registration the fabric manager has not completed, or finds unhealthy."""
     return conclude_gpus(
@@ -280,6 +260,3 @@ def judge_fabric(promised: int | None, facts: Facts) -> Verdict:
 def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
     """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
     conclude(judge_fabric(node.promised.gpus, node.facts))
-
-
-CHECKS = (PCIE, NVLINK, FABRIC)

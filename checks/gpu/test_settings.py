@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
+    NVML,
     Trouble,
     conclude_gpus,
     healths,
@@ -23,6 +24,13 @@ from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+CHECKS = (
+    Check("gpu.model", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.software", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.mode", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.memory", stage="facts", tier="prolog", requires=NVML, drains=True),
+)
 
 
 _FLASH: Final = "bring it to the version of the others, or leave the node out"
@@ -196,14 +204,6 @@ def _on(value: object) -> str:
     return "on" if value else "off"
 
 
-MODEL = Check(
-    "gpu.model",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
 def judge_model(promised: Promise, facts: Facts, group: Group) -> Verdict:
     """Compare the names that NVML tells with the promise, the group, then the siblings."""
     return conclude_gpus(
@@ -223,14 +223,6 @@ def _model_fine(facts: Facts) -> str:
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the model that was promised, or that the group has."""
     conclude(judge_model(node.promised, node.facts, node.group))
-
-
-SOFTWARE = Check(
-    "gpu.software",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
 
 
 def judge_software(promised: int | None, facts: Facts, group: Group) -> Verdict:
@@ -256,14 +248,6 @@ def _software_fine(facts: Facts) -> str:
 def test_gpu_software(node: Node, conclude: Conclude) -> None:
     """Driver, VBIOS, InfoROM and GSP firmware are those of the group: drift makes odd faults."""
     conclude(judge_software(node.promised.gpus, node.facts, node.group))
-
-
-MODE = Check(
-    "gpu.mode",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
 
 
 def judge_mode(promised: Promise, facts: Facts, group: Group) -> Verdict:
@@ -296,15 +280,6 @@ def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     conclude(judge_mode(node.promised, node.facts, node.group))
 
 
-MEMORY = Check(
-    "gpu.memory",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_memory(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Compare total, reserved and BAR1 memory; captured texts also tell memory nobody owns."""
     return conclude_gpus(
@@ -325,6 +300,3 @@ def _memory_fine(facts: Facts) -> str:
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
     conclude(judge_memory(node.promised.gpus, node.facts, node.group))
-
-
-CHECKS = (MODEL, SOFTWARE, MODE, MEMORY)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import Stack
 
+CHECKS = (
+    Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 def kernel(facts: Facts) -> str | None:
     """Its release, as uname says."""
@@ -74,8 +79,6 @@ def _told(facts: Facts, read: Callable[[Stack], str]) -> str | None:
     stack = facts.machine.stack if facts.machine else None
     return (read(stack) or None) if stack is not None else None
 
-
-DRIFT = Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",))
 
 ALIGN = "bring it to what the others run (reimage, update or boot the other kernel), then recheck"
 AGREE = "decide what the group shall run and bring all nodes to it, or split the group"
@@ -177,8 +180,6 @@ def worded(off_s: float) -> str:
     return f"{abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}"
 
 
-CLOCK = Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",))
-
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
 DEAD = "torchrun's c10d rendezvous takes a node for dead"
 
@@ -237,6 +238,3 @@ def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
     """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
     conclude(judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}))
-
-
-CHECKS = (DRIFT, CLOCK)

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Lasting = Majority[tuple[tuple[str, bool], ...]]
 
+CHECKS = (
+    Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.mounts", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
+
 _GIB: Final = 1024
 SHM: Final = "/dev/shm"  # noqa: S108  (looked at; a check of its own judges it)
 SHM_FULL: Final = f"{SHM} is full"
@@ -130,8 +136,6 @@ def _left(one: FileSystem) -> str:
     return f": {memory(one.free_mib)} of {memory(one.size_mib)} are free{inodes}"
 
 
-DISK = Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",))
-
 READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
 MADE_SO = (
     "mounted so from the start: see that the job writes elsewhere (a volume, --preflight-report)"
@@ -171,8 +175,6 @@ def test_host_disk(node: Node, conclude: Conclude) -> None:
     conclude(judge_disk(node.facts))
 
 
-MOUNTS = Check("host.mounts", stage="facts", tier="prolog", requires=("reach.answer",))
-
 HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
 MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
 
@@ -209,6 +211,3 @@ def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
 def test_host_mounts(node: Node, conclude: Conclude) -> None:
     """A shared file system that hangs or is missing on one node hangs or kills the whole job."""
     conclude(judge_mounts(node.facts, node.group.majority(lasting)))
-
-
-CHECKS = (DISK, MOUNTS)

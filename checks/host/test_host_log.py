@@ -7,8 +7,15 @@ from preflight.checks.host.hardware_log import judge_hardware_log, judge_host_lo
 from preflight.facts import Facts, Node
 from preflight.verdict import Conclude, Verdict
 
-HARDWARE_ERRORS = Check(
-    "host.hardware_errors", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+CHECKS = (
+    Check(
+        "host.hardware_errors",
+        stage="facts",
+        tier="prolog",
+        requires=("reach.answer",),
+        drains=True,
+    ),
+    Check("host.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
 
 
@@ -22,9 +29,6 @@ def test_host_hardware_errors(node: Node, conclude: Conclude) -> None:
     conclude(judge_hardware_errors(node.facts))
 
 
-KERNEL_LOG = Check("host.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_kernel_log(facts: Facts) -> Verdict:
     """A read-only file system fails; killed processes, I/O errors and hung tasks warn."""
     return judge_host_log(facts)
@@ -33,6 +37,3 @@ def judge_kernel_log(facts: Facts) -> Verdict:
 def test_host_kernel_log(node: Node, conclude: Conclude) -> None:
     """The kernel did not run out of memory, disks or patience on this node."""
     conclude(judge_kernel_log(node.facts))
-
-
-CHECKS = (HARDWARE_ERRORS, KERNEL_LOG)

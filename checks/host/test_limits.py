@@ -14,6 +14,14 @@ from preflight.facts.words import count, memory
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
+CHECKS = (
+    Check("host.memlock", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.nofile", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.shm", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
+
 Kind = Literal["memlock", "nofile"]
 
 IN_THE_JOB: Final = ("srun", "torchrun")
@@ -73,8 +81,6 @@ def _number(ceiling: int) -> float:
     return float("inf") if ceiling == UNLIMITED else float(ceiling)
 
 
-MEMLOCK = Check("host.memlock", stage="facts", tier="prolog", requires=("reach.answer",))
-
 GIB = 1 << 30
 MEMLOCK_ADVICE = (
     "set LimitMEMLOCK=infinity for the service that starts jobs (slurmd; containers: "
@@ -120,8 +126,6 @@ def test_host_memlock(node: Node, conclude: Conclude) -> None:
     conclude(judge_memlock(node.promised, node.facts, node.reach.transport, usual))
 
 
-NOFILE = Check("host.nofile", stage="facts", tier="prolog", requires=("reach.answer",))
-
 NOFILE_ADVICE = (
     "set LimitNOFILE=1048576 for the service that starts jobs and nofile in "
     "/etc/security/limits.d; then see ulimit -n inside a job"
@@ -156,8 +160,6 @@ def test_host_nofile(node: Node, conclude: Conclude) -> None:
     """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
     conclude(judge_nofile(node.facts, node.reach.transport, node.group.majority(nofile_of)))
 
-
-CGROUP = Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",))
 
 CPUS = "ask for more CPUs (--cpus-per-task, --exclusive; resources.limits.cpu in Kubernetes)"
 MEMORY = "ask for more memory (--mem=0 takes all of a node; resources.limits.memory)"
@@ -202,8 +204,6 @@ def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport))
 
 
-SHARED_MEMORY = Check("host.shm", stage="facts", tier="prolog", requires=("reach.answer",))
-
 ENLARGE = (
     "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
     "medium: Memory at /dev/shm"
@@ -241,6 +241,3 @@ def judge_shm(facts: Facts) -> Verdict:
 def test_host_shm(node: Node, conclude: Conclude) -> None:
     """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_shm(node.facts))
-
-
-CHECKS = (MEMLOCK, NOFILE, CGROUP, SHARED_MEMORY)

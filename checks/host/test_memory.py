@@ -16,6 +16,11 @@ from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unk
 if TYPE_CHECKING:
     from preflight.facts.machine import Dimm, Memory
 
+CHECKS = (
+    Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.dimms", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+)
+
 
 _DAY: Final = 86400
 
@@ -98,8 +103,6 @@ def logged(facts: Facts) -> bool:
     return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))
 
 
-MEMORY = Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",))
-
 FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what nobody needs, or reboot"
 
 
@@ -126,8 +129,6 @@ def test_host_memory(node: Node, conclude: Conclude) -> None:
     """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_memory(node.facts, node.group.middle(available_mib)))
 
-
-DIMMS = Check("host.dimms", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
 
 REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
 MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
@@ -174,6 +175,3 @@ def test_host_dimms(node: Node, conclude: Conclude) -> None:
     usual = node.group.middle(total_mib)
     alike = 0 if usual is None else node.group.at_least(total_mib, whole(usual))
     conclude(judge_dimms(node.facts, (alike, usual)))
-
-
-CHECKS = (MEMORY, DIMMS)

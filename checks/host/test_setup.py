@@ -11,7 +11,14 @@ from preflight.facts.node import decided, others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
 
-CONTAINER = Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",))
+CHECKS = (
+    Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.governor", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check(
+        "host.pci_acs", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
+    ),
+)
+
 
 SHOW = {
     "kubernetes": "hostPID: true in the pod's spec",
@@ -55,8 +62,6 @@ def test_host_container(node: Node, conclude: Conclude) -> None:
     """What a container hides from us, leftovers of other jobs above all, is not judged: say so."""
     conclude(judge_container(node.facts))
 
-
-GOVERNOR = Check("host.governor", stage="facts", tier="prolog", requires=("reach.answer",))
 
 STEADY = "performance"
 ADVICE = "cpupower frequency-set -g performance, and make it last (tuned-adm profile hpc-compute)"
@@ -104,14 +109,6 @@ def test_host_governor(node: Node, conclude: Conclude) -> None:
     conclude(judge_governor(node.facts, node.group.majority(names_of)))
 
 
-PCI_ACS = Check(
-    "host.pci_acs",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
 def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
     """Hold the redirects of PCIe ports and the IOMMU's mapping against the group."""
     if not uses_rdma(facts):
@@ -137,6 +134,3 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
 def test_host_pci_acs(node: Node, conclude: Conclude) -> None:
     """PCIe lets GPUs and NICs talk directly: neither ACS nor the IOMMU sends them round."""
     conclude(judge_pci_acs(node.facts, node.group))
-
-
-CHECKS = (CONTAINER, GOVERNOR, PCI_ACS)

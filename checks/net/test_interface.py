@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from preflight.checks.rdma.ports import Port
     from preflight.facts.network import Interface, Resolved
 
+CHECKS = (
+    Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("net.master_name", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 _NAMES_SHOWN: Final = 6
 
@@ -204,9 +209,6 @@ def _names(parts: object) -> str:
     return (", ".join(names[:_NAMES_SHOWN]) + more) or "none"
 
 
-INTERFACE = Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_interface(
     promised: Promise,
     facts: Facts,
@@ -339,9 +341,6 @@ def _list(one: Resolved) -> str:
     return ", ".join(one.addresses[:2])
 
 
-MASTER_NAME = Check("net.master_name", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_master_name(
     facts: Facts, master: Facts | None, group: Group, job_says: str = "", *, alone: bool
 ) -> Verdict:
@@ -381,6 +380,3 @@ def test_net_master_name(node: Node, conclude: Conclude) -> None:
     master = node.group.facts.get(node.net.master)
     said = (node.environ or {}).get("MASTER_ADDR", "")
     conclude(judge_master_name(node.facts, master, node.group, said, alone=node.net.nodes == 1))
-
-
-CHECKS = (INTERFACE, MASTER_NAME)

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     Failed = Mapping[str, Sequence[Attempt]]
     """Node name → its attempts at the master port that failed."""
 
+CHECKS = (
+    Check("net.ports", stage="net", tier="quick", requires=("reach.answer",)),
+    Check("net.ephemeral_ports", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 def master_fault(name: str, net: Net) -> Fault | None:
     """Why this node cannot reach the master port, or, on the master, why others cannot."""
@@ -166,9 +171,6 @@ def unfit(master: MasterPort, origin: str) -> Verdict | None:
     return None
 
 
-PORTS = Check("net.ports", stage="net", tier="quick", requires=("reach.answer",))
-
-
 def judge_ports(name: str, net: Net) -> Verdict:
     """The master's own port first, then who reaches whom; the culprit is named, not the victim."""
     if net.own is None:
@@ -256,11 +258,6 @@ def is_reserved(port: int, reserved: str) -> bool:
     return False
 
 
-EPHEMERAL_PORTS = Check(
-    "net.ephemeral_ports", stage="facts", tier="prolog", requires=("reach.answer",)
-)
-
-
 def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) -> Verdict:
     """Hold the range against what a job needs, and on the master against its port."""
     network = facts.network
@@ -285,6 +282,3 @@ def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
     """The kernel has ports enough to give away, and the master's is not among them."""
     port = node.job.master_port if node.net.is_master else None
     conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin))
-
-
-CHECKS = (PORTS, EPHEMERAL_PORTS)

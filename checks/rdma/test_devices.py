@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from preflight.checks.rdma.ports import Port
     from preflight.facts.network import Gid
 
-
-FIRMWARE = Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",))
+CHECKS = (
+    Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("ib.gid", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("ib.switch", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
 
 
 def judge_firmware(facts: Facts, group: Group) -> Verdict:
@@ -123,9 +126,6 @@ def _kind(gid: Gid) -> str:
     return f"{gid.kind.replace('IB/', '')}{local}"
 
 
-GID = Check("ib.gid", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
     """Look up the job's NCCL_IB_GID_INDEX in the table of each RoCE port it selects."""
     ports = [p for p in nccl_ports(facts, hca_of(environ)) if p.active and p.layer == "ethernet"]
@@ -149,8 +149,6 @@ def test_ib_gid(node: Node, conclude: Conclude) -> None:
     """On RoCE, the GID that NCCL will use exists and can leave its own link."""
     conclude(judge_gid(node.facts, node.environ))
 
-
-SWITCH = Check("ib.switch", stage="facts", tier="prolog", requires=("reach.answer",))
 
 _BAD = re.compile(r"err|fail|fault|bad|crit|alarm|not ok|nok\b|dead|stop", re.IGNORECASE)
 _GONE = re.compile(r"absent|not[ _]?(?:present|installed)|missing|removed|off\b", re.IGNORECASE)
@@ -190,6 +188,3 @@ def _is_supply(part: SwitchPart) -> bool:
 def test_ib_switch(node: Node, conclude: Conclude) -> None:
     """Every switch that was told of has its fans and power supplies."""
     conclude(judge_switch(node.facts.switches))
-
-
-CHECKS = (FIRMWARE, GID, SWITCH)

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     from preflight.checks.rdma.ports import Port
 
-
-PORT = Check(
-    "ib.port", stage="facts", tier="prolog", requires=("reach.answer",), drains=True, heals=True
+CHECKS = (
+    Check(
+        "ib.port", stage="facts", tier="prolog", requires=("reach.answer",), drains=True, heals=True
+    ),
+    Check("ib.count", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
 )
 
 
@@ -81,8 +83,6 @@ def test_ib_port(node: Node, conclude: Conclude) -> None:
     conclude(judge_port(node.promised, node.facts, node.group))
 
 
-COUNT = Check("ib.count", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
 Usual = Majority[tuple[str, ...]]
 ADVICE = "look for it in lspci and for mlx5 errors in dmesg; drain, power-cycle, recheck"
 
@@ -125,6 +125,3 @@ def _counts(nic: Nic, promised: Promise) -> bool:
 def test_ib_count(node: Node, conclude: Conclude) -> None:
     """Every node has the RDMA devices that its group promises."""
     conclude(judge_count(node.promised, node.facts.nics, node.group.majority(nic_names)))
-
-
-CHECKS = (PORT, COUNT)

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     from preflight.checks.rdma.ports import Port
 
+CHECKS = (
+    Check("ib.rate", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check("ib.errors", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 _RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
 _TOLERANCE: Final = 0.97
@@ -108,9 +113,6 @@ def _rate(port: Port) -> str:
     return port.port.rate if "Gb" in port.port.rate else f"{port.gbits:g} Gb/s"
 
 
-RATE = Check("ib.rate", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
-
 def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
     """Hold rate, lanes, MTU and error correction against promise, group and own peers."""
     active = [port for port in ports_of(facts) if port.active]
@@ -132,9 +134,6 @@ def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
 def test_ib_rate(node: Node, conclude: Conclude) -> None:
     """Every active RDMA port runs at full rate, with the frames of its peers."""
     conclude(judge_rate(node.promised, node.facts, node.group))
-
-
-ERRORS = Check("ib.errors", stage="facts", tier="prolog", requires=("reach.answer",))
 
 
 def judge_errors(facts: Facts) -> Verdict:
@@ -174,6 +173,3 @@ def judge_errors(facts: Facts) -> Verdict:
 def test_ib_errors(node: Node, conclude: Conclude) -> None:
     """No RDMA port loses bits, flaps or resends more than a sound link does."""
     conclude(judge_errors(node.facts))
-
-
-CHECKS = (RATE, ERRORS)

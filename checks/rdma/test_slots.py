@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Nic
 
+CHECKS = (
+    Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check(
+        "ib.gpudirect", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
+    ),
+)
+
 
 _RESEAT: Final = (
     "drain; reseat {0} or its riser, compare slot and BIOS (width, bifurcation) with a sound node"
@@ -126,9 +133,6 @@ def _bus(nic: Nic) -> str:
     return nic.pci_path[-1] if nic.pci_path else ""
 
 
-PCIE = Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
-
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
     """Hold lanes and generation against group, own peers and card, and against the port's rate."""
     odd = conclude_oddities(odd_slots(facts, group))
@@ -154,12 +158,6 @@ def test_ib_pcie(node: Node, conclude: Conclude) -> None:
     conclude(judge_pcie(node.facts, node.group))
 
 
-GPUDIRECT = Check(
-    "ib.gpudirect",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
 ADVICE = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
 
 
@@ -186,6 +184,3 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
 def test_ib_gpudirect(node: Node, conclude: Conclude) -> None:
     """NICs can read and write GPU memory themselves."""
     conclude(judge_gpudirect(node.facts, node.group))
-
-
-CHECKS = (PCIE, GPUDIRECT)

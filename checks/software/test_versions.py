@@ -25,6 +25,25 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import Torch
 
+CHECKS = (
+    # Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
+    # `standard` on GPUs are loaded through it.
+    Check(
+        "software.arch",
+        stage="facts",
+        tier="standard",
+        requires=("reach.answer", "host.driver_hung"),
+    ),
+    Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",)),
+    Check(
+        "software.driver",
+        stage="facts",
+        tier="prolog",
+        requires=("reach.answer", "host.driver_hung"),
+    ),
+    Check("software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 UNREAD = "what the job's Python holds could not be read"
 READ_IT = "look at the file system that holds that Python: does `ls` on it hang?"
@@ -159,16 +178,6 @@ def drifts(group: Group) -> Iterator[Drift]:
             told.add(name)
 
 
-# Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
-# `standard` on GPUs are loaded through it.
-ARCH = Check(
-    "software.arch",
-    stage="facts",
-    tier="standard",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
 def judge_arch(facts: Facts) -> Verdict:
     """Compare what its kernels are compiled for with the GPUs' compute capability."""
     if not facts.gpus:
@@ -202,8 +211,6 @@ def test_software_arch(node: Node, conclude: Conclude) -> None:
     """The job's torch has kernels for the GPUs that are there."""
     conclude(judge_arch(node.facts))
 
-
-DRIFT = Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",))
 
 _SAME = "point them to one image or environment (inventory key python), or leave them out"
 
@@ -253,14 +260,6 @@ def _drifted(found: list[Drift]) -> Verdict:
 def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
     """All nodes of a group have the same torch, CUDA, NCCL and cuDNN in the job's Python."""
     conclude(judge_drift(tuple(fleet.groups.values())))
-
-
-DRIVER = Check(
-    "software.driver",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
 
 
 def judge_driver(facts: Facts) -> Verdict:
@@ -348,10 +347,6 @@ def instead(there: tuple[str, ...]) -> str:
     return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
 
 
-NCCL_PLUGIN = Check(
-    "software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)
-)
-
 _UNKNOWN_JOB = (
     "no job environment known; give --preflight-env-file, --preflight-launch, "
     "or run inside the allocation"
@@ -392,6 +387,3 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
 def test_software_nccl_plugin(node: Node, conclude: Conclude) -> None:
     """The NCCL network plugin that the job names is on the node."""
     conclude(judge_nccl_plugin(node.environ, node.facts))
-
-
-CHECKS = (ARCH, DRIFT, DRIVER, NCCL_PLUGIN)
