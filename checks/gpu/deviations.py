@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from preflight.facts.boards import (
     gpu_codes,
@@ -27,7 +27,7 @@ from preflight.facts.boards import (
     settled,
     up_links,
 )
-from preflight.facts.node import DISTANCES, Majority
+from preflight.facts.node import DISTANCES, Majority, decided
 from preflight.verdict import Verdict, fail, warn
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _count(facts: Facts) -> int | None:
 def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Oddity]:
     """GPUs with fewer live NVLinks than promised, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
-    vote = _deciding(group.majority(link_counts))
+    vote = decided(group.majority(link_counts))
     if vote is None and (missing := unlisted_gpu(gpus)):
         yield Oddity(missing, LOOK)
         return
@@ -177,7 +177,7 @@ def refused_peers(facts: Facts) -> Iterator[Oddity]:
 
 def strange_codes(facts: Facts, group: Group) -> Iterator[Oddity]:
     """Pairs joined otherwise than on most nodes of the group."""
-    vote, codes = _deciding(group.majority(gpu_codes)), gpu_codes(facts)
+    vote, codes = decided(group.majority(gpu_codes)), gpu_codes(facts)
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}
@@ -197,7 +197,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
     mine = nic_distances(facts)
     if mine is None:
         return
-    vote = _deciding(group.majority(nic_distances))
+    vote = decided(group.majority(nic_distances))
     usual, whom = _all_but_one(mine), "for every other GPU here"
     if vote is not None:
         usual = vote.value if len(vote.value) == len(mine) else mine
@@ -211,7 +211,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
 
 def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
     """GPUs that hang on another NUMA node than on most nodes of the group."""
-    vote, mine = _deciding(group.majority(numa_nodes)), numa_nodes(facts)
+    vote, mine = decided(group.majority(numa_nodes)), numa_nodes(facts)
     if vote is None or mine is None or len(mine) != len(vote.value):
         return
     for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
@@ -219,10 +219,6 @@ def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
             whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
             sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
             yield Oddity(sentence, COMPARE_BUILD, grave=False)
-
-
-def _deciding(vote: Majority[T] | None) -> Majority[T] | None:
-    return vote if vote is not None and vote.decides else None
 
 
 def _most(values: Iterable[T | None]) -> T | None:
@@ -261,7 +257,7 @@ def _down(gpu: Gpu) -> str:
     return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""
 
 
-def conclude_oddities(found: Iterable[Oddity]) -> Verdict | None:
+def conclude_oddities(found: Iterable[Oddity], **evidence: Any) -> Verdict | None:
     """A failure if one of them is grave, else a warning; None where nothing is odd."""
     odd = sorted(found, key=lambda one: not one.grave)
     if not odd:
@@ -269,7 +265,7 @@ def conclude_oddities(found: Iterable[Oddity]) -> Verdict | None:
     more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
     conclude = fail if odd[0].grave else warn
     findings = [one.sentence for one in odd]
-    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings)
+    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings, **evidence)
 
 
 _MOST_SHARE: Final = 0.75

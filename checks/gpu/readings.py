@@ -116,7 +116,7 @@ def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
-def conclude_gpus(
+def judge_gpus(
     promised: int | None,
     facts: Facts,
     *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import NVML, conclude_gpus, healths
+from preflight.checks.gpu.readings import NVML, healths, judge_gpus
 from preflight.checks.gpu.test_errors import answer_troubles, lost_of
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
@@ -89,11 +89,11 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
 
 
-def judge_readings(promised: int | None, facts: Facts) -> Verdict:
-    """Name the readings that NVML answered with an error."""
-    return conclude_gpus(
-        promised,
-        facts,
+def test_gpu_readings(node: Node, conclude: Conclude) -> None:
+    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
         what="readings",
         needs=(
             "temperature_c",
@@ -102,15 +102,11 @@ def judge_readings(promised: int | None, facts: Facts) -> Verdict:
             "ecc_volatile_uncorrected",
             "remap_pending",
         ),
-        troubles=answer_troubles(facts),
+        troubles=answer_troubles(node.facts),
         fine="no reading of its GPUs fails",
         cause="readings",
     )
-
-
-def test_gpu_readings(node: Node, conclude: Conclude) -> None:
-    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
-    conclude(judge_readings(node.promised.gpus, node.facts))
+    conclude(verdict)
 
 
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"

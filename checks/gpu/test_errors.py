@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import NVML, Trouble, conclude_gpus, healths, named
+from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.verdict import Conclude, Verdict
+from preflight.verdict import Conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,72 +159,56 @@ def lost_of(facts: Facts) -> tuple[str, ...]:
     return tuple(line for line in said if not line.startswith(tuple(answering)))
 
 
-def judge_ecc(promised: int | None, facts: Facts) -> Verdict:
-    """Tell recent uncorrectable errors, worn SRAM, and storms of corrected errors."""
-    return conclude_gpus(
-        promised,
-        facts,
+def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
+    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
         what="count of uncorrectable ECC errors",
         needs=("ecc_volatile_uncorrected",),
-        troubles=ecc_troubles(facts),
+        troubles=ecc_troubles(node.facts),
         fine="no uncorrectable ECC errors since the driver was loaded",
         cause="memory",
     )
-
-
-def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
-    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_ecc(node.promised.gpus, node.facts))
-
-
-def judge_remap(promised: int | None, facts: Facts) -> Verdict:
-    """Tell what a reset would mend, and what no reset will."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="state of row remapping or page retirement",
-        needs=("remap_pending", "retired_pending"),
-        troubles=remap_troubles(facts),
-        fine="no memory row or page waits to be taken out of use",
-        cause="memory",
-    )
+    conclude(verdict)
 
 
 def test_gpu_remap(node: Node, conclude: Conclude) -> None:
     """No bad memory row or page waits for a reset, and remapping has not failed."""
-    conclude(judge_remap(node.promised.gpus, node.facts))
-
-
-def judge_recovery(promised: int | None, facts: Facts) -> Verdict:
-    """Pass on what the driver itself says must be done first."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="recovery action",
-        needs=("recovery_action",),
-        troubles=recovery_troubles(facts),
-        fine="the driver asks for no recovery action",
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="state of row remapping or page retirement",
+        needs=("remap_pending", "retired_pending"),
+        troubles=remap_troubles(node.facts),
+        fine="no memory row or page waits to be taken out of use",
         cause="memory",
     )
+    conclude(verdict)
 
 
 def test_gpu_recovery(node: Node, conclude: Conclude) -> None:
     """The driver asks for no reset or reboot: where it does, the next job on that GPU fails."""
-    conclude(judge_recovery(node.promised.gpus, node.facts))
-
-
-def judge_inforom(promised: int | None, facts: Facts) -> Verdict:
-    """Tell whether the driver finds the InfoROM of a GPU corrupted."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="InfoROM check",
-        needs=("inforom_valid",),
-        troubles=inforom_troubles(facts),
-        fine="the InfoROM of every GPU is valid",
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="recovery action",
+        needs=("recovery_action",),
+        troubles=recovery_troubles(node.facts),
+        fine="the driver asks for no recovery action",
+        cause="memory",
     )
+    conclude(verdict)
 
 
 def test_gpu_inforom(node: Node, conclude: Conclude) -> None:
     """The InfoROM of every GPU is sound: it keeps the board's error history and its limits."""
-    conclude(judge_inforom(node.promised.gpus, node.facts))
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="InfoROM check",
+        needs=("inforom_valid",),
+        troubles=inforom_troubles(node.facts),
+        fine="the InfoROM of every GPU is valid",
+    )
+    conclude(verdict)

@@ -9,8 +9,8 @@ from preflight.check import Check
 from preflight.checks.gpu.readings import (
     NVML,
     Trouble,
-    conclude_gpus,
     healths,
+    judge_gpus,
     named,
     reading,
     wanted,
@@ -204,30 +204,26 @@ def _on(value: object) -> str:
     return "on" if value else "off"
 
 
-def judge_model(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Compare the names that NVML tells with the promise, the group, then the siblings."""
-    return conclude_gpus(
-        promised.gpus,
-        facts,
-        what="model",
-        needs=("name",),
-        troubles=model_troubles(promised.gpu_model, facts, group),
-        fine=_model_fine(facts),
-    )
-
-
 def _model_fine(facts: Facts) -> str:
     return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
 
 
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the model that was promised, or that the group has."""
-    conclude(judge_model(node.promised, node.facts, node.group))
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="model",
+        needs=("name",),
+        troubles=model_troubles(node.promised.gpu_model, node.facts, node.group),
+        fine=_model_fine(node.facts),
+    )
+    conclude(verdict)
 
 
 def judge_software(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Compare versions with most nodes of the group, else with the node's other GPUs."""
-    said = conclude_gpus(
+    said = judge_gpus(
         promised,
         facts,
         what="firmware versions",
@@ -250,18 +246,6 @@ def test_gpu_software(node: Node, conclude: Conclude) -> None:
     conclude(judge_software(node.promised.gpus, node.facts, node.group))
 
 
-def judge_mode(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Compare the modes with the promise, the group, then the siblings."""
-    return conclude_gpus(
-        promised.gpus,
-        facts,
-        what="modes",
-        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
-        troubles=mode_troubles(promised, facts, group),
-        fine=_mode_fine(facts),
-    )
-
-
 def _mode_fine(facts: Facts) -> str:
     """All modes in one line: where nobody decides, a person may."""
     said = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
@@ -277,19 +261,15 @@ def _mode_fine(facts: Facts) -> str:
 
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     """MIG, ECC, persistence and compute mode are as promised, or as on the group."""
-    conclude(judge_mode(node.promised, node.facts, node.group))
-
-
-def judge_memory(promised: int | None, facts: Facts, group: Group) -> Verdict:
-    """Compare total, reserved and BAR1 memory; captured texts also tell memory nobody owns."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="amount of memory",
-        needs=("memory_total_mib",),
-        troubles=[*memory_troubles(facts, group), *used_troubles(facts)],
-        fine=_memory_fine(facts),
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="modes",
+        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
+        troubles=mode_troubles(node.promised, node.facts, node.group),
+        fine=_mode_fine(node.facts),
     )
+    conclude(verdict)
 
 
 def _memory_fine(facts: Facts) -> str:
@@ -299,4 +279,12 @@ def _memory_fine(facts: Facts) -> str:
 
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
-    conclude(judge_memory(node.promised.gpus, node.facts, node.group))
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="amount of memory",
+        needs=("memory_total_mib",),
+        troubles=[*memory_troubles(node.facts, node.group), *used_troubles(node.facts)],
+        fine=_memory_fine(node.facts),
+    )
+    conclude(verdict)
