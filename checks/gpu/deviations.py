@@ -84,6 +84,11 @@ class Oddity:
     grave: bool = True
 
 
+def on_most(vote: Majority[Any], group: Group) -> str:
+    """As in: on 12 of 13 nodes of group train."""
+    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+
+
 def usual_gpus(group: Group) -> Usual | None:
     """What GPUs most nodes of a group have: by where they sit, else by how many there are."""
     usual = group.majority(_bus_ids)
@@ -113,7 +118,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
         expected, origin = promised, "promised"
         if promised is None and vote is not None:
             expected = vote.value[at] if at < len(vote.value) else None
-            origin = f"up on {vote.votes} of {vote.of} nodes of group {group.name}"
+            origin = f"up {on_most(vote, group)}"
         elif promised is None:
             expected, origin = common, "up on its peers"
         if promised is None and not expected:
@@ -181,7 +186,7 @@ def strange_codes(facts: Facts, group: Group) -> Iterator[Oddity]:
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}
-    whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+    whom = on_most(vote, group)
     if len(codes) != len(vote.value):
         here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
         yield Oddity(f"{here} GPUs here, {there} {whom}", "look for Xid 79; power-cycle, recheck")
@@ -201,7 +206,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
     usual, whom = _all_but_one(mine), "for every other GPU here"
     if vote is not None:
         usual = vote.value if len(vote.value) == len(mine) else mine
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = on_most(vote, group)
     for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
         if DISTANCES.index(here) > DISTANCES.index(there):
             names = ", ".join(nearest_nics(gpu, facts.nics or ())[1])
@@ -216,7 +221,7 @@ def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
         return
     for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
         if here != there:
-            whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+            whom = on_most(vote, group)
             sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
             yield Oddity(sentence, COMPARE_BUILD, grave=False)
 

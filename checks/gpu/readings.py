@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
+from preflight.checks.gpu.deviations import on_most
+from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
@@ -43,10 +45,9 @@ def wanted(promise: T | None, name: str, facts: Facts, group: Group) -> Wanted[A
     """What the field `name` of each GPU ought to be; None where nobody decides."""
     if promise is not None:
         return Wanted(promise, "promised", "promise")
-    vote = group.majority(reader(name))
-    if vote is not None and vote.decides:
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
-        return Wanted(vote.value, whom, "group")
+    vote = decided(group.majority(reader(name)))
+    if vote is not None:
+        return Wanted(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
     common, votes = _most(values)
     if common is not None and votes >= _ENOUGH_SIBLINGS:

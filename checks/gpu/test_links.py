@@ -18,6 +18,7 @@ from preflight.checks.gpu.deviations import (
     far_rails,
     lopsided_links,
     odd_cells,
+    on_most,
     refused_peers,
     strange_codes,
     strange_numa,
@@ -36,6 +37,7 @@ from preflight.checks.gpu.test_errors import uptime_s
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
 from preflight.facts.boards import gpu_codes, up_links
+from preflight.facts.node import decided
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -149,10 +151,10 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float) -> Iterator[Trouble]:
 
 def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or send again what came broken."""
-    usual = group.majority(link_speed)
-    speed, origin = _most_speed(facts), "on the other links of this node"
-    if usual is not None and usual.decides:
-        speed, origin = usual.value, f"on {usual.votes} of {usual.of} nodes of group {group.name}"
+    usual = decided(group.majority(link_speed))
+    speed, origin = link_speed(facts), "on the other links of this node"
+    if usual is not None:
+        speed, origin = usual.value, on_most(usual, group)
     for gpu, health in healths(facts):
         for link in health.link_errors or ():
             where = f"{named(gpu)} NVLink {link.link}"
@@ -169,10 +171,6 @@ def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
 
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
-    return _most_speed(facts)
-
-
-def _most_speed(facts: Facts) -> int | None:
     speeds = Counter(
         link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
     )

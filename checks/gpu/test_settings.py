@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
+from preflight.checks.gpu.deviations import on_most
 from preflight.checks.gpu.readings import (
     NVML,
     Trouble,
@@ -72,7 +73,7 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """Driver and firmware that differ from the group's, or among the GPUs of one node."""
     vote, version = group.majority(driver_version), facts.driver.version
     if vote is not None and vote.decides and version and version != vote.value:
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = on_most(vote, group)
         advice = f"install driver {vote.value}, or leave the node out"
         yield Trouble(None, f"driver {version} here, {vote.value} {whom}", advice, grave=False)
     for name, words in _FIRMWARE.items():

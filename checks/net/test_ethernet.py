@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.ethernet import (
     data_over_sockets,
     frame_troubles,
@@ -29,8 +29,6 @@ from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from preflight.facts.node import Majority
 
 
 _CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
@@ -80,7 +78,7 @@ def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Oddity]:
     expected, origin = wanted, "in its own configuration"
     vote = decided(group.majority(mtu_of(one.name)))
     if expected is None and vote is not None:
-        expected, origin = vote.value, _by(vote, group)
+        expected, origin = vote.value, on_most(vote, group)
     if one.mtu is None or expected is None or one.mtu == expected:
         return
     advice = f"ip link set {one.name} mtu {expected}; keep it so, and the switch port's not below"
@@ -99,7 +97,9 @@ def _slow(
     vote = group.majority(speed_of(one.name))
     if (usual := decided(vote)) is not None:
         if one.speed_mbits < usual.value * _TOLERANCE:
-            yield Oddity(f"{seen}, {speed(usual.value)} {_by(usual, group)}", advice, grave=grave)
+            yield Oddity(
+                f"{seen}, {speed(usual.value)} {on_most(usual, group)}", advice, grave=grave
+            )
         return
     bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
     both = min(told.most_mbits or 0, told.partner_mbits or 0) if told else 0
@@ -133,10 +133,6 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
         left = sum(is_up(each) for each in own)
         sentence = f"{part.name} of {one.name} has no link; {left} of {len(own)} are up"
         yield Oddity(sentence, _CABLE.format(part.name), grave=grave)
-
-
-def _by(vote: Majority[int], group: Group) -> str:
-    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
 
 
 CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.gpu.deviations import Oddity, on_most
 from preflight.checks.net.ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
 from preflight.facts.basics import limit
@@ -151,7 +151,7 @@ def _judged(
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
-        whom = f"ACTIVE on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = f"ACTIVE {on_most(vote, group)}"
         return Oddity(f"{seen}, {whom}", advice)
     return (
         None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)

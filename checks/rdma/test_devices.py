@@ -6,11 +6,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import chip, firmwares, most
 from preflight.facts import Facts, Group, Node
 from preflight.facts.network import Switch, SwitchPart
+from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -32,15 +33,14 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     if not facts.nics:
         return not_run("no RDMA devices here")
     mute = [nic.name for nic in facts.nics if not nic.firmware]
-    vote = group.majority(firmwares)
-    by_group = vote if vote is not None and vote.decides else None
+    by_group = decided(group.majority(firmwares))
     odd = []
     for nic in facts.nics:
         alike = [n.firmware for n in facts.nics if chip(n) == chip(nic) and n.firmware]
         usual, origin = most(alike), "on its peers"
         if by_group is not None:
             usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
-            origin = f"on {by_group.votes} of {by_group.of} nodes of group {group.name}"
+            origin = on_most(by_group, group)
             if (chip(nic), nic.firmware) in by_group.value:
                 continue
         if nic.firmware and usual is not None and nic.firmware != usual:

@@ -6,14 +6,14 @@ else by the card itself; and whatever they say, a link must carry what its ports
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.test_nic_log import events
-from preflight.checks.rdma.direct import uses_rdma, way
-from preflight.checks.rdma.ports import Port, most
+from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -75,7 +75,7 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
     grave, expected, origin = True, alike, "on the other NICs of its kind"
     if vote is not None:
         expected = vote.value
-        origin = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        origin = on_most(vote, group)
     elif expected is None:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
         grave, expected, origin = False, own, "is what the card can do"
@@ -158,7 +158,36 @@ def test_ib_pcie(node: Node, conclude: Conclude) -> None:
     conclude(judge_pcie(node.facts, node.group))
 
 
-ADVICE = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
+_DMABUF_KERNEL: Final = (5, 12)
+"""First kernel whose ib_core takes dma-buf; NCCL's documentation of NCCL_DMABUF_ENABLE."""
+
+
+def uses_rdma(facts: Facts) -> bool:
+    """Whether there are GPUs and NICs that could talk directly; EFA and the like have own ways."""
+    layers = {port.layer for port in ports_of(facts) if port.active}
+    return bool(facts.gpus) and bool(layers & {"infiniband", "ethernet"})
+
+
+def way(facts: Facts) -> str | None:
+    """Name the way by which NICs reach GPU memory: "" for none, None where that is not known."""
+    direct = facts.gpudirect
+    if direct is None:
+        return None
+    if direct.peermem:
+        return "nvidia_peermem"
+    if not _takes_dmabuf(facts.kernel):
+        return None if direct.peermem is None else ""
+    if direct.open_modules:
+        return "dma-buf"
+    return None if direct.peermem is None or direct.open_modules is None else ""
+
+
+def _takes_dmabuf(kernel: str) -> bool:
+    found = re.match(r"([0-9]+)\.([0-9]+)", kernel)
+    return found is not None and (int(found.group(1)), int(found.group(2))) >= _DMABUF_KERNEL
+
+
+LOAD_PEERMEM = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
 
 
 def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
@@ -176,9 +205,11 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     vote = group.majority(way)
     said = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.decides and vote.value:
-        whom = f"{vote.value} on {vote.votes} of {vote.of} nodes of group {group.name}"
-        return fail(f"{said}; {whom}", advice=ADVICE)
-    return warn(f"{said}: NCCL copies through host memory, at about half the rate", advice=ADVICE)
+        whom = f"{vote.value} {on_most(vote, group)}"
+        return fail(f"{said}; {whom}", advice=LOAD_PEERMEM)
+    return warn(
+        f"{said}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
+    )
 
 
 def test_ib_gpudirect(node: Node, conclude: Conclude) -> None:
