@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.host.hardware_log import faults
 from preflight.checks.host.test_file_systems import SHM_FULL
+from preflight.checks.host.test_host_log import faults
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.machine import Edac

@@ -17,7 +17,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from preflight.checks.gpu.deviations import Oddity, on_most
-from preflight.checks.net.ethernet import flaps_per_day
+from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
 from preflight.facts.basics import limit
 
