@@ -406,11 +406,11 @@ def judge_ranks(name: str, job: Job) -> Verdict:
     """Compare this node with the others, and its ranks among themselves."""
     if job.environ is None:
         return not_run(UNKNOWN_JOB)
-    told = [node for node in job.environ if node]
+    nodes = [node for node in job.environ if node]
     within = job.uneven.get(name, {})
-    if len(told) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
+    if len(nodes) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
         return not_run(f"one environment for all nodes ({job.environ_origin}): nothing to compare")
-    fine = ok(f"{count(len(told), 'node')}, alike in what ranks must share")
+    fine = ok(f"{count(len(nodes), 'node')}, alike in what ranks must share")
     return verdict([*differing(name, job.environ), *uneven(within)], fine, job.environ_origin)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from preflight.check import Check
-from preflight.checks.env.visible import read_visible
+from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import Check
+from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.fleet_view import FleetView
 from preflight.facts import Facts, Group, Node
 from preflight.facts.machine import Software
@@ -347,16 +348,10 @@ def instead(there: tuple[str, ...]) -> str:
     return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
 
 
-_UNKNOWN_JOB = (
-    "no job environment known; give --preflight-env-file, --preflight-launch, "
-    "or run inside the allocation"
-)
-
-
 def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdict:
     """Look for the library where the job's loader would."""
     if environ is None:
-        return not_run(_UNKNOWN_JOB)
+        return not_run(UNKNOWN_JOB)
     wanted = asked(environ)
     if wanted is None:
         return not_run("the job names no NCCL network plugin")
