@@ -51,7 +51,7 @@ def judge_device(burn: Burn | None) -> Verdict:
     if burn is None:
         return not_run("no burn-in was measured")
     if burn.lost:
-        return _lost(burn)
+        return _lost_verdict(burn)
     if burn.state == "not_run":
         return not_run(burn.reason, stopped=burn.stopped)
     if burn.state != "measured":
@@ -59,10 +59,10 @@ def judge_device(burn: Burn | None) -> Verdict:
         return unknown(burn.reason, advice=advice)
     if not burn.devices:
         return unknown("torch sees no device", advice=VISIBLE)
-    return _through(burn)
+    return _passed_verdict(burn)
 
 
-def _through(burn: Burn) -> Verdict:
+def _passed_verdict(burn: Burn) -> Verdict:
     if burn.unseen:
         of = burn.devices + burn.unseen
         said = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
@@ -74,7 +74,7 @@ def _through(burn: Burn) -> Verdict:
     return ok(said)
 
 
-def _lost(burn: Burn) -> Verdict:
+def _lost_verdict(burn: Burn) -> Verdict:
     """One by one; the checks that hold speeds against peers go on with the others."""
     own = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
     first = next((flaw for flaw in own if not flaw.starved), own[0])
@@ -204,10 +204,10 @@ def judge_sustained(burn: Burn | None) -> Verdict:
     verdict = judge_speed("sustained", burn)
     if burn is None or not burn.throttled or verdict.outcome is Outcome.NOT_RUN:
         return verdict
-    return _throttled(burn.throttled)
+    return _throttle_verdict(burn.throttled)
 
 
-def _throttled(found: tuple[Throttle, ...]) -> Verdict:
+def _throttle_verdict(found: tuple[Throttle, ...]) -> Verdict:
     worst = max(found, key=lambda one: one.looks / one.of)
     more = f"; {', '.join(one.name for one in found if one is not worst)} too" * (len(found) > 1)
     return fail(

@@ -94,10 +94,10 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _intra_node_measured(held_to_nvlink(inside, gpus or ()))
+    return _intra_node_verdict(held_to_nvlink(inside, gpus or ()))
 
 
-def _intra_node_measured(inside: Inside) -> Verdict:
+def _intra_node_verdict(inside: Inside) -> Verdict:
     evidence: dict[str, Any] = {
         "state": inside.state,
         "backend": inside.backend,
@@ -154,10 +154,10 @@ def judge_nvlink_domain(
     if one.state == "trouble":
         advice = f"read what {name} said, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
-    return _nvlink_domain_measured(name, over_nvlink(one, gpus or ()))
+    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or ()))
 
 
-def _nvlink_domain_measured(name: str, one: OverNvlink) -> Verdict:
+def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
     evidence: dict[str, Any] = {
         "nvlink_domain": one.domain,
         "nodes": one.nodes,

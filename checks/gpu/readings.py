@@ -137,7 +137,7 @@ def judge_gpus(
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
-    untold = _untold(facts.gpus, needs)
+    untold = _without_reading(facts.gpus, needs)
     if found and (found[0].grave or not untold):
         return _bad(found, cause)
     if untold:
@@ -192,7 +192,7 @@ def _value(gpu: Gpu, name: str) -> object:
     return None if value == "" else value
 
 
-def _untold(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
+def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """Those without the reading, unless their kind has none: its peers of that kind decide."""
     missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
     telling = {gpu.name for gpu in gpus if gpu not in missing}

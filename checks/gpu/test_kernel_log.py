@@ -52,12 +52,12 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
     expects = bool(promised.gpus) or bool(facts.gpus)
     if log is None:
         return unread(facts) if expects or _captured(facts) else _none_here()
-    settled = _settled(troubles(log.lines), facts)
-    said = [_as_the_site_sees_it(each, promised) for each in settled]
+    settled = _mark_settled(troubles(log.lines), facts)
+    said = [_site_grade(each, promised) for each in settled]
     if not said and not expects and log.source != "text":
         return _none_here()
     again = repeated(log.lines)
-    found = [_suspected(each, again.get(each.slot)) for each in roots(said)]
+    found = [_suspect_part(each, again.get(each.slot)) for each in roots(said)]
     evidence: dict[str, Any] = {
         "troubles": [_xid_evidence(each) for each in said],
         "log": log.source,
@@ -86,7 +86,7 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
     return whole(said_so, log, ("xid", "nvrm"), **evidence)
 
 
-def _settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
+def _mark_settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
     """Mark as old what the driver itself says needs nothing any more."""
     calm = {
         slot_of(gpu.bus_id)
@@ -107,13 +107,13 @@ def _captured(facts: Facts) -> bool:
     return facts.nonce == "captured"
 
 
-def _as_the_site_sees_it(one: Trouble, promised: Promise) -> Trouble:
+def _site_grade(one: Trouble, promised: Promise) -> Trouble:
     if one.code in (promised.fatal_xids or ()) and one.grade != "fatal":
         return replace(one, grade="reset")
     return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
 
 
-def _suspected(one: Trouble, again: Repeated | None) -> Trouble:
+def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
     """A program's exception that comes back to one part of the GPU: maybe that part is broken."""
     if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
         return one
@@ -308,10 +308,10 @@ def judge_sxid(facts: Facts) -> Verdict:
             advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
             **evidence,
         )
-    return _of_the_rest(old, new, log, facts, evidence)
+    return _not_fatal_verdict(old, new, log, facts, evidence)
 
 
-def _of_the_rest(
+def _not_fatal_verdict(
     old: Sequence[Fault],
     new: Sequence[Fault],
     log: KernelLog,

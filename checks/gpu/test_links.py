@@ -330,7 +330,7 @@ def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
     odd = oddities(promised, facts, group)
     if printed is not None and not odd:
         odd = list(disagreements(facts, printed))
-    return conclude_oddities(odd, note=note) or _sound(promised, facts, note)
+    return conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note)
 
 
 def oddities(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
@@ -343,7 +343,7 @@ def oddities(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
     return [*links, *codes, *far_rails(facts, group), *strange_numa(facts, group)]
 
 
-def _sound(promised: Promise, facts: Facts, note: str) -> Verdict:
+def _topology_ok(promised: Promise, facts: Facts, note: str) -> Verdict:
     gpus = facts.gpus or ()
     if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
         return unknown("NVML would not tell the state of the NVLinks", advice="update the driver")

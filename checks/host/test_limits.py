@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from preflight.check import Check
-from preflight.checks.host.test_file_systems import SHM, SHM_FULL, lying_on
+from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_of
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.basics import limit
 from preflight.facts.machine import UNLIMITED, Limits
@@ -29,7 +29,7 @@ IN_THE_JOB: Final = ("srun", "torchrun")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class JobLimit:
     """A limit and whose it is; `sure` where the job will have the same."""
 
     value: float
@@ -40,7 +40,7 @@ class Held:
     sure: bool
 
 
-def held(kind: Kind, facts: Facts, transport: str) -> Held | None:
+def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
     """The limit nearest to the job's: its own, its scheduler's, our login's; None if unread."""
     if facts.machine is None:
         return None
@@ -48,33 +48,33 @@ def held(kind: Kind, facts: Facts, transport: str) -> Held | None:
     if transport not in IN_THE_JOB and daemons:
         first = daemons[0]
         whose = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
-        return _held(first.limits, kind, whose, sure=True)
+        return _job_limit(first.limits, kind, whose, sure=True)
     if facts.machine.limits is None:
         return None
     sure = transport in IN_THE_JOB
     if kind == "memlock" and facts.machine.locks_any:
         whose = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
         whose = "of the job's own process (CAP_IPC_LOCK)" if sure else whose
-        return Held(float("inf"), float("inf"), whose, sure)
+        return JobLimit(float("inf"), float("inf"), whose, sure)
     whose = "of the job's own process" if sure else "of our login; the job's may differ"
-    return _held(facts.machine.limits, kind, whose, sure=sure)
+    return _job_limit(facts.machine.limits, kind, whose, sure=sure)
 
 
 def memlock_of(facts: Facts) -> float | None:
     """For the vote of a group: the limit of whoever starts jobs there, else of our login."""
-    one = held("memlock", facts, "")
+    one = job_limit("memlock", facts, "")
     return None if one is None else one.value
 
 
 def nofile_of(facts: Facts) -> float | None:
     """For the vote of a group, as above."""
-    one = held("nofile", facts, "")
+    one = job_limit("nofile", facts, "")
     return None if one is None else one.value
 
 
-def _held(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> Held:
+def _job_limit(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> JobLimit:
     soft, hard = getattr(limits, kind), getattr(limits, f"{kind}_hard")
-    return Held(_number(soft), _number(hard), whose, sure)
+    return JobLimit(_number(soft), _number(hard), whose, sure)
 
 
 def _number(ceiling: int) -> float:
@@ -95,7 +95,7 @@ def judge_memlock(
     """Below the least a job fails where it surely has that limit, or its peers have more."""
     if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
         return not_run("no RDMA devices promised, none here: nothing locks memory")
-    seen = held("memlock", facts, transport)
+    seen = job_limit("memlock", facts, transport)
     if seen is None:
         return unknown("the limit of locked memory could not be read", advice="mount /proc")
     said = f"{size(seen.value)} may be locked: the limit {seen.whose}"
@@ -134,7 +134,7 @@ NOFILE_ADVICE = (
 
 def judge_nofile(facts: Facts, transport: str, usual: Majority[float] | None = None) -> Verdict:
     """Below what every program may count on is a fault where it is surely the job's."""
-    seen = held("nofile", facts, transport)
+    seen = job_limit("nofile", facts, transport)
     if seen is None:
         return unknown("the limit of open files could not be read", advice="mount /proc")
     said = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
@@ -213,7 +213,7 @@ CLEAR = "look at ls -l /dev/shm, end who holds it, and remove what dead jobs lef
 
 def judge_shm(facts: Facts) -> Verdict:
     """Its size as a container was given it, then what of it others have left."""
-    found = lying_on(facts, SHM)
+    found = file_system_of(facts, SHM)
     if found is None or found.size_mib is None or found.free_mib is None:
         why = f": {found.error or found.state}" if found is not None else ""
         return unknown(f"{SHM} could not be looked at{why}", advice="see df /dev/shm there")

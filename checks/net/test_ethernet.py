@@ -317,12 +317,12 @@ def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verd
     told = tuple(one for one in links if one.name not in over_rdma(facts))
     if not told:
         return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
-    return _untold(told, facts, group) or ok(
+    return _unknown_links(told, facts, group) or ok(
         "; ".join(map(_words, told[:4])), links=[one.name for one in told]
     )
 
 
-def _untold(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
+def _unknown_links(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
     mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
     if mute:
         said = f"{', '.join(mute)} would not tell its link"

@@ -273,7 +273,7 @@ def found_of(facts: Facts, name: str) -> Resolved | None:
     return next((one for one in names if one.name == name), None)
 
 
-def misled(
+def name_oddity(
     one: Resolved, facts: Facts, master: Facts | None, group: Group, *, promised: bool
 ) -> Oddity | None:
     """What is wrong with where a name leads here. `promised`: the job itself uses the name."""
@@ -356,7 +356,8 @@ def judge_master_name(
     if not network.names:
         return _not_asked(alone=alone)
     looked = (
-        misled(one, facts, master, group, promised=one.name == job_says) for one in network.names
+        name_oddity(one, facts, master, group, promised=one.name == job_says)
+        for one in network.names
     )
     if (bad := conclude_oddities(odd for odd in looked if odd)) is not None:
         return bad

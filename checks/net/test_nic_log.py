@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
 from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
-from preflight.checks.rdma.port_faults import teller
+from preflight.checks.rdma.port_faults import reporting_check
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
@@ -167,17 +167,19 @@ def judge(facts: Facts) -> Verdict:
     # Of a narrow PCIe link ib.pcie tells, which sees it as it is now.
     notable = [each for each in said if each.kind not in ("down", "narrow")]
     if flaps or notable:
-        flaps, notable, cause = _left(flaps, notable, facts)
+        flaps, notable, cause = _without_known(flaps, notable, facts)
         told = [_flap_words(flaps)] if flaps else []
         told += [_words(notable, facts)] if notable else []
         worst = flaps[0] if flaps else notable[0]
         return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
     if downs := [each for each in said if each.kind == "down"]:
-        return _few(downs, log, facts, evidence)
+        return _rare_flaps(downs, log, facts, evidence)
     return whole(f"no NIC in trouble {window(log, facts)}", log, ("nic",), **evidence)
 
 
-def _few(downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]) -> Verdict:
+def _rare_flaps(
+    downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]
+) -> Verdict:
     """Links that went down too rarely to condemn one, if the log shows as long a time."""
     own = _by_link(downs)
     worst = max(own, key=lambda each: each.times)
@@ -191,14 +193,16 @@ def _few(downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[st
     return whole(sentence, log, ("nic",), **evidence)
 
 
-def _left(
+def _without_known(
     flaps: list[Event], notable: list[Event], facts: Facts
 ) -> tuple[list[Event], list[Event], str]:
     """Leave what another check tells of the same link to it; if that is all, join its finding."""
-    tellers = {one: teller(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK}
-    rest = [one for one in (*flaps, *notable) if not tellers.get(one)]
+    reported = {
+        one: reporting_check(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK
+    }
+    rest = [one for one in (*flaps, *notable) if not reported.get(one)]
     if not rest:
-        return flaps, notable, next(iter(tellers.values()))
+        return flaps, notable, next(iter(reported.values()))
     return [one for one in flaps if one in rest], [one for one in notable if one in rest], ""
 
 

@@ -30,7 +30,7 @@ CHECKS = (
 )
 
 
-def taken(master: MasterPort, origin: str) -> Verdict:
+def taken_verdict(master: MasterPort, origin: str) -> Verdict:
     """Explain a port that could not be bound by its owner."""
     port = f"port {master.port} ({origin})"
     holder = master.holder
@@ -60,7 +60,7 @@ def taken(master: MasterPort, origin: str) -> Verdict:
     )
 
 
-def unfit(master: MasterPort, origin: str) -> Verdict | None:
+def not_free_again(master: MasterPort, origin: str) -> Verdict | None:
     """What is wrong with a port that was free: it was not given back."""
     port = f"port {master.port} ({origin})"
     if master.free_again is False:
@@ -83,21 +83,21 @@ def judge_ports(name: str, net: Net) -> Verdict:
         return unknown("the master did not try its port", advice="run again")
     held = None
     if net.own.master is not None and not net.own.master.bound:
-        held = taken(net.own.master, net.master_port_origin)
+        held = taken_verdict(net.own.master, net.master_port_origin)
         if held.outcome is not Outcome.OK:
             return held
     fault = master_fault(name, net) or data_fault(name, net)
     fault = fault or own_trouble(name, net)
     if fault is not None:
-        return _condemn(name, fault)
+        return _fault_verdict(name, fault)
     if dead := untold(net):
         said = f"cannot reach {dead}, whose port stage gave no report"
         return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
-    bad = unfit(net.own.master, net.master_port_origin) if net.own.master else None
-    return held or bad or _sound(net, net.own)
+    bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
+    return held or bad or _ports_ok(net, net.own)
 
 
-def _condemn(name: str, fault: Fault) -> Verdict:
+def _fault_verdict(name: str, fault: Fault) -> Verdict:
     if not fault.blame:
         return unknown(fault.sentence, advice=fault.advice)
     blame = "" if fault.blame == name else fault.blame
@@ -106,7 +106,7 @@ def _condemn(name: str, fault: Fault) -> Verdict:
     )
 
 
-def _sound(net: Net, own: Ports) -> Verdict:
+def _ports_ok(net: Net, own: Ports) -> Verdict:
     at_master = [one for one in own.attempts if one.kind == "master"]
     partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
     if own.master is not None:

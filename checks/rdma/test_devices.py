@@ -160,13 +160,13 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     if switches is None:
         return not_run("no node tells of its switches; `preflight read` judges an ibswinfo of one")
     parts = [(one, part) for one in switches for part in one.parts]
-    bad = [_told(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
-    gone = [_told(*each) for each in parts if _GONE.search(each[1].status)]
+    bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
+    gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
     if bad or gone:
         more = f" (and {len(bad) + len(gone) - 1} more)" if len(bad) + len(gone) > 1 else ""
         conclude = fail if bad else warn
         return conclude((bad + gone)[0] + more, advice=ADVICE, findings=bad + gone)
-    mute = [_told(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
+    mute = [_part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
     if mute or not parts:
         said = mute[0] if mute else "no fan and no power supply is told"
         return unknown(said, advice="ask the switch again")
@@ -176,7 +176,7 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     return ok(f"{', '.join(one.name for one in switches)}: {said}")
 
 
-def _told(switch: Switch, part: SwitchPart) -> str:
+def _part_words(switch: Switch, part: SwitchPart) -> str:
     seen = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
     return f"{switch.name}: {part.name} {seen}, OK is expected"
 

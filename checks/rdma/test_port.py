@@ -73,10 +73,10 @@ def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
     if mute:
         said = f"the state of {', '.join(mute)} could not be read"
         return unknown(said, advice="look at the ports' state in /sys/class/infiniband")
-    return _told(ports, meant=_meant(promised, facts, group))
+    return _ports_verdict(ports, meant=_may_be_idle(promised, facts, group))
 
 
-def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
+def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
     """Nothing is odd; but where nothing is up, somebody must have meant it so."""
     active = [port.name for port in ports if port.active]
     if not active and not meant:
@@ -90,7 +90,7 @@ def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
     return ok(said, active=active, idle=idle)
 
 
-def _meant(promised: Promise, facts: Facts, group: Group) -> bool:
+def _may_be_idle(promised: Promise, facts: Facts, group: Group) -> bool:
     """Whether somebody says that there may be no port that is up."""
     return promised.nics is not None or promised.hcas is not None or idle_everywhere(facts, group)
 

@@ -47,12 +47,12 @@ def odd_slots(facts: Facts, group: Group) -> Iterator[Oddity]:
     for nic in nics:
         if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic)):
             yield odd
-    yield from _logged(facts, {bus for nic in nics if (bus := _bus(nic))})
+    yield from _log_oddities(facts, {bus for nic in nics if (bus := _bus(nic))})
 
 
 def words(nic: Nic) -> str:
     """PCIe 5 x16."""
-    return _spelled(_link(nic))
+    return _link_words(_link(nic))
 
 
 @cache
@@ -81,7 +81,7 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
         grave, expected, origin = False, own, "is what the card can do"
     if expected[0] <= mine[0] and expected[1] <= mine[1]:
         return None
-    sentence = f"{nic.name}: {_spelled(mine)}, {_spelled(expected)} {origin}"
+    sentence = f"{nic.name}: {_link_words(mine)}, {_link_words(expected)} {origin}"
     return Oddity(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
@@ -92,21 +92,21 @@ def _too_little(nic: Nic) -> Oddity | None:
     needed = max((port.gbits or 0.0 for port in ports if port.active), default=0.0)
     if mine is None or gbits(*mine) >= needed:
         return None
-    carried = f"{nic.name}: {_spelled(mine)} carries {gbits(*mine):.0f} Gb/s"
+    carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"
     return Oddity(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
 
 
-def _logged(facts: Facts, read: set[str]) -> Iterator[Oddity]:
+def _log_oddities(facts: Facts, read: set[str]) -> Iterator[Oddity]:
     """What the driver said as it started, of NICs whose link nothing else tells."""
     said = events(facts.kernel_log.lines) if facts.kernel_log else ()
     narrow = {one.who: one for one in said if one.kind == "narrow" and one.who not in read}
     for bus, one in narrow.items():
-        if not _enough(one.have_gbits, bus, facts):
+        if not _carries_port(one.have_gbits, bus, facts):
             sentence = f"{bus}: its PCIe link is narrower than it can use ({one.note})"
             yield Oddity(sentence, _RESEAT.format(bus), grave=False)
 
 
-def _enough(have_gbits: float, bus: str, facts: Facts) -> bool:
+def _carries_port(have_gbits: float, bus: str, facts: Facts) -> bool:
     """Whether the slot carries the port's own rate; unknown rates are told."""
     nics = [nic for nic in facts.nics or () if _bus(nic) == bus]
     rates = [Port(nic, port).gbits or 0.0 for nic in nics for port in nic.ports]
@@ -123,7 +123,7 @@ def _link(nic: Nic) -> tuple[float, int] | None:
     return (told.gts, told.width) if told is not None and told.gts and told.width else None
 
 
-def _spelled(link: tuple[float, int] | None) -> str:
+def _link_words(link: tuple[float, int] | None) -> str:
     if link is None:
         return "no PCIe link told"
     return f"PCIe {_GENERATIONS.get(link[0], f'{link[0]:g} GT/s')} x{link[1]}"

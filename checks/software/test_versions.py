@@ -129,34 +129,19 @@ def torch_of(facts: Facts) -> str | None:
     return facts.software.torch.version if facts.software.torch else "none"
 
 
-def cuda_of(facts: Facts) -> str | None:
-    """The CUDA that it is built for: one version is built for several."""
+def _cuda(facts: Facts) -> str | None:
+    """The CUDA that its torch is built for: one version is built for several."""
     return facts.software.torch.cuda if facts.software and facts.software.torch else None
-
-
-def nccl_of(facts: Facts) -> str | None:
-    """The NCCL that it would load, where files tell."""
-    return facts.software.nccl if facts.software else None
-
-
-def cudnn_of(facts: Facts) -> str | None:
-    """The cuDNN that it would load, where files tell."""
-    return facts.software.cudnn if facts.software else None
-
-
-def python_of(facts: Facts) -> str | None:
-    """Major and minor version of the job's Python."""
-    return ".".join(facts.python.version.split(".")[:2]) or None
 
 
 _VOTES: tuple[tuple[str, Callable[[Facts], str | None], bool], ...] = (
     ("torch", torch_of, True),
-    ("CUDA", cuda_of, True),
-    ("NCCL", nccl_of, True),
-    ("cuDNN", cudnn_of, False),
-    ("Python", python_of, False),
+    ("CUDA", _cuda, True),
+    ("NCCL", lambda facts: facts.software.nccl if facts.software else None, True),
+    ("cuDNN", lambda facts: facts.software.cudnn if facts.software else None, False),
+    ("Python", lambda facts: ".".join(facts.python.version.split(".")[:2]) or None, False),
 )
-"""What, how it is read, and whether a job of different ones hangs or dies."""
+"""What the job loads, how it is read, and whether a job of different ones hangs or dies."""
 
 
 def drifts(group: Group) -> Iterator[Drift]:
@@ -226,7 +211,7 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     ]
     found = [drift for group in compared for drift in drifts(group)]
     if found:
-        return _drifted(sorted(found, key=lambda drift: not drift.grave))
+        return _drift_verdict(sorted(found, key=lambda drift: not drift.grave))
     if unread:
         return unknown(f"{UNREAD} on {fold(unread)}", advice=READ_IT, culprits=unread)
     versions = {group.name: group.majority(torch_of) for group in compared}
@@ -238,7 +223,7 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     return ok(f"{said} nodes")
 
 
-def _drifted(found: list[Drift]) -> Verdict:
+def _drift_verdict(found: list[Drift]) -> Verdict:
     """The worst kind alone decides; the rest is evidence."""
     first = found[0]
     alike = [drift for drift in found if drift.grave == first.grave]
@@ -275,10 +260,10 @@ def judge_driver(facts: Facts) -> Verdict:
     needed = drivers().get(torch.cuda.split(".")[0])
     if needed is None:
         return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
-    return _held(facts.driver.version, torch.cuda, needed.driver, facts.software)
+    return _driver_verdict(facts.driver.version, torch.cuda, needed.driver, facts.software)
 
 
-def _held(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
+def _driver_verdict(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
     here, compat = version(driver), software.cuda_compat if software else None
     said = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
     if not here:
@@ -306,7 +291,7 @@ _INTERNAL = ("ib", "socket")
 _DEFAULT = "libnccl-net.so"
 
 
-class Asked(NamedTuple):
+class PluginRequest(NamedTuple):
     """The file names that would do, and the setting that asks for them."""
 
     names: tuple[str, ...]
@@ -314,7 +299,7 @@ class Asked(NamedTuple):
     setting: str
 
 
-def asked(environ: Mapping[str, str]) -> Asked | None:
+def requested_plugin(environ: Mapping[str, str]) -> PluginRequest | None:
     """What a job's environment asks for; None where it asks for no plugin.
 
     `NCCL_NET_PLUGIN` is a library or the suffix of one (libnccl-net-SUFFIX.so), "none" for none;
@@ -326,14 +311,14 @@ def asked(environ: Mapping[str, str]) -> Asked | None:
         first = plugin.split(",")[0].strip()
         setting = f"NCCL_NET_PLUGIN={plugin[:80]}"
         if "/" in first:
-            return Asked((first,), setting)
-        return Asked((f"libnccl-net-{first}.so", first), setting)
+            return PluginRequest((first,), setting)
+        return PluginRequest((f"libnccl-net-{first}.so", first), setting)
     if network and network.lower() not in _INTERNAL and not plugin:
-        return Asked((), f"NCCL_NET={network[:80]!r}")
+        return PluginRequest((), f"NCCL_NET={network[:80]!r}")
     return None
 
 
-def found(wanted: Asked, there: tuple[str, ...]) -> str:
+def plugin_path(wanted: PluginRequest, there: tuple[str, ...]) -> str:
     """The path of the plugin that was asked for; empty if none of these is it."""
     for path in there:
         name = path.rsplit("/", 1)[-1]
@@ -343,7 +328,7 @@ def found(wanted: Asked, there: tuple[str, ...]) -> str:
     return ""
 
 
-def instead(there: tuple[str, ...]) -> str:
+def fallback_plugin(there: tuple[str, ...]) -> str:
     """What NCCL loads where the one that was named is missing."""
     return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
 
@@ -352,18 +337,18 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
     """Look for the library where the job's loader would."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    wanted = asked(environ)
+    wanted = requested_plugin(environ)
     if wanted is None:
         return not_run("the job names no NCCL network plugin")
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
     there = facts.software.net_plugins
-    path = found(wanted, there)
+    path = plugin_path(wanted, there)
     if path:
         return ok(f"{wanted.setting}: {path}", plugins=there)
     name = wanted.names[0] if wanted.names else "libnccl-net*.so"
     missing = f"{wanted.setting}: {name} is not where the loader looks"
-    if other := instead(there):
+    if other := fallback_plugin(there):
         return warn(
             f"{missing}; NCCL would take {other} in its place",
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
