@@ -117,6 +117,11 @@ def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
+def uptime_s(facts: Facts) -> float:
+    """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
+    return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
+
+
 def judge_gpus(
     promised: int | None,
     facts: Facts,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import NVML, healths, judge_gpus
-from preflight.checks.gpu.test_errors import answer_troubles, lost_of
+from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 CHECKS = (
     Check("gpu.count", stage="facts", tier="prolog", requires=NVML, drains=True),
@@ -82,11 +81,35 @@ def judge_count(
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
+def lost_of(facts: Facts) -> tuple[str, ...]:
+    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
+    answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
+    said = [line for line in facts.problems if line.startswith("GPU ")]
+    return tuple(line for line in said if not line.startswith(tuple(answering)))
+
+
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs its group promises."""
     facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
     counted, said = facts.driver.counted, lost_of(facts)
     conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
+
+
+_LISTED: Final = 3
+
+
+def answer_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
+    for gpu, health in healths(facts):
+        if not health.errors:
+            continue
+        listed = ", ".join(health.errors[:_LISTED])
+        more = len(health.errors) - _LISTED
+        only_fan = all(error.startswith("fan") for error in health.errors)
+        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
+        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        fan = "look at the fan and its plug; replace it"
+        yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
 
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named
+from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named, uptime_s
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
@@ -29,7 +29,6 @@ CHECKS = (
 
 _RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, recheck"
 _REPLACE: Final = "drain; run the field diagnostic and replace the GPU"
-_LISTED: Final = 3
 _HOUR_S: Final = 3600.0
 
 _TODO: Final = {
@@ -39,11 +38,6 @@ _TODO: Final = {
     "drain and reset": _RESET,
     "recover IMEX domain": "recover the IMEX domain (restart nvidia-imex on its nodes), recheck",
 }
-
-
-def uptime_s(facts: Facts) -> float:
-    """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
-    return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
 
 
 def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
@@ -130,33 +124,12 @@ def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, advice)
 
 
-def answer_troubles(facts: Facts) -> Iterator[Trouble]:
-    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
-    for gpu, health in healths(facts):
-        if not health.errors:
-            continue
-        listed = ", ".join(health.errors[:_LISTED])
-        more = len(health.errors) - _LISTED
-        only_fan = all(error.startswith("fan") for error in health.errors)
-        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
-        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
-        fan = "look at the fan and its plug; replace it"
-        yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
-
-
 def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
     """A board whose own memory of itself is damaged: ECC history and limits cannot be trusted."""
     for gpu, health in healths(facts):
         if health.inforom_valid is False:
             sentence = f"{named(gpu)}: its InfoROM is corrupted"
             yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
-
-
-def lost_of(facts: Facts) -> tuple[str, ...]:
-    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
-    answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
-    said = [line for line in facts.problems if line.startswith("GPU ")]
-    return tuple(line for line in said if not line.startswith(tuple(answering)))
 
 
 def test_gpu_ecc(node: Node, conclude: Conclude) -> None:

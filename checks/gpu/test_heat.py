@@ -12,9 +12,9 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
     named,
+    uptime_s,
     wanted,
 )
-from preflight.checks.gpu.test_errors import uptime_s
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import age
@@ -116,20 +116,16 @@ def margin(health: GpuHealth) -> int | None:
     return health.slowdown_c - health.temperature_c
 
 
-def _temperature_fine(facts: Facts) -> str:
-    known = [left for _, health in healths(facts) if (left := margin(health)) is not None]
-    return f"at least {min(known)} C below slowdown" if known else "no GPU is hot"
-
-
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     """Every GPU is well below the temperature at which the hardware halves its clocks."""
+    known = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
     verdict = judge_gpus(
         node.promised.gpus,
         node.facts,
         what="temperature and slowdown threshold",
         needs=("margin_c", "slowdown_c"),
         troubles=temperature_troubles(node.facts),
-        fine=_temperature_fine(node.facts),
+        fine=f"at least {min(known)} C below slowdown" if known else "no GPU is hot",
         cause="heat",
     )
     conclude(verdict)
@@ -149,19 +145,15 @@ def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
     conclude(verdict)
 
 
-def _power_fine(facts: Facts) -> str:
-    limits = sorted({health.power_limit_w or 0.0 for _, health in healths(facts)})
-    return f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W"
-
-
 def test_gpu_power(node: Node, conclude: Conclude) -> None:
     """Every GPU may draw the power it should: a lower limit makes it slow under load only."""
+    limits = sorted({health.power_limit_w or 0.0 for _, health in healths(node.facts)})
     verdict = judge_gpus(
         node.promised.gpus,
         node.facts,
         what="power limit",
         needs=("power_limit_w",),
         troubles=power_troubles(node.promised.power_limit_w, node.facts, node.group),
-        fine=_power_fine(node.facts),
+        fine=f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W",
     )
     conclude(verdict)

@@ -31,9 +31,9 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
     named,
+    uptime_s,
     wanted_of_kind,
 )
-from preflight.checks.gpu.test_errors import uptime_s
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
 from preflight.facts.boards import gpu_codes, up_links

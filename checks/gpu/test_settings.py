@@ -205,10 +205,6 @@ def _on(value: object) -> str:
     return "on" if value else "off"
 
 
-def _model_fine(facts: Facts) -> str:
-    return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
-
-
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the model that was promised, or that the group has."""
     verdict = judge_gpus(
@@ -217,7 +213,7 @@ def test_gpu_model(node: Node, conclude: Conclude) -> None:
         what="model",
         needs=("name",),
         troubles=model_troubles(node.promised.gpu_model, node.facts, node.group),
-        fine=_model_fine(node.facts),
+        fine=" and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()})),
     )
     conclude(verdict)
 
@@ -273,19 +269,15 @@ def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     conclude(verdict)
 
 
-def _memory_fine(facts: Facts) -> str:
-    sizes = sorted({gpu.memory_total_mib or 0 for gpu in facts.gpus or ()})
-    return f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU"
-
-
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
+    sizes = sorted({gpu.memory_total_mib or 0 for gpu in node.facts.gpus or ()})
     verdict = judge_gpus(
         node.promised.gpus,
         node.facts,
         what="amount of memory",
         needs=("memory_total_mib",),
         troubles=[*memory_troubles(node.facts, node.group), *used_troubles(node.facts)],
-        fine=_memory_fine(node.facts),
+        fine=f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU",
     )
     conclude(verdict)
