@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     Environ = Mapping[str, str]
     Rule = Callable[[Environ], "Remark | None"]
 
+CHECKS = (
+    Check(
+        "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+    ),
+    Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+)
+
+
 MOST_SOCKETS: Final = 64
 """NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD: NCCL user guide."""
 
@@ -273,11 +281,6 @@ def _port(environ: Mapping[str, str]) -> Remark | None:
     return None
 
 
-CONTRADICTIONS = Check(
-    "env.contradictions", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
-
-
 def judge_contradictions(environ: Mapping[str, str] | None, origin: str) -> Verdict:
     """Hold the settings against one another, and against the launch line beside them."""
     if environ is None:
@@ -399,24 +402,18 @@ def _advice(setting: str) -> str:
     return f"give every node the same {setting}, or make sure that it is meant"
 
 
-RANKS = Check("env.ranks", stage="facts", tier="prolog", requires=("reach.answer",), user=True)
-
-
 def judge_ranks(name: str, job: Job) -> Verdict:
     """Compare this node with the others, and its ranks among themselves."""
     if job.environ is None:
         return not_run(UNKNOWN_JOB)
-    told = [node for node in job.environ if node]
+    nodes = [node for node in job.environ if node]
     within = job.uneven.get(name, {})
-    if len(told) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
+    if len(nodes) < 2 and not within:  # noqa: PLR2004 - it takes two to differ
         return not_run(f"one environment for all nodes ({job.environ_origin}): nothing to compare")
-    fine = ok(f"{count(len(told), 'node')}, alike in what ranks must share")
+    fine = ok(f"{count(len(nodes), 'node')}, alike in what ranks must share")
     return verdict([*differing(name, job.environ), *uneven(within)], fine, job.environ_origin)
 
 
 def test_env_ranks(node: Node, conclude: Conclude) -> None:
     """The ranks of the job agree on the settings that they must share."""
     conclude(judge_ranks(node.name, node.job))
-
-
-CHECKS = (CONTRADICTIONS, RANKS)

@@ -12,10 +12,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.env.remark import Remark, editions, told, verdict
-from preflight.checks.env.test_choices import switched_off
+from preflight.checks.env.remark import Remark, told, verdict
+from preflight.checks.env.test_variables import switched_off
 from preflight.checks.env.values import read
-from preflight.checks.env.variables import outdated, unread, variables
+from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Group, Node
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -144,8 +144,10 @@ def judge(
         return unknown(
             said, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
         )
-    told = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
-    return verdict(found, ok(", ".join(told) + ", all right" if told else "no nccl.conf here"))
+    sources = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
+    return verdict(
+        found, ok(", ".join(sources) + ", all right" if sources else "no nccl.conf here")
+    )
 
 
 def test_env_nccl_conf(node: Node, conclude: Conclude) -> None:

@@ -14,13 +14,13 @@ from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
-ALLREDUCE = Check(
-    "fabric.allreduce",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
+_REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
+CHECKS = (
+    Check("fabric.allreduce", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
+    Check("fabric.intra_node", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
+    Check("fabric.nvlink_domain", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
 )
+
 
 _EVIDENCE = (
     *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
@@ -83,15 +83,6 @@ def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
     conclude(judge_allreduce(pair))
 
 
-INTRA_NODE = Check(
-    "fabric.intra_node",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
-)
-
-
 def judge_intra_node(
     name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None
 ) -> Verdict:
@@ -103,10 +94,10 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _intra_node_measured(held_to_nvlink(inside, gpus or ()))
+    return _intra_node_verdict(held_to_nvlink(inside, gpus or ()))
 
 
-def _intra_node_measured(inside: Inside) -> Verdict:
+def _intra_node_verdict(inside: Inside) -> Verdict:
     evidence: dict[str, Any] = {
         "state": inside.state,
         "backend": inside.backend,
@@ -150,15 +141,6 @@ def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
     conclude(judge_intra_node(node.name, node.inside, node.facts.gpus))
 
 
-NVLINK_DOMAIN = Check(
-    "fabric.nvlink_domain",
-    stage="fabric",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung", "net.ports"),
-    disturbs=True,
-)
-
-
 def judge_nvlink_domain(
     name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None
 ) -> Verdict:
@@ -172,10 +154,10 @@ def judge_nvlink_domain(
     if one.state == "trouble":
         advice = f"read what {name} said, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
-    return _nvlink_domain_measured(name, over_nvlink(one, gpus or ()))
+    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or ()))
 
 
-def _nvlink_domain_measured(name: str, one: OverNvlink) -> Verdict:
+def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
     evidence: dict[str, Any] = {
         "nvlink_domain": one.domain,
         "nodes": one.nodes,
@@ -199,6 +181,3 @@ def _nvlink_domain_measured(name: str, one: OverNvlink) -> Verdict:
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
     """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus))
-
-
-CHECKS = (ALLREDUCE, INTRA_NODE, NVLINK_DOMAIN)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from preflight.facts.boards import (
     gpu_codes,
@@ -27,7 +27,7 @@ from preflight.facts.boards import (
     settled,
     up_links,
 )
-from preflight.facts.node import DISTANCES, Majority
+from preflight.facts.node import DISTANCES, Majority, decided
 from preflight.verdict import Verdict, fail, warn
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class Oddity:
     grave: bool = True
 
 
+def on_most(vote: Majority[Any], group: Group) -> str:
+    """As in: on 12 of 13 nodes of group train."""
+    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+
+
 def usual_gpus(group: Group) -> Usual | None:
     """What GPUs most nodes of a group have: by where they sit, else by how many there are."""
     usual = group.majority(_bus_ids)
@@ -101,7 +106,7 @@ def _count(facts: Facts) -> int | None:
 def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Oddity]:
     """GPUs with fewer live NVLinks than promised, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
-    vote = _deciding(group.majority(link_counts))
+    vote = decided(group.majority(link_counts))
     if vote is None and (missing := unlisted_gpu(gpus)):
         yield Oddity(missing, LOOK)
         return
@@ -113,7 +118,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
         expected, origin = promised, "promised"
         if promised is None and vote is not None:
             expected = vote.value[at] if at < len(vote.value) else None
-            origin = f"up on {vote.votes} of {vote.of} nodes of group {group.name}"
+            origin = f"up {on_most(vote, group)}"
         elif promised is None:
             expected, origin = common, "up on its peers"
         if promised is None and not expected:
@@ -177,11 +182,11 @@ def refused_peers(facts: Facts) -> Iterator[Oddity]:
 
 def strange_codes(facts: Facts, group: Group) -> Iterator[Oddity]:
     """Pairs joined otherwise than on most nodes of the group."""
-    vote, codes = _deciding(group.majority(gpu_codes)), gpu_codes(facts)
+    vote, codes = decided(group.majority(gpu_codes)), gpu_codes(facts)
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}
-    whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+    whom = on_most(vote, group)
     if len(codes) != len(vote.value):
         here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
         yield Oddity(f"{here} GPUs here, {there} {whom}", "look for Xid 79; power-cycle, recheck")
@@ -197,11 +202,11 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
     mine = nic_distances(facts)
     if mine is None:
         return
-    vote = _deciding(group.majority(nic_distances))
+    vote = decided(group.majority(nic_distances))
     usual, whom = _all_but_one(mine), "for every other GPU here"
     if vote is not None:
         usual = vote.value if len(vote.value) == len(mine) else mine
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = on_most(vote, group)
     for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
         if DISTANCES.index(here) > DISTANCES.index(there):
             names = ", ".join(nearest_nics(gpu, facts.nics or ())[1])
@@ -211,18 +216,14 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
 
 def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
     """GPUs that hang on another NUMA node than on most nodes of the group."""
-    vote, mine = _deciding(group.majority(numa_nodes)), numa_nodes(facts)
+    vote, mine = decided(group.majority(numa_nodes)), numa_nodes(facts)
     if vote is None or mine is None or len(mine) != len(vote.value):
         return
     for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
         if here != there:
-            whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+            whom = on_most(vote, group)
             sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
             yield Oddity(sentence, COMPARE_BUILD, grave=False)
-
-
-def _deciding(vote: Majority[T] | None) -> Majority[T] | None:
-    return vote if vote is not None and vote.decides else None
 
 
 def _most(values: Iterable[T | None]) -> T | None:
@@ -261,7 +262,7 @@ def _down(gpu: Gpu) -> str:
     return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""
 
 
-def conclude_oddities(found: Iterable[Oddity]) -> Verdict | None:
+def conclude_oddities(found: Iterable[Oddity], **evidence: Any) -> Verdict | None:
     """A failure if one of them is grave, else a warning; None where nothing is odd."""
     odd = sorted(found, key=lambda one: not one.grave)
     if not odd:
@@ -269,7 +270,7 @@ def conclude_oddities(found: Iterable[Oddity]) -> Verdict | None:
     more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
     conclude = fail if odd[0].grave else warn
     findings = [one.sentence for one in odd]
-    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings)
+    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings, **evidence)
 
 
 _MOST_SHARE: Final = 0.75

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
+from preflight.checks.gpu.deviations import on_most
+from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
@@ -43,10 +45,9 @@ def wanted(promise: T | None, name: str, facts: Facts, group: Group) -> Wanted[A
     """What the field `name` of each GPU ought to be; None where nobody decides."""
     if promise is not None:
         return Wanted(promise, "promised", "promise")
-    vote = group.majority(reader(name))
-    if vote is not None and vote.decides:
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
-        return Wanted(vote.value, whom, "group")
+    vote = decided(group.majority(reader(name)))
+    if vote is not None:
+        return Wanted(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
     common, votes = _most(values)
     if common is not None and votes >= _ENOUGH_SIBLINGS:
@@ -90,6 +91,9 @@ def _most(values: Iterable[T]) -> tuple[T | None, int]:
     return (value, votes) if 2 * votes > counts.total() else (None, 0)
 
 
+NVML: Final = ("reach.answer", "host.driver_hung")
+"""The checks without which NVML has told nothing: what judges its readings requires them."""
+
 GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
 
 
@@ -113,7 +117,12 @@ def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
-def conclude_gpus(
+def uptime_s(facts: Facts) -> float:
+    """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
+    return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
+
+
+def judge_gpus(
     promised: int | None,
     facts: Facts,
     *,
@@ -133,7 +142,7 @@ def conclude_gpus(
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
-    untold = _untold(facts.gpus, needs)
+    untold = _without_reading(facts.gpus, needs)
     if found and (found[0].grave or not untold):
         return _bad(found, cause)
     if untold:
@@ -188,7 +197,7 @@ def _value(gpu: Gpu, name: str) -> object:
     return None if value == "" else value
 
 
-def _untold(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
+def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """Those without the reading, unless their kind has none: its peers of that kind decide."""
     missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
     telling = {gpu.name for gpu in gpus if gpu not in missing}

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import conclude_gpus, healths
-from preflight.checks.gpu.test_errors import answer_troubles, lost_of
+from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+CHECKS = (
+    Check("gpu.count", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.readings", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.driver_slow", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+)
 
 
 def twins(gpus: Sequence[Gpu]) -> str:
@@ -29,15 +34,6 @@ def twins(gpus: Sequence[Gpu]) -> str:
         if twice:
             return f"{told.count(twice)} GPUs have the {words} {twice}"
     return ""
-
-
-COUNT = Check(
-    "gpu.count",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
 
 
 def judge_count(
@@ -85,6 +81,13 @@ def judge_count(
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
+def lost_of(facts: Facts) -> tuple[str, ...]:
+    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
+    answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
+    said = [line for line in facts.problems if line.startswith("GPU ")]
+    return tuple(line for line in said if not line.startswith(tuple(answering)))
+
+
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs its group promises."""
     facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
@@ -92,20 +95,28 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
 
 
-READINGS = Check(
-    "gpu.readings",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
+_LISTED: Final = 3
 
 
-def judge_readings(promised: int | None, facts: Facts) -> Verdict:
-    """Name the readings that NVML answered with an error."""
-    return conclude_gpus(
-        promised,
-        facts,
+def answer_troubles(facts: Facts) -> Iterator[Trouble]:
+    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
+    for gpu, health in healths(facts):
+        if not health.errors:
+            continue
+        listed = ", ".join(health.errors[:_LISTED])
+        more = len(health.errors) - _LISTED
+        only_fan = all(error.startswith("fan") for error in health.errors)
+        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
+        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        fan = "look at the fan and its plug; replace it"
+        yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
+
+
+def test_gpu_readings(node: Node, conclude: Conclude) -> None:
+    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
         what="readings",
         needs=(
             "temperature_c",
@@ -114,25 +125,13 @@ def judge_readings(promised: int | None, facts: Facts) -> Verdict:
             "ecc_volatile_uncorrected",
             "remap_pending",
         ),
-        troubles=answer_troubles(facts),
+        troubles=answer_troubles(node.facts),
         fine="no reading of its GPUs fails",
         cause="readings",
     )
+    conclude(verdict)
 
 
-def test_gpu_readings(node: Node, conclude: Conclude) -> None:
-    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
-    conclude(judge_readings(node.promised.gpus, node.facts))
-
-
-DRIVER_SLOW = Check(
-    "gpu.driver_slow",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
@@ -174,6 +173,3 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_driver_slow(node.promised.gpus, node.facts))
-
-
-CHECKS = (COUNT, READINGS, DRIVER_SLOW)

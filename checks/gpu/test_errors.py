@@ -8,21 +8,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import Trouble, conclude_gpus, healths, named
+from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named, uptime_s
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.verdict import Conclude, Verdict
+from preflight.verdict import Conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.gpu import GpuHealth
 
+CHECKS = (
+    Check("gpu.ecc", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.remap", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.recovery", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.inforom", stage="facts", tier="prolog", requires=NVML, drains=True),
+)
+
 
 _RESET: Final = "drain; reset the GPU (nvidia-smi --gpu-reset) or reboot, recheck"
 _REPLACE: Final = "drain; run the field diagnostic and replace the GPU"
-_LISTED: Final = 3
 _HOUR_S: Final = 3600.0
 
 _TODO: Final = {
@@ -32,11 +38,6 @@ _TODO: Final = {
     "drain and reset": _RESET,
     "recover IMEX domain": "recover the IMEX domain (restart nvidia-imex on its nodes), recheck",
 }
-
-
-def uptime_s(facts: Facts) -> float:
-    """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
-    return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
 
 
 def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
@@ -123,20 +124,6 @@ def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, advice)
 
 
-def answer_troubles(facts: Facts) -> Iterator[Trouble]:
-    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
-    for gpu, health in healths(facts):
-        if not health.errors:
-            continue
-        listed = ", ".join(health.errors[:_LISTED])
-        more = len(health.errors) - _LISTED
-        only_fan = all(error.startswith("fan") for error in health.errors)
-        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
-        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
-        fan = "look at the fan and its plug; replace it"
-        yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
-
-
 def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
     """A board whose own memory of itself is damaged: ECC history and limits cannot be trusted."""
     for gpu, health in healths(facts):
@@ -145,118 +132,56 @@ def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
 
 
-def lost_of(facts: Facts) -> tuple[str, ...]:
-    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
-    answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
-    said = [line for line in facts.problems if line.startswith("GPU ")]
-    return tuple(line for line in said if not line.startswith(tuple(answering)))
-
-
-ECC = Check(
-    "gpu.ecc",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
-def judge_ecc(promised: int | None, facts: Facts) -> Verdict:
-    """Tell recent uncorrectable errors, worn SRAM, and storms of corrected errors."""
-    return conclude_gpus(
-        promised,
-        facts,
+def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
+    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
         what="count of uncorrectable ECC errors",
         needs=("ecc_volatile_uncorrected",),
-        troubles=ecc_troubles(facts),
+        troubles=ecc_troubles(node.facts),
         fine="no uncorrectable ECC errors since the driver was loaded",
         cause="memory",
     )
-
-
-def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
-    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_ecc(node.promised.gpus, node.facts))
-
-
-REMAP = Check(
-    "gpu.remap",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
-def judge_remap(promised: int | None, facts: Facts) -> Verdict:
-    """Tell what a reset would mend, and what no reset will."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="state of row remapping or page retirement",
-        needs=("remap_pending", "retired_pending"),
-        troubles=remap_troubles(facts),
-        fine="no memory row or page waits to be taken out of use",
-        cause="memory",
-    )
+    conclude(verdict)
 
 
 def test_gpu_remap(node: Node, conclude: Conclude) -> None:
     """No bad memory row or page waits for a reset, and remapping has not failed."""
-    conclude(judge_remap(node.promised.gpus, node.facts))
-
-
-RECOVERY = Check(
-    "gpu.recovery",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
-def judge_recovery(promised: int | None, facts: Facts) -> Verdict:
-    """Pass on what the driver itself says must be done first."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="recovery action",
-        needs=("recovery_action",),
-        troubles=recovery_troubles(facts),
-        fine="the driver asks for no recovery action",
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="state of row remapping or page retirement",
+        needs=("remap_pending", "retired_pending"),
+        troubles=remap_troubles(node.facts),
+        fine="no memory row or page waits to be taken out of use",
         cause="memory",
     )
+    conclude(verdict)
 
 
 def test_gpu_recovery(node: Node, conclude: Conclude) -> None:
     """The driver asks for no reset or reboot: where it does, the next job on that GPU fails."""
-    conclude(judge_recovery(node.promised.gpus, node.facts))
-
-
-INFOROM = Check(
-    "gpu.inforom",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
-def judge_inforom(promised: int | None, facts: Facts) -> Verdict:
-    """Tell whether the driver finds the InfoROM of a GPU corrupted."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="InfoROM check",
-        needs=("inforom_valid",),
-        troubles=inforom_troubles(facts),
-        fine="the InfoROM of every GPU is valid",
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="recovery action",
+        needs=("recovery_action",),
+        troubles=recovery_troubles(node.facts),
+        fine="the driver asks for no recovery action",
+        cause="memory",
     )
+    conclude(verdict)
 
 
 def test_gpu_inforom(node: Node, conclude: Conclude) -> None:
     """The InfoROM of every GPU is sound: it keeps the board's error history and its limits."""
-    conclude(judge_inforom(node.promised.gpus, node.facts))
-
-
-CHECKS = (ECC, REMAP, RECOVERY, INFOROM)
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="InfoROM check",
+        needs=("inforom_valid",),
+        troubles=inforom_troubles(node.facts),
+        fine="the InfoROM of every GPU is valid",
+    )
+    conclude(verdict)

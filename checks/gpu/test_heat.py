@@ -5,18 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import Trouble, Wanted, conclude_gpus, healths, named, wanted
-from preflight.checks.gpu.test_errors import uptime_s
+from preflight.checks.gpu.readings import (
+    NVML,
+    Trouble,
+    Wanted,
+    healths,
+    judge_gpus,
+    named,
+    uptime_s,
+    wanted,
+)
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import age
-from preflight.fleet.model import Promise
-from preflight.verdict import Conclude, Verdict
+from preflight.verdict import Conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.gpu import GpuHealth
+
+CHECKS = (
+    Check("gpu.temperature", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+    Check("gpu.throttle", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+    Check("gpu.power", stage="facts", tier="prolog", requires=NVML),
+)
 
 
 HEAT: Final = "look at fans, air flow or coolant of this node; drain it if it stays hot"
@@ -103,95 +116,44 @@ def margin(health: GpuHealth) -> int | None:
     return health.slowdown_c - health.temperature_c
 
 
-TEMPERATURE = Check(
-    "gpu.temperature",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
-
-
-def judge_temperature(promised: int | None, facts: Facts) -> Verdict:
-    """Tell GPUs that are within a few degrees of their slowdown."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="temperature and slowdown threshold",
-        needs=("margin_c", "slowdown_c"),
-        troubles=temperature_troubles(facts),
-        fine=_temperature_fine(facts),
-        cause="heat",
-    )
-
-
-def _temperature_fine(facts: Facts) -> str:
-    known = [left for _, health in healths(facts) if (left := margin(health)) is not None]
-    return f"at least {min(known)} C below slowdown" if known else "no GPU is hot"
-
-
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     """Every GPU is well below the temperature at which the hardware halves its clocks."""
-    conclude(judge_temperature(node.promised.gpus, node.facts))
-
-
-THROTTLE = Check(
-    "gpu.throttle",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
-)
-
-
-def judge_throttle(promised: int | None, facts: Facts) -> Verdict:
-    """Tell slowdowns by hardware or heat; being idle, a power cap and set clocks are no fault."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="reasons for its clocks",
-        needs=("clock_reasons",),
-        troubles=throttle_troubles(facts),
-        fine="neither hardware nor heat holds clocks down",
+    known = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="temperature and slowdown threshold",
+        needs=("margin_c", "slowdown_c"),
+        troubles=temperature_troubles(node.facts),
+        fine=f"at least {min(known)} C below slowdown" if known else "no GPU is hot",
         cause="heat",
     )
+    conclude(verdict)
 
 
 def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
     """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_throttle(node.promised.gpus, node.facts))
-
-
-POWER = Check(
-    "gpu.power",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
-def judge_power(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Compare the enforced limit with the promise, the group, the siblings, then the default."""
-    return conclude_gpus(
-        promised.gpus,
-        facts,
-        what="power limit",
-        needs=("power_limit_w",),
-        troubles=power_troubles(promised.power_limit_w, facts, group),
-        fine=_power_fine(facts),
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="reasons for its clocks",
+        needs=("clock_reasons",),
+        troubles=throttle_troubles(node.facts),
+        fine="neither hardware nor heat holds clocks down",
+        cause="heat",
     )
-
-
-def _power_fine(facts: Facts) -> str:
-    limits = sorted({health.power_limit_w or 0.0 for _, health in healths(facts)})
-    return f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W"
+    conclude(verdict)
 
 
 def test_gpu_power(node: Node, conclude: Conclude) -> None:
     """Every GPU may draw the power it should: a lower limit makes it slow under load only."""
-    conclude(judge_power(node.promised, node.facts, node.group))
-
-
-CHECKS = (TEMPERATURE, THROTTLE, POWER)
+    limits = sorted({health.power_limit_w or 0.0 for _, health in healths(node.facts)})
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="power limit",
+        needs=("power_limit_w",),
+        troubles=power_troubles(node.promised.power_limit_w, node.facts, node.group),
+        fine=f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W",
+    )
+    conclude(verdict)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from preflight.check import Check
-from preflight.checks.gpu.driver_log import judge_xids, roots, troubles
-from preflight.checks.kernel_log import ago, unread, whole, window
+from preflight.checks.gpu.driver_log import (
+    PROGRAM_EXCEPTION,
+    Repeated,
+    Trouble,
+    echoes,
+    missing_slots,
+    repeated,
+    roots,
+    slot_of,
+    troubles,
+)
+from preflight.checks.kernel_log import ago, elapsed_s, unread, whole, window
 from preflight.facts import Facts, Node
+from preflight.facts.basics import limit
+from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
@@ -22,15 +34,168 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import KernelLog, LogLine
 
+CHECKS = (
+    Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check("gpu.sxid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+)
 
-XID = Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
+
+_SHOWN = 4
 
 
 def judge_xid(promised: Promise, facts: Facts) -> Verdict:
-    """The gravest Xid that is no echo of another; a program's own fault drains nothing."""
-    return judge_xids(
-        promised.gpus, facts, promised.fatal_xids or (), promised.tolerated_xids or ()
+    """The gravest Xid that is no echo of another; a program's own fault drains nothing.
+
+    Xids from before the driver was loaded anew are a warning: whatever they told of was reset.
+    """
+    log = facts.kernel_log
+    expects = bool(promised.gpus) or bool(facts.gpus)
+    if log is None:
+        return unread(facts) if expects or _captured(facts) else _none_here()
+    settled = _mark_settled(troubles(log.lines), facts)
+    said = [_site_grade(each, promised) for each in settled]
+    if not said and not expects and log.source != "text":
+        return _none_here()
+    again = repeated(log.lines)
+    found = [_suspect_part(each, again.get(each.slot)) for each in roots(said)]
+    evidence: dict[str, Any] = {
+        "troubles": [_xid_evidence(each) for each in said],
+        "log": log.source,
+    }
+    graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
+    if graves:
+        return fail(
+            f"{_xid_words(graves, said, facts)}; expected no Xid that needs a reset "
+            f"{window(log, facts)}",
+            advice=_advice(graves),
+            cause=_cause(graves, facts),
+            **evidence,
+        )
+    notable = [each for each in found if _notable(each, facts)]
+    if notable:
+        then = ", before the GPU was reset" if all(each.old for each in notable) else ""
+        return warn(
+            f"{_xid_words(notable, said, facts)}{then}; none needs a reset at once",
+            advice=_advice(notable).replace("drain, ", "").replace("reset the GPU, ", ""),
+            user=all(each.grade == "application" for each in notable),
+            **evidence,
+            **_places(notable),
+        )
+    rest = f"; {count(len(found), 'older note')} that need no reset" if found else ""
+    said_so = f"no Xid {window(log, facts)} asks for a reset{rest}"
+    return whole(said_so, log, ("xid", "nvrm"), **evidence)
+
+
+def _mark_settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
+    """Mark as old what the driver itself says needs nothing any more."""
+    calm = {
+        slot_of(gpu.bus_id)
+        for gpu in facts.gpus or ()
+        if gpu.health is not None and gpu.health.recovery_action == "none"
+    }
+    told = in_recovery_action()
+    return [
+        replace(each, old=each.old or (each.slot in calm and each.code in told)) for each in said
+    ]
+
+
+def _none_here() -> Verdict:
+    return not_run("no GPUs promised, none here, no Xid in its kernel log")
+
+
+def _captured(facts: Facts) -> bool:
+    return facts.nonce == "captured"
+
+
+def _site_grade(one: Trouble, promised: Promise) -> Trouble:
+    if one.code in (promised.fatal_xids or ()) and one.grade != "fatal":
+        return replace(one, grade="reset")
+    return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
+
+
+def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
+    """A program's exception that comes back to one part of the GPU: maybe that part is broken."""
+    if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
+        return one
+    enough = limit("same_tpc_bursts")
+    meaning = (
+        f"{again.bursts} times apart on {again.place} alone: from {enough:g} on its hardware may "
+        "be at fault"
     )
+    return replace(
+        one,
+        grade="configurable",
+        meaning=meaning,
+        advice=advice_again(),
+        place=again.place,
+        times=1,
+    )
+
+
+def _notable(one: Trouble, facts: Facts) -> bool:
+    """Whether it is worth a person's look: what a program did is so for a day, no longer."""
+    if one.grade in ("fatal", "reset", "configurable"):
+        return True
+    since_s = elapsed_s(one.last_s, facts)
+    return since_s is None or since_s < limit("application_xid_s")
+
+
+def _xid_words(found: Sequence[Trouble], said: Sequence[Trouble], facts: Facts) -> str:
+    """GPU 3 (0000:5d:00): Xid 79 (...), 2 h ago; GPU 5 ..."""
+    slots = list(dict.fromkeys(each.slot for each in found))
+    parts = []
+    for slot in slots[:_SHOWN]:
+        own = [each for each in found if each.slot == slot]
+        words = ", ".join(each.label + (f" {each.times} times" * (each.times > 1)) for each in own)
+        then = dict.fromkeys(str(echo.code) for each in own for echo in echoes(each, said))
+        numbers = [code for code in then if code.isdecimal()]
+        words += f", then Xid {', '.join(numbers)}" if numbers else ""
+        parts.append(f"{_name(slot, facts)}: {words}{ago(own[-1].last_s, facts)}")
+    more = f"; and {len(slots) - _SHOWN} more GPUs" if len(slots) > _SHOWN else ""
+    return "; ".join(parts) + more
+
+
+def _name(slot: str, facts: Facts) -> str:
+    for gpu in facts.gpus or ():
+        if gpu.bus_id and slot_of(gpu.bus_id) == slot:
+            return f"GPU {gpu.index} ({slot})"
+    return slot if slot.startswith("GPU") else f"GPU {slot}"
+
+
+def _advice(found: Sequence[Trouble]) -> str:
+    """What the first asks for, and the words of the log where it has no number."""
+    first = found[0]
+    number = f"Xid {first.code}: " if isinstance(first.code, int) and len(found) > 1 else ""
+    return number + first.advice
+
+
+def _cause(graves: Sequence[Trouble], facts: Facts) -> str:
+    """The culprit in the words of the checks that see the same GPU from another side."""
+    slots = {each.slot for each in graves}
+    if len(slots) != 1:
+        return ""
+    slot = next(iter(slots))
+    if slot in missing_slots(facts):
+        return "gpu.count"
+    index = next((g.index for g in facts.gpus or () if slot_of(g.bus_id) == slot), None)
+    return f"gpu {slot}" if index is None else f"memory of GPU{index}"
+
+
+def _places(notable: Sequence[Trouble]) -> dict[str, Any]:
+    """The suspected part by GPU, where there is one."""
+    places = {each.slot: each.place for each in notable if each.place}
+    return {"places": places} if places else {}
+
+
+def _xid_evidence(one: Trouble) -> dict[str, object]:
+    return {
+        "gpu": one.slot,
+        "xid": one.code,
+        "class": one.grade,
+        "times": one.times,
+        "last_s": one.last_s,
+        "old": one.old,
+    }
 
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
@@ -111,26 +276,26 @@ def _graded(found: Sequence[Fault]) -> list[Fault]:
     return list(kept.values())
 
 
-def judge_sxids(facts: Facts) -> Verdict:
+def judge_sxid(facts: Facts) -> Verdict:
     """A fatal SXid since the driver was loaded fails the node; what others tell of is a note."""
     log = facts.kernel_log
     switched = any(
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or facts.nonce == "captured" else _no_switch()
+        return unread(facts) if switched or _captured(facts) else _no_switch()
     old, new = faults(log.lines)
     if not old and not new and not switched and log.source != "text":
         return _no_switch()
     evidence: dict[str, Any] = {
-        "sxids": [_evidence(each) for each in (*old, *new)],
+        "sxids": [_sxid_evidence(each) for each in (*old, *new)],
         "log": log.source,
     }
     fatal = [each for each in new if each.fatal]
     own = [each for each in fatal if not (each.code == _LINK_LOST and _explained(log.lines))]
     if own:
         return fail(
-            f"{_told(own, facts)}; expected no fatal SXid {window(log, facts)}",
+            f"{_sxid_words(own, facts)}; expected no fatal SXid {window(log, facts)}",
             advice=own[0].part[1],
             cause="nvswitch",
             **evidence,
@@ -139,14 +304,14 @@ def judge_sxids(facts: Facts) -> Verdict:
     if fatal or earlier:
         why = "a GPU's Xid tells of the same link" if fatal else "before the driver was loaded anew"
         return warn(
-            f"{_told(fatal or earlier, facts)}: {why}",
+            f"{_sxid_words(fatal or earlier, facts)}: {why}",
             advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
             **evidence,
         )
-    return _of_the_rest(old, new, log, facts, evidence)
+    return _not_fatal_verdict(old, new, log, facts, evidence)
 
 
-def _of_the_rest(
+def _not_fatal_verdict(
     old: Sequence[Fault],
     new: Sequence[Fault],
     log: KernelLog,
@@ -156,14 +321,15 @@ def _of_the_rest(
     """None is known to be fatal: whether one may be."""
     said = window(log, facts)
     if untold := [each for each in new if _unsettled(each, log.lines)]:
+        words = _sxid_words(untold, facts)
         return unknown(
-            f"{_told(untold, facts)}: the line that says Fatal or Non-fatal was not found {said}",
+            f"{words}: the line that says Fatal or Non-fatal was not found {said}",
             advice=f"look for it (dmesg, journalctl -k); if it is fatal: {untold[0].part[1]}",
             **evidence,
         )
     if untold := [each for each in old if each.fatal is None]:
         return warn(
-            f"{_told(untold, facts)}: before the driver was loaded anew",
+            f"{_sxid_words(untold, facts)}: before the driver was loaded anew",
             advice="recheck under load",
             **evidence,
         )
@@ -186,7 +352,7 @@ def _explained(lines: Sequence[LogLine]) -> bool:
     )
 
 
-def _told(found: Sequence[Fault], facts: Facts) -> str:
+def _sxid_words(found: Sequence[Fault], facts: Facts) -> str:
     first = found[0]
     link = f" link {first.link}" if first.link else ""
     links = {(each.switch, each.link) for each in found}
@@ -213,7 +379,7 @@ def _part(code: int) -> tuple[str, str]:
     return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
 
 
-def _evidence(one: Fault) -> dict[str, object]:
+def _sxid_evidence(one: Fault) -> dict[str, object]:
     return {
         "switch": one.switch,
         "bus_id": one.bus_id,
@@ -225,17 +391,6 @@ def _evidence(one: Fault) -> dict[str, object]:
     }
 
 
-SXID = Check("gpu.sxid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
-
-def judge_sxid(facts: Facts) -> Verdict:
-    """A fatal SXid since the driver was loaded; non-fatal ones are handled by the driver."""
-    return judge_sxids(facts)
-
-
 def test_gpu_sxid(node: Node, conclude: Conclude) -> None:
     """No NVSwitch of the node wrote a fatal SXid: it takes NVLink away from all of its GPUs."""
     conclude(judge_sxid(node.facts))
-
-
-CHECKS = (XID, SXID)

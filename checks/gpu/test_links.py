@@ -1,7 +1,8 @@
-"""How a GPU reaches the others: its PCIe link, its NVLinks, the NVSwitch fabric.
+"""How a GPU reaches the others: its PCIe link, its NVLinks, the NVSwitch fabric, the topology.
 
-They run since the driver was loaded, at most since boot. A captured text says nothing of either, so
-that a total in it is healthy only where it would be within the shortest time that is judged.
+Counters run since the driver was loaded, at most since boot. A captured text says nothing of
+either, so that a total in it is healthy only where it would be within the shortest time that is
+judged.
 """
 
 from __future__ import annotations
@@ -10,24 +11,56 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from preflight.check import Check
+from preflight.checks.gpu.deviations import (
+    RESEAT,
+    Oddity,
+    conclude_oddities,
+    far_rails,
+    lopsided_links,
+    odd_cells,
+    on_most,
+    refused_peers,
+    strange_codes,
+    strange_numa,
+    torn_links,
+)
 from preflight.checks.gpu.readings import (
+    NVML,
     Trouble,
     Wanted,
-    conclude_gpus,
     healths,
+    judge_gpus,
     named,
+    uptime_s,
     wanted_of_kind,
 )
-from preflight.checks.gpu.test_errors import uptime_s
 from preflight.facts import Facts, Group, Node
 from preflight.facts.basics import limit
-from preflight.verdict import Conclude, Outcome, Verdict, not_run, unknown
+from preflight.facts.boards import gpu_codes, up_links
+from preflight.facts.node import decided
+from preflight.facts.topology import Topology, TopologyError, parse_topo
+from preflight.facts.words import count
+from preflight.fleet.model import Promise
+from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.gpu import GpuHealth, LinkErrors
     from preflight.facts.model import Gpu
+
+CHECKS = (
+    Check("gpu.pcie", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.nvlink", stage="facts", tier="prolog", requires=NVML, drains=True),
+    Check("gpu.fabric", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
+    Check(
+        "gpu.topology",
+        stage="facts",
+        tier="prolog",
+        requires=(*NVML, "gpu.count"),
+        drains=True,
+    ),
+)
 
 
 _FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
@@ -67,7 +100,7 @@ def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
     yield link.crc or 0, "packets with a wrong checksum", "nvlink_crc_per_hour"
 
 
-_RESEAT: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
+_RESEAT_GPU: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
 _NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if that stays"
 _RESTART: Final = "restart nvidia-fabricmanager (its version must be the driver's), recheck"
 _MINUTE_S: Final = 60.0
@@ -81,11 +114,11 @@ def pcie_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
             sentence = f"{named(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
-            yield Trouble(gpu, sentence, _RESEAT)
+            yield Trouble(gpu, sentence, _RESEAT_GPU)
         elif width and most and width < most and (widths is None or widths.by != "group"):
             # A slot may be wired so, or a virtual machine show it so: only other nodes can tell.
             sentence = f"{named(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
-            yield Trouble(gpu, sentence, _RESEAT, grave=False)
+            yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds)
         yield from _replays(gpu, health, uptime_s(facts))
 
@@ -94,10 +127,10 @@ def _generation(gpu: Gpu, health: GpuHealth, usual: Wanted[Any] | None) -> Itera
     now, most = health.pcie_gen, health.pcie_gen_max
     if usual is not None and most is not None and most < usual.value:
         sentence = f"{named(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
-        yield Trouble(gpu, sentence, _RESEAT)
+        yield Trouble(gpu, sentence, _RESEAT_GPU)
     elif now is not None and most is not None and now < most and at_work(health):
         sentence = f"{named(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
-        yield Trouble(gpu, sentence, _RESEAT)
+        yield Trouble(gpu, sentence, _RESEAT_GPU)
 
 
 def at_work(health: GpuHealth) -> bool:
@@ -113,15 +146,15 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float) -> Iterator[Trouble]:
     if uptime and per_minute > most:
         rate = f"{replays} PCIe replays since boot, {per_minute:.0f} a minute"
         sentence = f"{named(gpu)}: {rate}; at most {most:.0f} a minute is usual"
-        yield Trouble(gpu, sentence, _RESEAT, grave=False)
+        yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
 
 
 def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or send again what came broken."""
-    usual = group.majority(link_speed)
-    speed, origin = _most_speed(facts), "on the other links of this node"
-    if usual is not None and usual.decides:
-        speed, origin = usual.value, f"on {usual.votes} of {usual.of} nodes of group {group.name}"
+    usual = decided(group.majority(link_speed))
+    speed, origin = link_speed(facts), "on the other links of this node"
+    if usual is not None:
+        speed, origin = usual.value, on_most(usual, group)
     for gpu, health in healths(facts):
         for link in health.link_errors or ():
             where = f"{named(gpu)} NVLink {link.link}"
@@ -138,10 +171,6 @@ def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
 
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
-    return _most_speed(facts)
-
-
-def _most_speed(facts: Facts) -> int | None:
     speeds = Counter(
         link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
     )
@@ -169,18 +198,10 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
 
 _WIDEST: Final = 16
 
-PCIE = Check(
-    "gpu.pcie",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
 
 def judge_pcie(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
-    said = conclude_gpus(
+    said = judge_gpus(
         promised,
         facts,
         what="PCIe link width",
@@ -211,18 +232,9 @@ def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
     conclude(judge_pcie(node.promised.gpus, node.facts, node.group))
 
 
-NVLINK = Check(
-    "gpu.nvlink",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
 def judge_nvlink(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Tell slow links, links that retrain, and links that send again too often."""
-    verdict = conclude_gpus(
+    verdict = judge_gpus(
         promised,
         facts,
         what="NVLink counters",
@@ -255,31 +267,93 @@ def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
     conclude(judge_nvlink(node.promised.gpus, node.facts, node.group))
 
 
-FABRIC = Check(
-    "gpu.fabric",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-    heals=True,
+def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
+    """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="state of the NVSwitch fabric",
+        needs=("fabric_state",),
+        troubles=fabric_troubles(node.facts),
+        fine="every GPU has joined the NVSwitch fabric",
+    )
+    conclude(verdict)
+
+
+_SAME_VERSION = (
+    "check that nvidia-smi and the driver library have one version (nvidia-smi --version)"
 )
 
 
-def judge_fabric(promised: int | None, facts: Facts) -> Verdict:
-    """Tell GPUs whose registration the fabric manager has not completed, or finds unhealthy."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="state of the NVSwitch fabric",
-        needs=("fabric_state",),
-        troubles=fabric_troubles(facts),
-        fine="every GPU has joined the NVSwitch fabric",
-    )
+def read_matrix(facts: Facts) -> tuple[Topology | None, str]:
+    """nvidia-smi's matrix, or why there is none to compare with."""
+    if facts.topo_text is None:
+        return None, "no nvidia-smi here"
+    try:
+        return parse_topo(facts.topo_text), ""
+    except TopologyError as error:
+        return None, f"nvidia-smi's matrix is not readable: {error}"
 
 
-def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
-    """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
-    conclude(judge_fabric(node.promised.gpus, node.facts))
+def disagreements(facts: Facts, printed: Topology) -> Iterator[Oddity]:
+    """Pairs of GPUs that nvidia-smi joins otherwise than NVML, or otherwise there than back."""
+    for at, a in enumerate(printed.gpus):
+        for b in printed.gpus[at + 1 :]:
+            there, back = printed.link(a, b), printed.link(b, a)
+            if there != back:
+                sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
+                yield Oddity(sentence, "reload the driver or reboot, then recheck")
+    codes = gpu_codes(facts)
+    if codes is None:
+        for cell in odd_cells(printed):
+            if printed.link(cell.b, cell.a) == cell.code:
+                yield Oddity(cell.sentence, RESEAT)
+        return
+    if len(printed.gpus) != len(facts.gpus or ()):
+        sentence = f"nvidia-smi prints {len(printed.gpus)} GPUs, NVML has {len(facts.gpus or ())}"
+        yield Oddity(sentence, _SAME_VERSION, grave=False)
+        return
+    for index_a, index_b, code in codes:
+        said = printed.link(printed.gpus[index_a], printed.gpus[index_b])
+        if said != code:
+            sentence = f"GPU{index_a}-GPU{index_b}: nvidia-smi says {said}, NVML says {code}"
+            yield Oddity(sentence, _SAME_VERSION, grave=False)
 
 
-CHECKS = (PCIE, NVLINK, FABRIC)
+def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Hold the matrix against the promise, the group and itself, the surest witness first."""
+    if not facts.gpus:
+        if promised.gpus or promised.nvlinks_per_gpu:
+            return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
+        return not_run("no GPUs promised, none here")
+    printed, note = read_matrix(facts)
+    odd = oddities(promised, facts, group)
+    if printed is not None and not odd:
+        odd = list(disagreements(facts, printed))
+    return conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note)
+
+
+def oddities(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
+    """Everything unlike its peers. Lost links explain strange codes, so these come only without."""
+    links = [
+        *torn_links(facts, promised.nvlinks_per_gpu, group),
+        *lopsided_links(facts.gpus or ()),
+    ]
+    codes = [] if links else [*refused_peers(facts), *strange_codes(facts, group)]
+    return [*links, *codes, *far_rails(facts, group), *strange_numa(facts, group)]
+
+
+def _topology_ok(promised: Promise, facts: Facts, note: str) -> Verdict:
+    gpus = facts.gpus or ()
+    if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
+        return unknown("NVML would not tell the state of the NVLinks", advice="update the driver")
+    matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in gpu_codes(facts) or ()]
+    kinds = sorted({line.split()[-1] for line in matrix})
+    joined = f" joined by {', '.join(kinds)}" if kinds else ""
+    nics = "" if facts.nics is None else f", {count(len(facts.nics), 'NIC')}"
+    return ok(f"{count(len(gpus), 'GPU')}{joined}{nics}", matrix=matrix, note=note)
+
+
+def test_gpu_topology(node: Node, conclude: Conclude) -> None:
+    """GPUs, NVLinks and rails are joined as promised, and as on the other nodes of the group."""
+    conclude(judge_topology(node.promised, node.facts, node.group))

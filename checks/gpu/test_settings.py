@@ -6,10 +6,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
+from preflight.checks.gpu.deviations import on_most
 from preflight.checks.gpu.readings import (
+    NVML,
     Trouble,
-    conclude_gpus,
     healths,
+    judge_gpus,
     named,
     reading,
     wanted,
@@ -23,6 +25,13 @@ from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+CHECKS = (
+    Check("gpu.model", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.software", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.mode", stage="facts", tier="prolog", requires=NVML),
+    Check("gpu.memory", stage="facts", tier="prolog", requires=NVML, drains=True),
+)
 
 
 _FLASH: Final = "bring it to the version of the others, or leave the node out"
@@ -64,7 +73,7 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """Driver and firmware that differ from the group's, or among the GPUs of one node."""
     vote, version = group.majority(driver_version), facts.driver.version
     if vote is not None and vote.decides and version and version != vote.value:
-        whom = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = on_most(vote, group)
         advice = f"install driver {vote.value}, or leave the node out"
         yield Trouble(None, f"driver {version} here, {vote.value} {whom}", advice, grave=False)
     for name, words in _FIRMWARE.items():
@@ -196,46 +205,22 @@ def _on(value: object) -> str:
     return "on" if value else "off"
 
 
-MODEL = Check(
-    "gpu.model",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
-def judge_model(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Compare the names that NVML tells with the promise, the group, then the siblings."""
-    return conclude_gpus(
-        promised.gpus,
-        facts,
-        what="model",
-        needs=("name",),
-        troubles=model_troubles(promised.gpu_model, facts, group),
-        fine=_model_fine(facts),
-    )
-
-
-def _model_fine(facts: Facts) -> str:
-    return " and ".join(sorted({gpu.name for gpu in facts.gpus or ()}))
-
-
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the model that was promised, or that the group has."""
-    conclude(judge_model(node.promised, node.facts, node.group))
-
-
-SOFTWARE = Check(
-    "gpu.software",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="model",
+        needs=("name",),
+        troubles=model_troubles(node.promised.gpu_model, node.facts, node.group),
+        fine=" and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()})),
+    )
+    conclude(verdict)
 
 
 def judge_software(promised: int | None, facts: Facts, group: Group) -> Verdict:
     """Compare versions with most nodes of the group, else with the node's other GPUs."""
-    said = conclude_gpus(
+    said = judge_gpus(
         promised,
         facts,
         what="firmware versions",
@@ -258,26 +243,6 @@ def test_gpu_software(node: Node, conclude: Conclude) -> None:
     conclude(judge_software(node.promised.gpus, node.facts, node.group))
 
 
-MODE = Check(
-    "gpu.mode",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
-def judge_mode(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Compare the modes with the promise, the group, then the siblings."""
-    return conclude_gpus(
-        promised.gpus,
-        facts,
-        what="modes",
-        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
-        troubles=mode_troubles(promised, facts, group),
-        fine=_mode_fine(facts),
-    )
-
-
 def _mode_fine(facts: Facts) -> str:
     """All modes in one line: where nobody decides, a person may."""
     said = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
@@ -293,38 +258,26 @@ def _mode_fine(facts: Facts) -> str:
 
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     """MIG, ECC, persistence and compute mode are as promised, or as on the group."""
-    conclude(judge_mode(node.promised, node.facts, node.group))
-
-
-MEMORY = Check(
-    "gpu.memory",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-    drains=True,
-)
-
-
-def judge_memory(promised: int | None, facts: Facts, group: Group) -> Verdict:
-    """Compare total, reserved and BAR1 memory; captured texts also tell memory nobody owns."""
-    return conclude_gpus(
-        promised,
-        facts,
-        what="amount of memory",
-        needs=("memory_total_mib",),
-        troubles=[*memory_troubles(facts, group), *used_troubles(facts)],
-        fine=_memory_fine(facts),
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="modes",
+        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
+        troubles=mode_troubles(node.promised, node.facts, node.group),
+        fine=_mode_fine(node.facts),
     )
-
-
-def _memory_fine(facts: Facts) -> str:
-    sizes = sorted({gpu.memory_total_mib or 0 for gpu in facts.gpus or ()})
-    return f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU"
+    conclude(verdict)
 
 
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
-    conclude(judge_memory(node.promised.gpus, node.facts, node.group))
-
-
-CHECKS = (MODEL, SOFTWARE, MODE, MEMORY)
+    sizes = sorted({gpu.memory_total_mib or 0 for gpu in node.facts.gpus or ()})
+    verdict = judge_gpus(
+        node.promised.gpus,
+        node.facts,
+        what="amount of memory",
+        needs=("memory_total_mib",),
+        troubles=[*memory_troubles(node.facts, node.group), *used_troubles(node.facts)],
+        fine=f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU",
+    )
+    conclude(verdict)

@@ -22,60 +22,33 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import Stack
 
-
-def kernel(facts: Facts) -> str | None:
-    """Its release, as uname says."""
-    return facts.kernel or None
-
-
-def system(facts: Facts) -> str | None:
-    """Debian GNU/Linux 12 (bookworm)."""
-    return _told(facts, lambda stack: stack.os)
+CHECKS = (
+    Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
 
 
-def libc(facts: Facts) -> str | None:
-    """What binary wheels are built for: glibc 2.36."""
-    return _told(facts, lambda stack: stack.libc)
+def _of_stack(read: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
+    """The reader of a field for the vote of a group; None abstains."""
 
+    def of_node(facts: Facts) -> str | None:
+        stack = facts.machine.stack if facts.machine else None
+        return (read(stack) or None) if stack is not None else None
 
-def cpu(facts: Facts) -> str | None:
-    """Architecture and model."""
-    return _told(facts, lambda stack: f"{stack.cpu} ({stack.architecture})")
-
-
-def cpus(facts: Facts) -> str | None:
-    """How many are online: a socket may be off, or hyper-threading."""
-    return _told(facts, lambda stack: str(stack.cpus_online) if stack.cpus_online else "")
-
-
-def board(facts: Facts) -> str | None:
-    """The product, as its maker calls it."""
-    return _told(facts, lambda stack: stack.product)
-
-
-def bios(facts: Facts) -> str | None:
-    """Its version; PCIe and power settings come with it."""
-    return _told(facts, lambda stack: stack.bios)
+    return of_node
 
 
 READINGS: dict[str, Callable[[Facts], str | None]] = {
-    "kernel": kernel,
-    "system": system,
-    "C library": libc,
-    "CPU": cpu,
-    "CPUs online": cpus,
-    "machine": board,
-    "BIOS": bios,
+    "kernel": lambda facts: facts.kernel or None,
+    "system": _of_stack(lambda stack: stack.os),
+    "C library": _of_stack(lambda stack: stack.libc),
+    "CPU": _of_stack(lambda stack: f"{stack.cpu} ({stack.architecture})"),
+    "CPUs online": _of_stack(lambda stack: str(stack.cpus_online) if stack.cpus_online else ""),
+    "machine": _of_stack(lambda stack: stack.product),
+    "BIOS": _of_stack(lambda stack: stack.bios),
 }
-"""By the word that names it in a sentence."""
-
-
-def _told(facts: Facts, read: Callable[[Stack], str]) -> str | None:
-    stack = facts.machine.stack if facts.machine else None
-    return (read(stack) or None) if stack is not None else None
-
-
-DRIFT = Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",))
+"""By the word that names it in a sentence. Binary wheels are built for a C library; CPUs online
+differ where a socket or hyper-threading is off; PCIe and power settings come with the BIOS."""
 
 ALIGN = "bring it to what the others run (reimage, update or boot the other kernel), then recheck"
 AGREE = "decide what the group shall run and bring all nodes to it, or split the group"
@@ -138,7 +111,7 @@ class Time:
         return min(0.0, clock.ahead_s + clock.uncertain_s - self.from_s)
 
 
-def agreed(clocks: Sequence[Clock]) -> Time:
+def agreement(clocks: Sequence[Clock]) -> Time:
     """The moment that most clocks hold possible; each may be half of what matters off by itself."""
     slack_s = limit("clock_apart_s") / 2
     edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
@@ -153,18 +126,18 @@ def agreed(clocks: Sequence[Clock]) -> Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Astray:
+class Offset:
     """How far a clock is off: as it was seen, and at least, whatever the round trip hid."""
 
     seen_s: float
     at_least_s: float
 
 
-def off(clocks: Mapping[str, Clock], time: Time) -> dict[str, Astray]:
+def clocks_off(clocks: Mapping[str, Clock], time: Time) -> dict[str, Offset]:
     """The clocks that are off by so much that it matters, by name, the farthest first."""
     middle_s = (time.from_s + time.to_s) / 2
     found = {
-        name: Astray(clock.ahead_s - middle_s, abs(time.off_s(clock)))
+        name: Offset(clock.ahead_s - middle_s, abs(time.off_s(clock)))
         for name, clock in clocks.items()
     }
     slack_s = limit("clock_apart_s") / 2
@@ -172,12 +145,10 @@ def off(clocks: Mapping[str, Clock], time: Time) -> dict[str, Astray]:
     return dict(sorted(far, key=lambda named: -named[1].at_least_s))
 
 
-def worded(off_s: float) -> str:
+def in_words(off_s: float) -> str:
     """3600.1 s ahead, 4.2 s behind."""
     return f"{abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}"
 
-
-CLOCK = Check("host.clock", stage="facts", tier="prolog", requires=("reach.answer",))
 
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
 DEAD = "torchrun's c10d rendezvous takes a node for dead"
@@ -191,38 +162,37 @@ def judge_clock(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Ver
         return unknown(said, advice="run again: what was recorded holds no clocks")
     if len(told) == 1 and next(iter(reaches.values())).transport == "local":
         return not_run("the node is this machine: it has one clock")
-    time = agreed([Clock(0.0, 0.0), *told.values()])
-    astray = off({HERE: Clock(0.0, 0.0), **told}, time)
+    time = agreement([Clock(0.0, 0.0), *told.values()])
+    astray = clocks_off({HERE: Clock(0.0, 0.0), **told}, time)
     here = astray.pop(HERE, None)
     ahead_s = {name: round(clock.ahead_s, 3) for name, clock in told.items()}
     if not time.decides:
-        return _undecided(told, ahead_s)
+        return _undecided_verdict(told, ahead_s)
     if astray:
-        return _off(astray, time, facts, ahead_s)
+        return _off_verdict(astray, time, facts, ahead_s)
     within_s = max(clock.uncertain_s for clock in told.values())
     seen = f"{count(len(told), 'clock')} within {within_s:.2f} s, as far as the answers show"
     if within_s > limit("clock_off_s"):
         return unknown(seen, advice="see why its answers take so long, then run again")
-    here_said = f"; this machine's is {worded(here.seen_s)}" if here else ""
+    here_said = f"; this machine's is {in_words(here.seen_s)}" if here else ""
     return ok(seen + here_said, ahead_s=ahead_s)
 
 
-def _undecided(told: Mapping[str, Clock], ahead_s: dict[str, float]) -> Verdict:
-    apart = ", ".join(f"{name} {worded(clock.ahead_s)}" for name, clock in told.items())
+def _undecided_verdict(told: Mapping[str, Clock], ahead_s: dict[str, float]) -> Verdict:
+    apart = ", ".join(f"{name} {in_words(clock.ahead_s)}" for name, clock in told.items())
     said = f"no majority among {len(told) + 1} clocks; against this machine's: {apart}"
     far_s = max(abs(clock.ahead_s) - clock.uncertain_s for clock in told.values())
     conclude = fail if len(told) > 1 and far_s > limit("clock_off_s") else warn
     return conclude(said[:400], advice=f"on each and here: {ADVICE}", ahead_s=ahead_s)
 
 
-def _off(
-    astray: dict[str, Astray], time: Time, facts: Mapping[str, Facts], ahead_s: dict[str, float]
+def _off_verdict(
+    astray: dict[str, Offset], time: Time, facts: Mapping[str, Facts], ahead_s: dict[str, float]
 ) -> Verdict:
     name, worst = next(iter(astray.items()))
     machine = facts[name].machine
-    said = (
-        f"the clock of {name} is {worded(worst.seen_s)} of the {time.votes} of {time.of} that agree"
-    )
+    agree = f"{time.votes} of {time.of}"
+    said = f"the clock of {name} is {in_words(worst.seen_s)} of the {agree} that agree"
     said += f" (and {len(astray) - 1} more are off)" if len(astray) > 1 else ""
     said += "; nobody keeps it in step" if machine and machine.clock_kept is False else ""
     most = limit("clock_off_s")
@@ -237,6 +207,3 @@ def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
     """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
     conclude(judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}))
-
-
-CHECKS = (DRIFT, CLOCK)

@@ -26,16 +26,16 @@ def judge(promised: int | None, driver: Driver) -> Verdict:
     if driver.state == "answered":
         return ok(f"NVML answered in {driver.seconds:.1f} s, driver {driver.version}")
     if driver.state == "hung":
-        return _hung(driver)
+        return _hung_verdict(driver)
     if driver.state == "error":
-        return _refused(wanted, driver.error)
+        return _refusal_verdict(wanted, driver.error)
     if not wanted:
         return not_run("no GPUs promised, no NVIDIA driver here")
     advice = "install the driver, or mount it into the container, then recheck"
     return unknown(f"no NVIDIA driver library here, {wanted}", advice=advice)
 
 
-def _refused(wanted: str, error: str) -> Verdict:
+def _refusal_verdict(wanted: str, error: str) -> Verdict:
     said = f"NVML refuses: {error}"
     if "permission" in error.lower():
         return unknown(said, advice=f"{GRANT}, then recheck", grant=GRANT)
@@ -50,7 +50,7 @@ def _refused(wanted: str, error: str) -> Verdict:
     return unknown(said, advice="reload the driver or reboot, then recheck")
 
 
-def _hung(driver: Driver) -> Verdict:
+def _hung_verdict(driver: Driver) -> Verdict:
     sentence = f"the driver gave NVML no answer within {driver.seconds:.0f} s"
     if driver.paused_s:
         paused = f"{sentence}, and preflight itself could not run for {driver.paused_s:.0f} s"

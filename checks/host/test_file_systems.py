@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     Lasting = Majority[tuple[tuple[str, bool], ...]]
 
+CHECKS = (
+    Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.mounts", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
+
 _GIB: Final = 1024
 SHM: Final = "/dev/shm"  # noqa: S108  (looked at; a check of its own judges it)
 SHM_FULL: Final = f"{SHM} is full"
 """The cause that memory which is missing, and /dev/shm that takes nothing more, have in common."""
 
 
-def lying_on(facts: Facts, path: str) -> FileSystem | None:
+def file_system_of(facts: Facts, path: str) -> FileSystem | None:
     """The file system that holds a path; None where that could not be read."""
     found = facts.machine.file_systems if facts.machine else None
     return next((one for one in found or () if path in one.paths), None)
@@ -51,7 +57,7 @@ def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
     return tuple(one for one in facts.machine.file_systems if one.shared)
 
 
-def lasting(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
+def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
     """For the vote of a group: (mount, read-only) of the shared ones that are always there."""
     found = shared(facts)
     if found is None:
@@ -64,7 +70,7 @@ def named(one: FileSystem) -> str:
     return f"{one.mount} ({', '.join(filter(None, [one.kind, one.source]))})"
 
 
-def unanswered(found: tuple[FileSystem, ...]) -> tuple[str, str]:
+def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
     """Which mount hung or failed when it was looked at, and in words how; "" if none."""
     for one in found:
         if one.state == "hung":
@@ -74,7 +80,7 @@ def unanswered(found: tuple[FileSystem, ...]) -> tuple[str, str]:
     return "", ""
 
 
-def missing(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple[str, str]:
+def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple[str, str]:
     """Which mount of its group a node lacks, or may only read, and in words how; "" if none."""
     mine = {one.mount: one.read_only for one in found}
     for mount, read_only in usual.value if usual is not None else ():
@@ -101,7 +107,7 @@ def unwritable(one: FileSystem) -> str:
     return ""
 
 
-def made_so(one: FileSystem) -> bool:
+def read_only_by_choice(one: FileSystem) -> bool:
     """Whether it was mounted read-only on purpose, as a container's own folder may be."""
     answers = one.state not in ("hung", "error") and not one.remounted
     return answers and one.read_only and "/tmp" not in one.paths  # noqa: S108  (a path that is told)
@@ -130,8 +136,6 @@ def _left(one: FileSystem) -> str:
     return f": {memory(one.free_mib)} of {memory(one.size_mib)} are free{inodes}"
 
 
-DISK = Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",))
-
 READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl), then remount it"
 MADE_SO = (
     "mounted so from the start: see that the job writes elsewhere (a volume, --preflight-report)"
@@ -151,7 +155,7 @@ def judge_disk(facts: Facts) -> Verdict:
     for one in found:
         if why := unwritable(one):
             broken = one.remounted or "Read-only" in why or one.free_mib is None
-            if made_so(one):
+            if read_only_by_choice(one):
                 return warn(why, advice=MADE_SO, file_systems=evidence)
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
     short = [words for one in found for words in scarce(one)]
@@ -171,8 +175,6 @@ def test_host_disk(node: Node, conclude: Conclude) -> None:
     conclude(judge_disk(node.facts))
 
 
-MOUNTS = Check("host.mounts", stage="facts", tier="prolog", requires=("reach.answer",))
-
 HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
 MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
 
@@ -184,10 +186,10 @@ def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
     found = shared(facts)
     if found is None:
         return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
-    silent, said = unanswered(found)
+    silent, said = silent_mount(found)
     if silent:
         return fail(said, advice=HUNG, mount=silent)
-    absent, said = missing(found, decided(usual))
+    absent, said = missing_mount(found, decided(usual))
     if absent:
         return fail(said, advice=MOUNT, mount=absent)
     slow = [one for one in found if one.seconds > limit("mount_slow_s")]
@@ -208,7 +210,4 @@ def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
 
 def test_host_mounts(node: Node, conclude: Conclude) -> None:
     """A shared file system that hangs or is missing on one node hangs or kills the whole job."""
-    conclude(judge_mounts(node.facts, node.group.majority(lasting)))
-
-
-CHECKS = (DISK, MOUNTS)
+    conclude(judge_mounts(node.facts, node.group.majority(permanent_mounts)))

@@ -1,20 +1,301 @@
-"""The kernel log: errors of hardware, and memory, disks or tasks in trouble."""
+"""What the kernel wrote of a broken host: PCIe, CPU, memory, disks, tasks that hang.
+
+The kernel asks every driver below the port; one that cannot take part ("no error_detected
+callback") makes the whole recovery fail, and its device may answer nothing any more.
+"""
 
 from __future__ import annotations
 
-from preflight.check import Check
-from preflight.checks.host.hardware_log import judge_hardware_log, judge_host_log
-from preflight.facts import Facts, Node
-from preflight.verdict import Conclude, Verdict
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-HARDWARE_ERRORS = Check(
-    "host.hardware_errors", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+from preflight.check import Check
+from preflight.checks.gpu.driver_log import lost_slots, slot_of
+from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.facts import Facts, Node
+from preflight.facts.basics import limit
+from preflight.facts.words import count
+from preflight.verdict import Conclude, Verdict, fail, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from preflight.facts.machine import LogLine
+
+CHECKS = (
+    Check(
+        "host.hardware_errors",
+        stage="facts",
+        tier="prolog",
+        requires=("reach.answer",),
+        drains=True,
+    ),
+    Check("host.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
+
+BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
+Outcome = Literal["fatal", "unrecovered"]
+
+_CANNOT = re.compile(
+    rf"(?P<driver>\S+) (?P<device>{BDF}): (?:AER: )?"
+    r"(?:can't recover|device has no AER-aware driver)"
+)
+_ENDED = re.compile(rf"(?:\S+ )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)")
+_BY = re.compile(rf"(?P<driver>\S+) {BDF}: PCIe Bus Error")
+_VITAL = {"nvidia", "mlx5_core"}
+"""A job dies with these; a node without its audio or USB still works."""
+_APART_S = 10.0
+"""Errors of one recovery come within milliseconds, a reset of the link within seconds."""
+
+
+class Recoveries:
+    """Follows the recoveries of a log: which errors came first, and how it ended for them."""
+
+    def __init__(self) -> None:
+        self.ended: dict[str, Outcome] = {}
+        """By PCI address of the error; what is not here was recovered, or nothing was said."""
+        self._errors: set[str] = set()
+        self._drivers: set[str] = set()
+        self._over = False
+        self._at_s: float | None = None
+
+    def error(self, where: str, line: LogLine) -> None:
+        """Take an uncorrected error; after a recovery ended it begins the next one."""
+        before, self._at_s = self._at_s, line.at_s
+        later = before is not None and line.at_s is not None and line.at_s - before > _APART_S
+        if self._over or later:
+            self._errors, self._drivers, self._over = set(), set(), False
+        self._errors.add(where)
+        named = _BY.match(line.text)
+        if named is not None and named["driver"] != "pcieport":
+            self._drivers.add(named["driver"])
+
+    def take(self, text: str) -> None:
+        """Take any other line: a driver that cannot recover, or how the whole of it ended."""
+        if cannot := _CANNOT.match(text):
+            self._over = True
+            self._drivers.add(cannot["driver"])
+            vital = cannot["driver"] in _VITAL
+            # Without its error, whose line is gone, nobody knows how grave that was.
+            self._end("fatal" if vital else "unrecovered")
+            if vital and not self._errors:
+                self.ended[cannot["device"]] = "unrecovered"
+        elif ended := _ENDED.match(text):
+            self._over = True
+            if ended["how"] == "failed":
+                others = self._drivers and not self._drivers & _VITAL
+                self._end("unrecovered" if others else "fatal")
+
+    def _end(self, outcome: Outcome) -> None:
+        for where in self._errors:
+            if self.ended.get(where) != "fatal":
+                self.ended[where] = outcome
+
+
+Part = Literal["pcie", "cpu", "memory", "firmware"]
+Grade = Literal["fatal", "uncorrected", "unrecovered", "corrected", "earlier"]
+"""`uncorrected`: the node goes on. `unrecovered`: a driver that no job needs did not get over it.
+
+`earlier`: of the boot before this one.
+"""
+
+_FAULT_HINT = re.compile(
+    r"PCIe Bus Error|AER: |AER-aware|evice recovery|DPC: |Hardware Error|MCE: |mce: |Memory f"
+    r"|BERT: |EDAC "
+)
+"""Few lines are looked at closely."""
+
+# What a user may name stands in some lines: each pattern begins where the line does.
+_MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
+_AER = re.compile(
+    rf"(?:\S+ )?(?P<agent>{BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
+    r"(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?",
+    re.IGNORECASE,
+)
+_AER_SUMMARY = re.compile(
+    rf"(?:\S+ )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
+    rf"(?: \((?P<fatal>(?:Non-)?Fatal)\))? error (?:message )?received:? "
+    rf"(?:from )?(?P<agent>{BDF})?",
+    re.IGNORECASE,
+)
+_DPC = re.compile(rf"(?:\S+ )?(?P<agent>{BDF}): DPC: containment event")
+_BANK = re.compile(
+    rf"{_MCE}CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
+    r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{16})"
+)
+_UNCORRECTED_BIT = 1 << 61
+_DECODED = re.compile(rf"{_MCE}(Corrected error|Uncorrected|Deferred error|System Fatal)")
+_SEVERITY = re.compile(r"\{\d+\}\[Hardware Error\]: event severity: (\w+)")
+_POISON = re.compile(
+    r"mce: Uncorrected hardware memory error in user-access at [0-9a-f]+"
+    r"|Memory failure: 0x[0-9a-f]+: (?!already|recovery action for already)"
+    r"|(?P<process>MCE: Killing .{1,15}:\d+ due to hardware memory corruption fault at )"
+)
+"""That a process died is no proof: from Linux 6.6 on any process may poison its own pages
+(UFFDIO_POISON), and of memory that is really broken the kernel says so first."""
+_BERT = re.compile(r"BERT: (?:Total records found|\[Hardware Error\])")
+_EDAC = re.compile(
+    r"EDAC (?P<mc>\S+): (?P<times>\d+) (?P<kind>[CU]E) (?:.{1,200}? )?on (?P<dimm>\S+)"
+    r".{0,200}? \(.*page:0x"
+)
+
+_ADVICE: dict[Part, str] = {
+    "pcie": "drain; reseat that device or its riser, check the slot; replace it if it comes again",
+    "cpu": "drain; run the vendor's CPU diagnostic, look at the BMC's event log",
+    "memory": "drain; replace that DIMM (the BMC's event log names its slot)",
+    "firmware": "look at the BMC's event log for what broke the node last time",
+}
+_PARTS: dict[Part, str] = {
+    "pcie": "PCIe errors",
+    "cpu": "machine checks",
+    "memory": "memory errors",
+    "firmware": "a fatal error recorded by the firmware in the boot before",
+}
+_GRADES: dict[Grade, str] = {
+    "fatal": "uncorrected ",
+    "uncorrected": "uncorrected, non-fatal ",
+    "unrecovered": "uncorrected, not recovered ",
+    "corrected": "corrected ",
+    "earlier": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Errors of one part; `where` is a PCI address, a CPU or a DIMM."""
+
+    part: Part
+    where: str
+    grade: Grade
+    times: int
+    last_s: float | None
+
+
+def faults(lines: Sequence[LogLine]) -> list[Fault]:
+    """All errors by part, place and grade, in the order in which each came first."""
+    found: dict[tuple[Part, str, Grade], Fault] = {}
+    summaries: dict[tuple[Part, str, Grade], Fault] = {}
+    recoveries = Recoveries()
+    for line in lines:
+        if not _FAULT_HINT.search(line.text):
+            continue
+        recoveries.take(line.text)
+        for one, summary in _faults(line):
+            if one.part == "pcie" and one.grade == "uncorrected":
+                recoveries.error(one.where, line)
+            into = summaries if summary else found
+            key = (one.part, one.where, one.grade)
+            before = into.get(key)
+            times = one.times + (before.times if before else 0)
+            into[key] = Fault(one.part, one.where, one.grade, times, one.last_s)
+    # A summary is written beside the errors themselves, whose lines may be rate-limited.
+    for key, each in summaries.items():
+        if key not in found or each.times > found[key].times:
+            found[key] = each
+    return _as_they_ended(list(found.values()), recoveries)
+
+
+def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
+    """Grade what was not corrected by what became of it; a device that nothing else names, too."""
+    ended = []
+    for each in found:
+        how = recoveries.ended.get(each.where) if each.part == "pcie" else None
+        ended.append(replace(each, grade=how) if how and each.grade == "uncorrected" else each)
+    named = {each.where for each in found if each.grade in ("fatal", "uncorrected")}
+    alone = [where for where in recoveries.ended if where not in named]
+    return ended + [Fault("pcie", where, "unrecovered", 1, None) for where in alone]
 
 
 def judge_hardware_errors(facts: Facts) -> Verdict:
-    """Uncorrected errors, and storms of corrected ones, each with its part."""
-    return judge_hardware_log(facts)
+    """What was not corrected fails the node; what was corrected, when it comes by the hundred."""
+    log = facts.kernel_log
+    if log is None:
+        return unread(facts)
+    lost = lost_slots(facts)
+    said = [each for each in faults(log.lines) if not _echoes_a_gpu(each, lost, facts)]
+    evidence: dict[str, Any] = {"faults": [asdict(each) for each in said], "log": log.source}
+    graves = [each for each in said if each.grade == "fatal"]
+    if graves:
+        return fail(
+            f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}",
+            advice=_ADVICE[graves[0].part],
+            **evidence,
+        )
+    days = max(1.0, (span_s(log, facts) or 0.0) / 86400)
+    notable = [each for each in said if each.grade != "corrected" or _storms(each, days, facts)]
+    if notable:
+        first = notable[0]
+        expected = f"; expected under {_most(first):.0f} in a day" * (first.grade == "corrected")
+        advice = _ADVICE[first.part].removeprefix("drain; ")
+        return warn(f"{_fault_words(notable, facts)}{expected}", advice=advice, **evidence)
+    corrected = sum(each.times for each in said)
+    rest = f"; {count(corrected, 'corrected error')}, few enough" if corrected else ""
+    sentence = f"no uncorrected hardware error {window(log, facts)}{rest}"
+    return whole(sentence, log, ("aer", "mce", "edac"), **evidence)
+
+
+def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
+    """Read one line; with each fault, whether it is a summary of others."""
+
+    def one(part: Part, where: str, grade: Grade, times: int = 1) -> Fault:
+        return Fault(part, where, grade, line.times * times, line.last_s)
+
+    text = line.text
+    if found := _AER.match(text) or _AER_SUMMARY.match(text):
+        named = found.groupdict()
+        yield one("pcie", named["agent"] or named["port"], _severity(named)), "port" in named
+    elif found := _DPC.match(text):
+        yield one("pcie", found["agent"], "fatal"), False
+    elif found := _BANK.match(text):
+        grade: Grade = "fatal" if int(found["status"], 16) & _UNCORRECTED_BIT else "corrected"
+        yield one("cpu", f"CPU {found['cpu']} bank {found['bank']}", grade), False
+    elif found := _DECODED.match(text):
+        yield one("cpu", "", "corrected" if found[1].startswith("Corr") else "fatal"), False
+    elif found := _SEVERITY.match(text):
+        grades: dict[str, Grade] = {"fatal": "fatal", "recoverable": "uncorrected"}
+        yield one("cpu", "", grades.get(found[1], "corrected")), False
+    elif found := _POISON.match(text):
+        yield one("memory", "", "uncorrected" if found["process"] else "fatal"), False
+    elif _BERT.match(text):
+        yield one("firmware", "", "earlier"), False
+    elif found := _EDAC.match(text):
+        grade = "fatal" if found["kind"] == "UE" else "corrected"
+        times = min(int(found["times"][:9]), 10**9) or 1
+        yield one("memory", f"{found['dimm']} ({found['mc']})", grade, times), False
+
+
+def _severity(named: dict[str, str | None]) -> Grade:
+    if not named["grade"]:
+        return "corrected"
+    return "uncorrected" if (named["fatal"] or "").lower() == "non-fatal" else "fatal"
+
+
+def _echoes_a_gpu(one: Fault, lost: Collection[str], facts: Facts) -> bool:
+    """Whether it is of a GPU that fell off the bus, or of a port on the way to it."""
+    if one.part != "pcie" or not lost:
+        return False
+    ways = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
+    return slot_of(one.where) in lost or any(one.where in way for way in ways)
+
+
+def _storms(one: Fault, days: float, facts: Facts) -> bool:
+    since_s = elapsed_s(one.last_s, facts)
+    return one.times / days >= _most(one) and (since_s is None or since_s < 86400)  # noqa: PLR2004
+
+
+def _most(one: Fault) -> float:
+    return limit("corrected_dimm_per_day" if one.part == "memory" else "corrected_errors_per_day")
+
+
+def _fault_words(found: Sequence[Fault], facts: Facts) -> str:
+    first = found[0]
+    where = f" of {first.where}" if first.where else ""
+    words = f"{_GRADES[first.grade]}{_PARTS[first.part]}{where}"
+    often = f" ({first.times} times)" if first.times > 1 else ""
+    more = f"; and {count(len(found) - 1, 'more part')}" if len(found) > 1 else ""
+    return f"{words}{often}{ago(first.last_s, facts)}{more}"
 
 
 def test_host_hardware_errors(node: Node, conclude: Conclude) -> None:
@@ -22,17 +303,139 @@ def test_host_hardware_errors(node: Node, conclude: Conclude) -> None:
     conclude(judge_hardware_errors(node.facts))
 
 
-KERNEL_LOG = Check("host.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",))
+Kind = Literal[
+    "read-only", "file system", "disk", "lockup", "oops", "oom", "cgroup oom", "hung", "nfs"
+]
+
+_XFS = r"^XFS \((?P<what>[^)]+)\): "
+_KINDS: tuple[tuple[Kind, str], ...] = (
+    ("read-only", r"^(?:EXT[234]|F2FS)-fs \((?P<what>[^):]+)\S*\): [Rr]emounting .*read-only"),
+    ("read-only", r"^BTRFS \w+ \(device (?P<what>[^):]+)[^)]*\): forced readonly"),
+    ("read-only", rf"{_XFS}(?:xfs_do_force_shutdown|.*Shutting down filesystem)"),
+    ("read-only", rf"{_XFS}(?:Filesystem has been|User initiated) shut ?down"),
+    ("file system", r"^(?:EXT[234]|F2FS|BTRFS)\S* .*?error.*?\(device (?P<what>[^):]+)"),
+    ("file system", rf"{_XFS}.*(?:[Cc]orrupt|I/O error|metadata .*error)"),
+    ("file system", r"^BTRFS.*\(device (?P<what>[^):]+).*(?:error|corrupt)"),
+    ("disk", r"^(?:blk_update_request: )?(?:I/O|critical \w+) error, dev (?P<what>[^, ]+)"),
+    ("disk", r"^Buffer I/O error on dev(?:ice)? (?P<what>[^, ]+)"),
+    ("disk", r"^nvme (?P<what>nvme\d+): (?:controller is down|Removing after|Device not ready)"),
+    ("lockup", r"^(?:watchdog: )?BUG: soft lockup - (?P<what>CPU#?\d*)"),
+    ("lockup", r"^(?:NMI )?[Ww]atchdog.{0,40}hard LOCKUP on (?P<what>cpu ?\d+)"),
+    ("lockup", r"^rcu: INFO: \w+ (?:self-)?detected (?P<what>stall)"),
+    ("oops", r"^(?P<what>BUG: unable to handle|Oops|general protection fault)"),
+    ("cgroup oom", r"^Memory cgroup out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
+    ("oom", r"^Out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
+    ("hung", r"^INFO: task (?P<what>.+?):\d+ blocked for more than"),
+    ("nfs", r"^nfs: server (?P<what>\S+) not responding"),
+)  # fmt: skip
+_EVENT_HINT = re.compile(
+    r"-fs|XFS|BTRFS|F2FS|error, dev|I/O error|^nvme |ockup|LOCKUP|stall|^BUG|^Oops|^general"
+    r"|ut of memory|^INFO: task|^nfs: "
+)
+"""Few lines are looked at closely."""
+
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+_LOOP = re.compile(r"^(?:loop|sr|fd|zram|ram)\d")
+"""Devices whose errors tell of an image or an empty drive, not of a disk."""
+_OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
+
+_WORDS: dict[Kind, tuple[str, str]] = {
+    "read-only": (
+        "made a file system read-only",
+        "drain; check that disk (smartctl -x), repair the file system, remount it",
+    ),
+    "file system": ("found a damaged file system", "check that disk (smartctl -x), run fsck"),
+    "disk": ("could not read or write a disk", "check that disk (smartctl -x); replace it"),
+    "lockup": ("lost a CPU for many seconds", "look at dmesg for what held it; update the kernel"),
+    "oops": ("hit a bug of its own", "reboot; look at dmesg for the module, update it"),
+    "oom": (
+        "ran out of memory and killed a process",
+        "look at what else runs there; give the job less, or the node more memory",
+    ),
+    "cgroup oom": (
+        "killed a process for its job's memory limit",
+        "raise the job's memory limit, or use fewer workers that load data",
+    ),
+    "hung": (
+        "waited minutes for a task in D state",
+        "look at its disk, shared file system and driver (dmesg names the task's stack)",
+    ),
+    "nfs": ("waited for a file server", "check that server and the way to it"),
+}
+_GRAVE: tuple[Kind, ...] = ("read-only",)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One kind of thing, of one device, task or process."""
+
+    kind: Kind
+    what: str
+    times: int
+    last_s: float | None
+
+
+def events(lines: Sequence[LogLine]) -> list[Event]:
+    """All that was said, by kind and what it is about; the gravest kind first."""
+    found: dict[tuple[Kind, str], Event] = {}
+    for line in lines:
+        if not _EVENT_HINT.search(line.text):
+            continue
+        for kind, pattern in _PATTERNS:
+            hit = pattern.search(line.text)
+            if hit is None:
+                continue
+            what = hit["what"] or ""
+            if not (kind in _OF_A_DISK and _LOOP.match(what)):
+                before = found.get((kind, what))
+                times = line.times + (before.times if before else 0)
+                found[kind, what] = Event(kind, what, times, line.last_s)
+            break
+    return sorted(found.values(), key=lambda each: list(_WORDS).index(each.kind))
 
 
 def judge_kernel_log(facts: Facts) -> Verdict:
-    """A read-only file system fails; killed processes, I/O errors and hung tasks warn."""
-    return judge_host_log(facts)
+    """A file system that turned read-only fails the node; the rest of the last day is a warning."""
+    log = facts.kernel_log
+    if log is None:
+        return unread(facts)
+    said = events(log.lines)
+    evidence: dict[str, Any] = {
+        "events": [asdict(each) for each in said],
+        "log": log.source,
+    }
+    graves = [each for each in said if each.kind in _GRAVE]
+    if graves:
+        return fail(
+            f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}",
+            advice=_WORDS[graves[0].kind][1],
+            **evidence,
+        )
+    recent = [each for each in said if _recent(each, facts)]
+    if recent:
+        more = f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
+        return warn(
+            f"{_event_words(recent[0], facts)}{more}",
+            advice=_WORDS[recent[0].kind][1],
+            **evidence,
+        )
+    rest = f"; {count(len(said), 'older note')}" if said else ""
+    sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
+    return whole(sentence, log, ("fs", "disk"), **evidence)
+
+
+def _recent(one: Event, facts: Facts) -> bool:
+    since_s = elapsed_s(one.last_s, facts)
+    return since_s is None or since_s < limit("host_event_s")
+
+
+def _event_words(one: Event, facts: Facts) -> str:
+    what = f" ({one.what})" if one.what else ""
+    often = f", {one.times} times" if one.times > 1 else ""
+    return f"the kernel {_WORDS[one.kind][0]}{what}{often}{ago(one.last_s, facts)}"
 
 
 def test_host_kernel_log(node: Node, conclude: Conclude) -> None:
     """The kernel did not run out of memory, disks or patience on this node."""
     conclude(judge_kernel_log(node.facts))
-
-
-CHECKS = (HARDWARE_ERRORS, KERNEL_LOG)

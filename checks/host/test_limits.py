@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from preflight.check import Check
-from preflight.checks.host.test_file_systems import SHM, SHM_FULL, lying_on
+from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_of
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.basics import limit
 from preflight.facts.machine import UNLIMITED, Limits
 from preflight.facts.words import count, memory
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
+
+CHECKS = (
+    Check("host.memlock", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.nofile", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.shm", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 Kind = Literal["memlock", "nofile"]
 
@@ -21,7 +29,7 @@ IN_THE_JOB: Final = ("srun", "torchrun")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class JobLimit:
     """A limit and whose it is; `sure` where the job will have the same."""
 
     value: float
@@ -32,7 +40,7 @@ class Held:
     sure: bool
 
 
-def held(kind: Kind, facts: Facts, transport: str) -> Held | None:
+def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
     """The limit nearest to the job's: its own, its scheduler's, our login's; None if unread."""
     if facts.machine is None:
         return None
@@ -40,40 +48,38 @@ def held(kind: Kind, facts: Facts, transport: str) -> Held | None:
     if transport not in IN_THE_JOB and daemons:
         first = daemons[0]
         whose = f"of {first.name} (pid {first.pid}), from which jobs inherit it"
-        return _held(first.limits, kind, whose, sure=True)
+        return _job_limit(first.limits, kind, whose, sure=True)
     if facts.machine.limits is None:
         return None
     sure = transport in IN_THE_JOB
     if kind == "memlock" and facts.machine.locks_any:
         whose = "of this root login (CAP_IPC_LOCK); another user's job has a limit of its own"
         whose = "of the job's own process (CAP_IPC_LOCK)" if sure else whose
-        return Held(float("inf"), float("inf"), whose, sure)
+        return JobLimit(float("inf"), float("inf"), whose, sure)
     whose = "of the job's own process" if sure else "of our login; the job's may differ"
-    return _held(facts.machine.limits, kind, whose, sure=sure)
+    return _job_limit(facts.machine.limits, kind, whose, sure=sure)
 
 
 def memlock_of(facts: Facts) -> float | None:
     """For the vote of a group: the limit of whoever starts jobs there, else of our login."""
-    one = held("memlock", facts, "")
+    one = job_limit("memlock", facts, "")
     return None if one is None else one.value
 
 
 def nofile_of(facts: Facts) -> float | None:
     """For the vote of a group, as above."""
-    one = held("nofile", facts, "")
+    one = job_limit("nofile", facts, "")
     return None if one is None else one.value
 
 
-def _held(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> Held:
+def _job_limit(limits: Limits, kind: Kind, whose: str, *, sure: bool) -> JobLimit:
     soft, hard = getattr(limits, kind), getattr(limits, f"{kind}_hard")
-    return Held(_number(soft), _number(hard), whose, sure)
+    return JobLimit(_number(soft), _number(hard), whose, sure)
 
 
 def _number(ceiling: int) -> float:
     return float("inf") if ceiling == UNLIMITED else float(ceiling)
 
-
-MEMLOCK = Check("host.memlock", stage="facts", tier="prolog", requires=("reach.answer",))
 
 GIB = 1 << 30
 MEMLOCK_ADVICE = (
@@ -89,7 +95,7 @@ def judge_memlock(
     """Below the least a job fails where it surely has that limit, or its peers have more."""
     if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
         return not_run("no RDMA devices promised, none here: nothing locks memory")
-    seen = held("memlock", facts, transport)
+    seen = job_limit("memlock", facts, transport)
     if seen is None:
         return unknown("the limit of locked memory could not be read", advice="mount /proc")
     said = f"{size(seen.value)} may be locked: the limit {seen.whose}"
@@ -120,8 +126,6 @@ def test_host_memlock(node: Node, conclude: Conclude) -> None:
     conclude(judge_memlock(node.promised, node.facts, node.reach.transport, usual))
 
 
-NOFILE = Check("host.nofile", stage="facts", tier="prolog", requires=("reach.answer",))
-
 NOFILE_ADVICE = (
     "set LimitNOFILE=1048576 for the service that starts jobs and nofile in "
     "/etc/security/limits.d; then see ulimit -n inside a job"
@@ -130,7 +134,7 @@ NOFILE_ADVICE = (
 
 def judge_nofile(facts: Facts, transport: str, usual: Majority[float] | None = None) -> Verdict:
     """Below what every program may count on is a fault where it is surely the job's."""
-    seen = held("nofile", facts, transport)
+    seen = job_limit("nofile", facts, transport)
     if seen is None:
         return unknown("the limit of open files could not be read", advice="mount /proc")
     said = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
@@ -156,8 +160,6 @@ def test_host_nofile(node: Node, conclude: Conclude) -> None:
     """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
     conclude(judge_nofile(node.facts, node.reach.transport, node.group.majority(nofile_of)))
 
-
-CGROUP = Check("host.cgroup", stage="facts", tier="prolog", requires=("reach.answer",))
 
 CPUS = "ask for more CPUs (--cpus-per-task, --exclusive; resources.limits.cpu in Kubernetes)"
 MEMORY = "ask for more memory (--mem=0 takes all of a node; resources.limits.memory)"
@@ -202,8 +204,6 @@ def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport))
 
 
-SHARED_MEMORY = Check("host.shm", stage="facts", tier="prolog", requires=("reach.answer",))
-
 ENLARGE = (
     "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
     "medium: Memory at /dev/shm"
@@ -213,7 +213,7 @@ CLEAR = "look at ls -l /dev/shm, end who holds it, and remove what dead jobs lef
 
 def judge_shm(facts: Facts) -> Verdict:
     """Its size as a container was given it, then what of it others have left."""
-    found = lying_on(facts, SHM)
+    found = file_system_of(facts, SHM)
     if found is None or found.size_mib is None or found.free_mib is None:
         why = f": {found.error or found.state}" if found is not None else ""
         return unknown(f"{SHM} could not be looked at{why}", advice="see df /dev/shm there")
@@ -241,6 +241,3 @@ def judge_shm(facts: Facts) -> Verdict:
 def test_host_shm(node: Node, conclude: Conclude) -> None:
     """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_shm(node.facts))
-
-
-CHECKS = (MEMLOCK, NOFILE, CGROUP, SHARED_MEMORY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.host.hardware_log import faults
 from preflight.checks.host.test_file_systems import SHM_FULL
+from preflight.checks.host.test_host_log import faults
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.machine import Edac
@@ -15,6 +15,11 @@ from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unk
 
 if TYPE_CHECKING:
     from preflight.facts.machine import Dimm, Memory
+
+CHECKS = (
+    Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.dimms", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+)
 
 
 _DAY: Final = 86400
@@ -32,7 +37,7 @@ def available_mib(facts: Facts) -> float | None:
     return None if seen is None else float(seen.available_mib)
 
 
-def whole(usual_mib: float) -> float:
+def least_whole_mib(usual_mib: float) -> float:
     """The least that a machine shows of so much when no DIMM is missing."""
     percent, gib = limit("memory_short_percent"), limit("memory_short_gib")
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
@@ -40,10 +45,10 @@ def whole(usual_mib: float) -> float:
 
 def is_short(mine_mib: float, usual_mib: float) -> bool:
     """Whether so much is missing that a DIMM is: alike machines differ by less."""
-    return mine_mib < whole(usual_mib)
+    return mine_mib < least_whole_mib(usual_mib)
 
 
-def held_by(seen: Memory) -> tuple[str, str]:
+def main_holder(seen: Memory) -> tuple[str, str]:
     """Name who holds most of what is not available, and the cause that it shares with others."""
     used = max(1, seen.total_mib - seen.available_mib)
     if seen.shared_mib * 2 > used:
@@ -54,7 +59,7 @@ def held_by(seen: Memory) -> tuple[str, str]:
     return "", ""
 
 
-def short(seen: Memory, usual_mib: float | None) -> str:
+def scarcity(seen: Memory, usual_mib: float | None) -> str:
     """Say that others hold much of it, by the middle of its group where there is one."""
     if usual_mib is not None:
         low = seen.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
@@ -64,7 +69,7 @@ def short(seen: Memory, usual_mib: float | None) -> str:
     return f"an idle node has over {least:g} %" if low else ""
 
 
-def strained(seen: Memory) -> str:
+def strain(seen: Memory) -> str:
     """Say that it stalls or swaps although some is left."""
     most, swapped = limit("memory_stalled_percent"), limit("swap_used_gib")
     if seen.stalled_percent is not None and seen.stalled_percent > most:
@@ -75,12 +80,12 @@ def strained(seen: Memory) -> str:
     return ""
 
 
-def uncorrected(edac: Edac) -> tuple[Dimm, ...]:
+def uncorrected_dimms(edac: Edac) -> tuple[Dimm, ...]:
     """DIMMs that have lost data since counting began."""
     return tuple(one for one in edac.errors if one.uncorrected)
 
 
-def wearing(edac: Edac, up_s: float) -> str:
+def wear(edac: Edac, up_s: float) -> str:
     """Say on which DIMM corrected errors come faster than chance; nothing if on none."""
     allowed = limit("corrected_dimm_per_day")
     for one in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
@@ -92,13 +97,11 @@ def wearing(edac: Edac, up_s: float) -> str:
     return ""
 
 
-def logged(facts: Facts) -> bool:
+def log_has_memory_fault(facts: Facts) -> bool:
     """Whether `host.hardware_errors` fails for memory: a process that was killed is no proof."""
     lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
     return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))
 
-
-MEMORY = Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",))
 
 FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what nobody needs, or reboot"
 
@@ -110,14 +113,14 @@ def judge_memory(facts: Facts, usual_mib: float | None = None) -> Verdict:
         return unknown("its memory could not be read", advice="mount /proc there")
     left = f"{memory(seen.available_mib)} of {memory(seen.total_mib)} available"
     percent = 100 * seen.available_mib / max(1, seen.total_mib)
-    holder, cause = held_by(seen)
+    holder, cause = main_holder(seen)
     least = limit("memory_left_percent")
     if percent < least:
         said = f"{left}{holder}; at least {least:g} % expected"
         return fail(said, advice=FREE, cause=cause)
-    if scarce := short(seen, usual_mib):
+    if scarce := scarcity(seen, usual_mib):
         return warn(f"{left}{holder}; {scarce}", advice=FREE, cause=cause)
-    if trouble := strained(seen):
+    if trouble := strain(seen):
         return warn(f"{trouble}; {left}", advice=FREE)
     return ok(left, swap_used_mib=seen.swap_used_mib)
 
@@ -126,8 +129,6 @@ def test_host_memory(node: Node, conclude: Conclude) -> None:
     """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
     conclude(judge_memory(node.facts, node.group.middle(available_mib)))
 
-
-DIMMS = Check("host.dimms", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
 
 REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
 MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
@@ -141,7 +142,7 @@ def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Ve
         return unknown(
             "its memory or ECC counters could not be read", advice="mount /proc and /sys"
         )
-    found = failing(facts, edac)
+    found = ecc_verdict(facts, edac)
     if found is not None and found.outcome is Outcome.FAIL:
         return found
     alike, usual = peers
@@ -157,23 +158,20 @@ def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Ve
     return ok(f"{memory(seen.total_mib)}; {counted or 'no driver counts its ECC errors'}")
 
 
-def failing(facts: Facts, edac: Edac) -> Verdict | None:
+def ecc_verdict(facts: Facts, edac: Edac) -> Verdict | None:
     """What the counters say; where the log fails the node for it, it is that check's."""
-    if edac.errors and logged(facts):
+    if edac.errors and log_has_memory_fault(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
-    if lost := uncorrected(edac):
+    if lost := uncorrected_dimms(edac):
         said = f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
         more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
         return fail(said + more, advice=REPLACE, dimms=[one.name for one in lost])
-    worn = wearing(edac, max(0.0, facts.time_s - facts.boot_s))
+    worn = wear(edac, max(0.0, facts.time_s - facts.boot_s))
     return warn(worn, advice=REPLACE) if worn else None
 
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
     usual = node.group.middle(total_mib)
-    alike = 0 if usual is None else node.group.at_least(total_mib, whole(usual))
+    alike = 0 if usual is None else node.group.at_least(total_mib, least_whole_mib(usual))
     conclude(judge_dimms(node.facts, (alike, usual)))
-
-
-CHECKS = (MEMORY, DIMMS)

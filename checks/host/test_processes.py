@@ -10,8 +10,11 @@ from preflight.facts.machine import Worker
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
-STALE_PROCESSES = Check(
-    "host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+CHECKS = (
+    Check(
+        "host.stale_processes", stage="facts", tier="prolog", requires=("reach.answer",), user=True
+    ),
+    Check("host.load", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
 
 
@@ -54,9 +57,6 @@ def test_host_stale_processes(node: Node, conclude: Conclude) -> None:
     conclude(judge_stale_processes(node.facts))
 
 
-LOAD = Check("host.load", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_load(facts: Facts) -> Verdict:
     """The CPU time of processes that are none of ours, over a fifth of a second."""
     load = facts.machine.load if facts.machine else None
@@ -85,6 +85,3 @@ def words(one: Worker) -> str:
 def test_host_load(node: Node, conclude: Conclude) -> None:
     """Who computes on a node beside us slows every rank there, and all others wait for those."""
     conclude(judge_load(node.facts))
-
-
-CHECKS = (STALE_PROCESSES, LOAD)

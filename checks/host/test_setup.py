@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from preflight.check import Check
-from preflight.checks.gpu.deviations import conclude_oddities
-from preflight.checks.rdma.direct import mapping, obstacles, redirects, uses_rdma
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.rdma.test_slots import uses_rdma
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
 from preflight.facts.node import decided, others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
 
-CONTAINER = Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",))
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHECKS = (
+    Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.governor", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check(
+        "host.pci_acs", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
+    ),
+)
+
 
 SHOW = {
     "kubernetes": "hostPID: true in the pod's spec",
@@ -56,10 +68,10 @@ def test_host_container(node: Node, conclude: Conclude) -> None:
     conclude(judge_container(node.facts))
 
 
-GOVERNOR = Check("host.governor", stage="facts", tier="prolog", requires=("reach.answer",))
-
 STEADY = "performance"
-ADVICE = "cpupower frequency-set -g performance, and make it last (tuned-adm profile hpc-compute)"
+SET_GOVERNOR = (
+    "cpupower frequency-set -g performance, and make it last (tuned-adm profile hpc-compute)"
+)
 BIOS = "compare the power settings of its BIOS (OS control of P-states) with a node that has them"
 
 
@@ -83,7 +95,7 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
     if alike is not None and alike.value == (STEADY,):
         expected = others(alike, STEADY)
     return warn(
-        f"{seen} of {of}; {expected}", advice=ADVICE, governors=[words(g) for g in governors]
+        f"{seen} of {of}; {expected}", advice=SET_GOVERNOR, governors=[words(g) for g in governors]
     )
 
 
@@ -104,12 +116,60 @@ def test_host_governor(node: Node, conclude: Conclude) -> None:
     conclude(judge_governor(node.facts, node.group.majority(names_of)))
 
 
-PCI_ACS = Check(
-    "host.pci_acs",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
+_GRACE: Final = "aarch64"
+"""There GPUs are always behind the SMMU, and its translation costs nothing of the kind."""
+
+_CLEAR: Final = (
+    "clear ACS on it (setpci -s {0} ECAP_ACS+6.w=0) at boot, or switch it off in the BIOS"
 )
+_THROUGH: Final = "boot with iommu=pt (or intel_iommu=off / amd_iommu=off), recheck"
+
+
+def redirects(facts: Facts) -> tuple[str, ...] | None:
+    """PCIe ports that send traffic between GPU and NIC up to the root complex."""
+    if facts.gpudirect is None or facts.gpudirect.acs is None:
+        return None
+    ports = facts.gpudirect.acs
+    return tuple(one.bus_id for one in ports if one.redirects and not one.translated)
+
+
+def mapping(facts: Facts) -> str | None:
+    """How the IOMMU maps the devices: none, identity, or the kernel's word for translation."""
+    direct = facts.gpudirect
+    return None if direct is None or direct.machine == _GRACE else direct.iommu
+
+
+def strict_nics(facts: Facts) -> tuple[str, ...] | None:
+    """NICs whose writes may not overtake one another."""
+    nics = facts.nics or ()
+    if not nics or any(nic.relaxed_ordering is None for nic in nics):
+        return None
+    return tuple(nic.name for nic in nics if not nic.relaxed_ordering)
+
+
+def obstacles(facts: Facts, group: Group) -> Iterator[Oddity]:
+    """Settings that send traffic between GPUs and NICs a long way round."""
+    mine, vote = redirects(facts), group.majority(redirects)
+    if mine:
+        unlike = vote is not None and vote.decides and not vote.value
+        whom = f"none does on {vote.votes} of {vote.of} nodes" if vote and unlike else "none should"
+        sentence = f"ACS redirects what GPUs and NICs say to each other at {_few(mine)}; {whom}"
+        yield Oddity(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
+    how, usual = mapping(facts), group.majority(mapping)
+    if how is not None and how.startswith("DMA"):
+        plain = usual is not None and usual.decides and not usual.value.startswith("DMA")
+        whom = f"{usual.value} on {usual.votes} of {usual.of} nodes" if usual and plain else ""
+        sentence = f"the IOMMU translates for GPUs and NICs ({how}), {whom or 'identity expected'}"
+        yield Oddity(sentence, _THROUGH, grave=bool(plain))
+    strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
+    if strict and lax is not None and not lax.value:
+        whom = f"on for all on {lax.votes} of {lax.of} nodes"
+        advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
+        yield Oddity(f"relaxed ordering is off for {_few(strict)}, {whom}", advice, grave=False)
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
 
 
 def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
@@ -137,6 +197,3 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
 def test_host_pci_acs(node: Node, conclude: Conclude) -> None:
     """PCIe lets GPUs and NICs talk directly: neither ACS nor the IOMMU sends them round."""
     conclude(judge_pci_acs(node.facts, node.group))
-
-
-CHECKS = (CONTAINER, GOVERNOR, PCI_ACS)

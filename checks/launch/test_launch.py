@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from preflight.check import Check
-from preflight.checks.env.visible import read_visible
+from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from preflight.facts.node import Node
     from preflight.fleet.model import Shape
     from preflight.lint.lint import Linted
+
+CHECKS = (
+    Check(
+        "launch.fits",
+        stage="facts",
+        tier="quick",
+        requires=("reach.answer", "host.driver_hung"),
+        user=True,
+    ),
+    Check("launch.script", stage="facts", tier="quick", requires=("reach.answer",), user=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +150,6 @@ def _range(nnodes: tuple[int, int]) -> str:
     return str(most) if fewest == most else f"{fewest}:{most}"
 
 
-FITS = Check(
-    "launch.fits",
-    stage="facts",
-    tier="quick",
-    requires=("reach.answer", "host.driver_hung"),
-    user=True,
-)
-
-
 def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None]) -> Verdict:
     """Hold the line against the nodes of this run. `devices`: GPUs that the job sees on each."""
     if shape is None:
@@ -173,9 +175,6 @@ def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
     job = next(iter(fleet.nodes.values())).job
     devices = {name: devices_of(node) for name, node in fleet.nodes.items()}
     conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))
-
-
-SCRIPT = Check("launch.script", stage="facts", tier="quick", requires=("reach.answer",), user=True)
 
 
 def judge_script(script: Linted | None) -> Verdict:
@@ -204,6 +203,3 @@ def judge_script(script: Linted | None) -> Verdict:
 def test_launch_script(fleet: FleetView, conclude: Conclude) -> None:
     """Nothing in the training script will hang its ranks, as far as its text tells."""
     conclude(judge_script(next(iter(fleet.nodes.values())).job.script))
-
-
-CHECKS = (FITS, SCRIPT)

@@ -1,36 +1,195 @@
 """The Ethernet links of a job's sockets run at full speed, with the frames of their peers.
 
 What should be is told by this machine's configuration, by most nodes of the group, by the other
-links of a bond, and by what both ends of a cable offer, in this order.
+links of a bond, and by what both ends of a cable offer, in this order. Each reader here that takes
+`Facts` can be voted on by a group; None abstains.
+
+Drivers name one thing in many ways (rx_crc_errors, rx_fcs_errors, rx_crc_errors_phy), count the
+same frame in several places, and again per queue and priority: the largest of a kind is taken.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Final, Literal
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
-from preflight.checks.net.ethernet import (
-    data_over_sockets,
-    frame_troubles,
-    is_up,
-    job_links,
-    mtu_of,
-    over_rdma,
-    parts,
-    speed_of,
-    undated_flaps,
-    up_of,
-)
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
+from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl_ports
+from preflight.checks.rdma.ports import ports_of
 from preflight.facts import Facts, Group, Node
+from preflight.facts.basics import limit
 from preflight.facts.network import Interface
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from preflight.facts.node import Majority
+    from preflight.facts.network import Counter
+
+    Reader = Callable[[Facts], int | None]
+
+
+def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]:
+    """What NCCL's and gloo's sockets go over, with the links that a bond of them is made of.
+
+    Where no interface tells an address, as in most captured texts, every one is meant.
+    """
+    every = [one for one in _every(facts) if not one.loopback]
+    if not any(one.addresses for one in every):
+        return tuple(every)
+    ifname = environ.get("NCCL_SOCKET_IFNAME", "")
+    found = nccl_interfaces(facts, ifname, environ.get("NCCL_SOCKET_FAMILY", ""))
+    # Left alone, NCCL takes every interface but docker's; its bootstrap goes over the first.
+    chosen = found if len(ifname) > 1 else found[:1]
+    chosen = (*chosen, *gloo_interfaces(facts, environ.get("GLOO_SOCKET_IFNAME", ""))[0])
+    used = {one.name: one for one in chosen if not one.loopback}
+    for one in tuple(used.values()):
+        used |= {part.name: part for part in parts(one, facts)}
+    return tuple(used.values())
+
+
+def parts(whole: Interface, facts: Facts) -> list[Interface]:
+    """The devices under a bond, a bridge or a VLAN; ends of containers' cables are none."""
+    found: dict[str, Interface] = {}
+    waiting = [whole]
+    while waiting:
+        above = waiting.pop()
+        for one in _every(facts):
+            under = one.name in above.lower or one.master == above.name
+            if under and one.name not in found and one.name != whole.name:
+                found[one.name] = one
+                waiting.append(one)
+    return [one for one in found.values() if one.physical]
+
+
+def over_rdma(facts: Facts) -> frozenset[str]:
+    """Interfaces over RDMA ports: rate, MTU and flaps of those are told by `ib.*`."""
+    return frozenset(port.port.netdev for port in ports_of(facts) if port.port.netdev)
+
+
+def data_over_sockets(facts: Facts, environ: Mapping[str, str]) -> bool:
+    """Whether the job's data, and not only its bootstrap, go over these links."""
+    if environ.get("NCCL_IB_DISABLE", "").strip() == "1":
+        return True
+    return not any(port.active for port in nccl_ports(facts, environ.get("NCCL_IB_HCA", "")))
+
+
+@cache
+def mtu_of(name: str) -> Reader:
+    """The reader of an interface's MTU."""
+    return lambda facts: _of(facts, name, lambda one: one.mtu)
+
+
+@cache
+def speed_of(name: str) -> Reader:
+    """The reader of an interface's speed, Mb/s."""
+    return lambda facts: _of(facts, name, lambda one: one.speed_mbits)
+
+
+@cache
+def up_of(name: str) -> Callable[[Facts], bool | None]:
+    """The reader of whether an interface has a link."""
+    return lambda facts: next((is_up(one) for one in _every(facts) if one.name == name), None)
+
+
+def is_up(one: Interface) -> bool:
+    """Whether frames can pass, as far as it tells."""
+    return one.operstate.lower() not in ("down", "lowerlayerdown", "notpresent")
+
+
+def _of(facts: Facts, name: str, read: Callable[[Interface], int | None]) -> int | None:
+    return next((read(one) for one in _every(facts) if one.name == name), None)
+
+
+def _every(facts: Facts) -> tuple[Interface, ...]:
+    return (facts.network.interfaces if facts.network else None) or ()
+
+
+Kind = Literal["broken", "dropped", "flaps", "packets", ""]
+
+_PER_QUEUE: Final = re.compile(
+    r"(?:^|_)(?:[rt]x|ch|q|queue|prio|tc|ptp|xsk|xdp)_?[0-9]|^[\[(]?[0-9]"
+)
+_NEVER: Final = re.compile(r"xdp|xsk|vport|csum|cache|steer|if_down|tls|ipsec|filter|_bytes|octets")
+_KINDS: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
+    ("flaps", re.compile(r"link_down(?:ed)?_events?|^carrier_downs$|link_failure_count")),
+    ("broken", re.compile(r"crc|fcs|(?:symbol|code|align\w{0,80}|frame)_err|fragment|jabber")),
+    ("dropped", re.compile(
+        r"^(?:port[._])?rx.*(?:discard|missed|no_buf|out_of_buffer|fifo|over_err|overrun|no_dma)"
+    )),
+    ("packets", re.compile(
+        r"^(?:port[._])?rx_(?:total_)?(?:ucast_|unicast_)?(?:packets|frames|pkts)(?:_phy)?$"
+    )),
+)  # fmt: skip
+_CONGESTED: Final = (
+    "look at flow control (ethtool -a {0}), at its ring (ethtool -g {0}) and at its host's load"
+)
+_FRAMES: Final[tuple[tuple[Kind, str, str], ...]] = (
+    ("broken", "broken_frames_per_million", "reseat or replace {0}'s cable and clean its ends"),
+    ("dropped", "dropped_frames_per_million", _CONGESTED),
+)
+_LEAST: Final = 3
+"""Frames: one or two prove nothing, of however few."""
+
+_DAY_S: Final = 86400.0
+_MILLION: Final = 1e6
+
+
+def kind_of(name: str) -> Kind:
+    """What a counter of a driver tells of; "" where it is no trouble, or is told elsewhere."""
+    low = name.lower()
+    if _PER_QUEUE.search(low) or _NEVER.search(low):
+        return ""
+    return next((kind for kind, pattern in _KINDS if pattern.search(low)), "")
+
+
+def frame_troubles(one: Interface, facts: Facts) -> Iterator[Oddity]:
+    """Frames that came broken or found no room, and a link that came and went."""
+    counters = (one.ethernet.counters if one.ethernet else None) or ()
+    packets = _largest(counters, "packets")
+    for kind, name, advice in _FRAMES:
+        worst = _largest(counters, kind)
+        if worst is None or worst.value < _LEAST or packets is None:
+            continue
+        received = max(packets.value, worst.value)
+        rate = worst.value / received * _MILLION
+        if rate >= limit(name):
+            seen = f"{one.name}: {worst.name} {worst.value} of {received} packets"
+            share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
+            most = f"{share}, under {limit(name):g} in a million expected"
+            yield Oddity(f"{seen}: {most}", advice.format(one.name), grave=False)
+    yield from _flaps(one, facts)
+
+
+def flaps_per_day(one: Interface, facts: Facts) -> float | None:
+    """How often its link went down since boot, per day; None where nothing tells."""
+    up_s = facts.time_s - facts.boot_s
+    if one.carrier_downs is None or up_s <= 0:
+        return None
+    return one.carrier_downs / max(1.0, up_s / _DAY_S)
+
+
+def undated_flaps(one: Interface, facts: Facts) -> str:
+    """A total of lost links that could be too high, and nothing says since when; "" if none."""
+    if facts.time_s > facts.boot_s or (one.carrier_downs or 0) < limit("link_flaps_per_day"):
+        return ""
+    return f"{one.name} lost its link {one.carrier_downs} times, and nothing says since when"
+
+
+def _flaps(one: Interface, facts: Facts) -> Iterator[Oddity]:
+    rate = flaps_per_day(one, facts)
+    if rate is not None and rate >= limit("link_flaps_per_day"):
+        seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {rate:.3g} a day"
+        sentence = f"{seen}; under {limit('link_flaps_per_day'):g} a day expected"
+        yield Oddity(sentence, f"look at {one.name}'s cable and its switch port", grave=False)
+
+
+def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:
+    own = [one for one in counters if kind_of(one.name) == kind]
+    return max(own, key=lambda one: one.value, default=None)
 
 
 _CABLE: Final = "look at {0}'s cable, its module and its switch port's speed (ethtool {0})"
@@ -80,7 +239,7 @@ def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Oddity]:
     expected, origin = wanted, "in its own configuration"
     vote = decided(group.majority(mtu_of(one.name)))
     if expected is None and vote is not None:
-        expected, origin = vote.value, _by(vote, group)
+        expected, origin = vote.value, on_most(vote, group)
     if one.mtu is None or expected is None or one.mtu == expected:
         return
     advice = f"ip link set {one.name} mtu {expected}; keep it so, and the switch port's not below"
@@ -99,7 +258,9 @@ def _slow(
     vote = group.majority(speed_of(one.name))
     if (usual := decided(vote)) is not None:
         if one.speed_mbits < usual.value * _TOLERANCE:
-            yield Oddity(f"{seen}, {speed(usual.value)} {_by(usual, group)}", advice, grave=grave)
+            yield Oddity(
+                f"{seen}, {speed(usual.value)} {on_most(usual, group)}", advice, grave=grave
+            )
         return
     bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
     both = min(told.most_mbits or 0, told.partner_mbits or 0) if told else 0
@@ -135,10 +296,6 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
         yield Oddity(sentence, _CABLE.format(part.name), grave=grave)
 
 
-def _by(vote: Majority[int], group: Group) -> str:
-    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
-
-
 CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
 
 
@@ -160,12 +317,12 @@ def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verd
     told = tuple(one for one in links if one.name not in over_rdma(facts))
     if not told:
         return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
-    return _untold(told, facts, group) or ok(
+    return _unknown_links(told, facts, group) or ok(
         "; ".join(map(_words, told[:4])), links=[one.name for one in told]
     )
 
 
-def _untold(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
+def _unknown_links(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
     mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
     if mute:
         said = f"{', '.join(mute)} would not tell its link"

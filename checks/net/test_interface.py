@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from preflight.checks.rdma.ports import Port
     from preflight.facts.network import Interface, Resolved
 
+CHECKS = (
+    Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("net.master_name", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
+
 
 _NAMES_SHOWN: Final = 6
 
@@ -204,9 +209,6 @@ def _names(parts: object) -> str:
     return (", ".join(names[:_NAMES_SHOWN]) + more) or "none"
 
 
-INTERFACE = Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_interface(
     promised: Promise,
     facts: Facts,
@@ -271,7 +273,7 @@ def found_of(facts: Facts, name: str) -> Resolved | None:
     return next((one for one in names if one.name == name), None)
 
 
-def misled(
+def name_oddity(
     one: Resolved, facts: Facts, master: Facts | None, group: Group, *, promised: bool
 ) -> Oddity | None:
     """What is wrong with where a name leads here. `promised`: the job itself uses the name."""
@@ -339,9 +341,6 @@ def _list(one: Resolved) -> str:
     return ", ".join(one.addresses[:2])
 
 
-MASTER_NAME = Check("net.master_name", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_master_name(
     facts: Facts, master: Facts | None, group: Group, job_says: str = "", *, alone: bool
 ) -> Verdict:
@@ -357,7 +356,8 @@ def judge_master_name(
     if not network.names:
         return _not_asked(alone=alone)
     looked = (
-        misled(one, facts, master, group, promised=one.name == job_says) for one in network.names
+        name_oddity(one, facts, master, group, promised=one.name == job_says)
+        for one in network.names
     )
     if (bad := conclude_oddities(odd for odd in looked if odd)) is not None:
         return bad
@@ -381,6 +381,3 @@ def test_net_master_name(node: Node, conclude: Conclude) -> None:
     master = node.group.facts.get(node.net.master)
     said = (node.environ or {}).get("MASTER_ADDR", "")
     conclude(judge_master_name(node.facts, master, node.group, said, alone=node.net.nodes == 1))
-
-
-CHECKS = (INTERFACE, MASTER_NAME)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
 from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
-from preflight.checks.rdma.port_faults import teller
+from preflight.checks.rdma.port_faults import reporting_check
 from preflight.facts import Facts, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
@@ -111,7 +111,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
             if before := ups.pop(started["bus"], None):
                 unsaid += before.unsaid(found)
             found = [each for each in found if each.who != started["bus"] or each.kind == "down"]
-        one = _event(order, line)
+        one = _read_line(order, line)
         if one is not None and one.kind == "recovered":
             found = [e for e in found if e.who != one.who or e.kind not in _FAILS]
         if one is not None:
@@ -143,7 +143,12 @@ class _Ups:
         return [Event(self.who, "down", self.first, less, self.last_s, note)] if less > 0 else []
 
 
-def judge_nic_log(facts: Facts) -> Verdict:
+CHECK = Check(
+    "net.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
+)
+
+
+def judge(facts: Facts) -> Verdict:
     """Firmware that stopped and a NIC that did not start fail the node; one flap does not."""
     log = facts.kernel_log
     if log is None:
@@ -153,7 +158,7 @@ def judge_nic_log(facts: Facts) -> Verdict:
     graves = [each for each in said if each.kind in _FAILS]
     if graves:
         return fail(
-            f"{_told(graves, facts)}; expected no such line {window(log, facts)}",
+            f"{_words(graves, facts)}; expected no such line {window(log, facts)}",
             advice=_MEANING[graves[0].kind][1],
             cause=f"nic {graves[0].who}" if len({each.who for each in graves}) == 1 else "",
             **evidence,
@@ -162,42 +167,46 @@ def judge_nic_log(facts: Facts) -> Verdict:
     # Of a narrow PCIe link ib.pcie tells, which sees it as it is now.
     notable = [each for each in said if each.kind not in ("down", "narrow")]
     if flaps or notable:
-        flaps, notable, cause = _left(flaps, notable, facts)
-        told = [_flaps_told(flaps)] if flaps else []
-        told += [_told(notable, facts)] if notable else []
+        flaps, notable, cause = _without_known(flaps, notable, facts)
+        told = [_flap_words(flaps)] if flaps else []
+        told += [_words(notable, facts)] if notable else []
         worst = flaps[0] if flaps else notable[0]
         return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
     if downs := [each for each in said if each.kind == "down"]:
-        return _few(downs, log, facts, evidence)
+        return _rare_flaps(downs, log, facts, evidence)
     return whole(f"no NIC in trouble {window(log, facts)}", log, ("nic",), **evidence)
 
 
-def _few(downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]) -> Verdict:
+def _rare_flaps(
+    downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]
+) -> Verdict:
     """Links that went down too rarely to condemn one, if the log shows as long a time."""
     own = _by_link(downs)
     worst = max(own, key=lambda each: each.times)
     many = limit("link_flaps_per_day")
     short = log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
     if short and worst.times > many / 2:
-        sentence = f"{_flaps_told([worst])}, of which this log shows a part"
+        sentence = f"{_flap_words([worst])}, of which this log shows a part"
         return warn(sentence, advice=_MEANING["down"][1], **evidence)
     total = count(sum(each.times for each in own), "time")
     sentence = f"links went down {total} {window(log, facts)}, under {many:.0f} in a day"
     return whole(sentence, log, ("nic",), **evidence)
 
 
-def _left(
+def _without_known(
     flaps: list[Event], notable: list[Event], facts: Facts
 ) -> tuple[list[Event], list[Event], str]:
     """Leave what another check tells of the same link to it; if that is all, join its finding."""
-    tellers = {one: teller(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK}
-    rest = [one for one in (*flaps, *notable) if not tellers.get(one)]
+    reported = {
+        one: reporting_check(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK
+    }
+    rest = [one for one in (*flaps, *notable) if not reported.get(one)]
     if not rest:
-        return flaps, notable, next(iter(tellers.values()))
+        return flaps, notable, next(iter(reported.values()))
     return [one for one in flaps if one in rest], [one for one in notable if one in rest], ""
 
 
-def _event(order: int, line: LogLine) -> Event | None:
+def _read_line(order: int, line: LogLine) -> Event | None:
     if not _HINT.search(line.text):
         return None
     for kind, pattern in _PATTERNS:
@@ -245,13 +254,13 @@ def _by_link(said: Sequence[Event]) -> list[Event]:
     return found
 
 
-def _flaps_told(flaps: Sequence[Event]) -> str:
+def _flap_words(flaps: Sequence[Event]) -> str:
     notes = {each.who: f" ({each.note})" if each.note else "" for each in flaps}
     told = ", ".join(f"{e.who} {count(e.times, 'time')}{notes[e.who]}" for e in flaps[:4])
     return f"link down: {told}, expected under {limit('link_flaps_per_day'):.0f} in a day"
 
 
-def _told(found: Sequence[Event], facts: Facts) -> str:
+def _words(found: Sequence[Event], facts: Facts) -> str:
     first = found[0]
     whos = list(dict.fromkeys(each.who for each in found if each.kind == first.kind))
     times = sum(each.times for each in found if each.kind == first.kind)
@@ -264,16 +273,6 @@ def _told(found: Sequence[Event], facts: Facts) -> str:
 
 def _evidence(one: Event) -> dict[str, object]:
     return {"who": one.who, "kind": one.kind, "times": one.times, "last_s": one.last_s}
-
-
-CHECK = Check(
-    "net.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",), drains=True
-)
-
-
-def judge(facts: Facts) -> Verdict:
-    """A NIC that is sick is named; a link that came up is no fault."""
-    return judge_nic_log(facts)
 
 
 def test_net_kernel_log(node: Node, conclude: Conclude) -> None:

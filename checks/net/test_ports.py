@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Oddity, conclude_oddities
-from preflight.checks.net.port_blame import (
-    OPEN_PORTS,
-    SEVERAL,
-    Fault,
-    between,
-    by_peer,
-    data_fault,
-    evidence,
-    in_words,
-    own_trouble,
-    shut_off,
-    untold,
-)
+from preflight.checks.net.port_blame import Fault, data_fault, master_fault, own_trouble, untold
 from preflight.facts import Facts, Net, Node, Ports
 from preflight.facts.basics import limit
 from preflight.facts.boards import natural
@@ -30,101 +18,19 @@ from preflight.facts.words import count, kill_command, process
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from preflight.facts.model import Attempt, MasterPort
+    from preflight.facts.model import MasterPort
     from preflight.facts.network import Network
 
 
-if TYPE_CHECKING:
-    Failed = Mapping[str, Sequence[Attempt]]
-    """Node name → its attempts at the master port that failed."""
+CHECKS = (
+    Check("net.ports", stage="net", tier="quick", requires=("reach.answer",)),
+    Check("net.ephemeral_ports", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
 
 
-def master_fault(name: str, net: Net) -> Fault | None:
-    """Why this node cannot reach the master port, or, on the master, why others cannot."""
-    tried = evidence(net, net.others_to_master)
-    failed = {source: [one] for source, one in tried if one.result != "ok"}
-    if not failed:
-        return None
-    every = [one for attempts in failed.values() for one in attempts]
-    strangers = any(one.result == "wrong_answer" for one in every)
-    most = len(failed) >= SEVERAL and 2 * len(failed) > len(tried)
-    if strangers or most:
-        who = f"{len(failed)} of {count(len(tried), 'other node')}"
-        sentence = f"{who} cannot reach {net.master}:{every[0].port} ({in_words(every)})"
-        return Fault(net.master, sentence, OPEN_PORTS)
-    if len(tried) == 1:
-        return between(next(iter(failed)), net.master, every[0].port, in_words(every))
-    others = f"{len(tried) - len(failed)} of {len(tried)} other nodes can"
-    if name != net.master and name not in failed:
-        return None
-    mine = failed if name == net.master else {name: failed[name]}
-    return _path(name, net, mine, others) or _its_own(name, net, mine, others)
-
-
-def _its_own(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """The node is at fault, not the master, which has nothing to answer for."""
-    if name == net.master:
-        return None
-    how = in_words(mine[name])
-    sentence = f"cannot reach {net.master}:{mine[name][0].port} ({how}); {others}"
-    return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
-
-
-def _path(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """Only the path to the master is cut: both its ends say so, in the same words."""
-    out = _data_out_of(mine, net)
-    source = next((each for each in mine if _cut_from_master_only(each, net, out[each])), None)
-    if source is None:
-        return None
-    if shut := shut_off(name, net):
-        return shut
-    port, how = mine[source][0].port, in_words(mine[source])
-    first, second = sorted((source, net.master), key=natural)
-    return Fault(
-        f"pair {first}-{second}",
-        f"{source} cannot reach the master port {net.master}:{port} ({how}), so a job with both "
-        f"would hang at its rendezvous; {others}, and {source} reaches other nodes",
-        f"open the firewall between {first} and {second} for port {port} and all other TCP ports: "
-        "look on both at nftables, security groups",
-    )
-
-
-def _data_out_of(sources: Failed, net: Net) -> dict[str, list[tuple[str, Attempt]]]:
-    """What each of these nodes tried at the others' data ports: (target, attempt).
-
-    The fleet is gone through for the master only, which asks once; a node knows its own.
-    """
-    found: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
-    if not net.is_master and net.own is not None:
-        (name,) = sources
-        own = evidence(net, ((name, one) for one in net.own.attempts))
-        return {name: [(one.target, one) for _, one in own if one.kind == "data"]}
-    for target, tried in net.others_to.items():
-        for source, one in evidence(net, (each for each in tried if each[0] in sources)):
-            if one.kind == "data":
-                found[source].append((target, one))
-    return found
-
-
-def _cut_from_master_only(source: str, net: Net, out: Sequence[tuple[str, Attempt]]) -> bool:
-    """Whether this node reaches most others that it tried and only the master is out of its reach.
-
-    Who reaches the master's data ports, and not the master port, is itself in the way; and so is
-    who lets nobody in.
-    """
-    peers = by_peer(out)
-    if peers.pop(net.master, None) == []:
-        return False
-    reached = sum(not failed for failed in peers.values())
-    tried = (each for each in net.others_to.get(source, ()) if each[1].kind == "data")
-    into = by_peer(evidence(net, tried))
-    into.pop(net.master, None)
-    return 2 * reached > len(peers) and not (into and all(into.values()))
-
-
-def taken(master: MasterPort, origin: str) -> Verdict:
+def taken_verdict(master: MasterPort, origin: str) -> Verdict:
     """Explain a port that could not be bound by its owner."""
     port = f"port {master.port} ({origin})"
     holder = master.holder
@@ -154,7 +60,7 @@ def taken(master: MasterPort, origin: str) -> Verdict:
     )
 
 
-def unfit(master: MasterPort, origin: str) -> Verdict | None:
+def not_free_again(master: MasterPort, origin: str) -> Verdict | None:
     """What is wrong with a port that was free: it was not given back."""
     port = f"port {master.port} ({origin})"
     if master.free_again is False:
@@ -164,9 +70,6 @@ def unfit(master: MasterPort, origin: str) -> Verdict | None:
             blocks=False,
         )
     return None
-
-
-PORTS = Check("net.ports", stage="net", tier="quick", requires=("reach.answer",))
 
 
 def judge_ports(name: str, net: Net) -> Verdict:
@@ -180,21 +83,21 @@ def judge_ports(name: str, net: Net) -> Verdict:
         return unknown("the master did not try its port", advice="run again")
     held = None
     if net.own.master is not None and not net.own.master.bound:
-        held = taken(net.own.master, net.master_port_origin)
+        held = taken_verdict(net.own.master, net.master_port_origin)
         if held.outcome is not Outcome.OK:
             return held
     fault = master_fault(name, net) or data_fault(name, net)
     fault = fault or own_trouble(name, net)
     if fault is not None:
-        return _condemn(name, fault)
+        return _fault_verdict(name, fault)
     if dead := untold(net):
         said = f"cannot reach {dead}, whose port stage gave no report"
         return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
-    bad = unfit(net.own.master, net.master_port_origin) if net.own.master else None
-    return held or bad or _sound(net, net.own)
+    bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
+    return held or bad or _ports_ok(net, net.own)
 
 
-def _condemn(name: str, fault: Fault) -> Verdict:
+def _fault_verdict(name: str, fault: Fault) -> Verdict:
     if not fault.blame:
         return unknown(fault.sentence, advice=fault.advice)
     blame = "" if fault.blame == name else fault.blame
@@ -203,7 +106,7 @@ def _condemn(name: str, fault: Fault) -> Verdict:
     )
 
 
-def _sound(net: Net, own: Ports) -> Verdict:
+def _ports_ok(net: Net, own: Ports) -> Verdict:
     at_master = [one for one in own.attempts if one.kind == "master"]
     partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
     if own.master is not None:
@@ -256,11 +159,6 @@ def is_reserved(port: int, reserved: str) -> bool:
     return False
 
 
-EPHEMERAL_PORTS = Check(
-    "net.ephemeral_ports", stage="facts", tier="prolog", requires=("reach.answer",)
-)
-
-
 def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) -> Verdict:
     """Hold the range against what a job needs, and on the master against its port."""
     network = facts.network
@@ -285,6 +183,3 @@ def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
     """The kernel has ports enough to give away, and the master's is not among them."""
     port = node.job.master_port if node.net.is_master else None
     conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin))
-
-
-CHECKS = (PORTS, EPHEMERAL_PORTS)

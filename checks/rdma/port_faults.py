@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from preflight.checks.gpu.deviations import Oddity
-from preflight.checks.net.ethernet import flaps_per_day
+from preflight.checks.gpu.deviations import Oddity, on_most
+from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
 from preflight.facts.basics import limit
 
@@ -37,11 +37,13 @@ _CABLE: Final = (
 )
 
 
-def searching(port: Port, ports: Sequence[Port], facts: Facts, group: Group) -> Oddity | None:
+def unconnected_port(
+    port: Port, ports: Sequence[Port], facts: Facts, group: Group
+) -> Oddity | None:
     """What is odd about a port that is down, where neither promise nor peers decide."""
-    if not _seeks(port):
+    if not _finds_nobody(port):
         return None
-    alike = [one for one in ports if one.active or _seeks(one)]
+    alike = [one for one in ports if one.active or _finds_nobody(one)]
     fabric = [one for one in alike if one.layer == port.layer]
     up = sum(one.active for one in fabric)
     seen = f"{port.name} is {port.words()}"
@@ -71,7 +73,7 @@ def _captured(facts: Facts) -> bool:
     return not facts.time_s
 
 
-def _seeks(port: Port) -> bool:
+def _finds_nobody(port: Port) -> bool:
     down = bool(port.state) and not port.active
     return down and port.layer == "infiniband" and port.physical != "DISABLED"
 
@@ -87,7 +89,7 @@ def _card(port: Port) -> str:
     return path[-1].rpartition(".")[0] if path else port.nic.name
 
 
-RESEAT: Final = "reseat or replace its cable and look at the switch port; drain, recheck"
+_RESEAT_CABLE: Final = "reseat or replace its cable and look at the switch port; drain, recheck"
 _CONFIGURE: Final = (
     "look at the subnet manager (sminfo) and at the switch port's partition; if the other ports "
     "are fine, reset the port (ibportstate) or reboot"
@@ -103,20 +105,22 @@ def down_ports(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
     """Ports that are not up, as far as anything says that they should be."""
     ports = ports_of(facts)
     down = [port for port in ports if port.state and not port.active]
-    return [odd for port in down if (odd := _judged(port, promised, ports, facts, group))]
+    return [odd for port in down if (odd := _down_port(port, promised, ports, facts, group))]
 
 
 def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
     """Active ports whose link was not up when looked at: it trains anew, and data waits."""
     for port in ports_of(facts):
         if port.active and port.physical in _UNSTEADY:
-            yield Oddity(f"{port.name} is {port.words()}, expected LinkUp", RESEAT, grave=False)
+            yield Oddity(
+                f"{port.name} is {port.words()}, expected LinkUp", _RESEAT_CABLE, grave=False
+            )
 
 
 def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
     """Active ports whose own interface is down, while those of their peers are up."""
-    for port, device in fallen(facts):
-        told = _interfaces(facts)
+    for port, device in down_interfaces(facts):
+        told = _port_interfaces(facts)
         up = sum(one.operstate in ("up", "unknown") for _, one in told)
         yield Oddity(
             f"{port.name} is ACTIVE, but its interface {device.name} is down; "
@@ -125,20 +129,20 @@ def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
         )
 
 
-def fallen(facts: Facts) -> list[tuple[Port, Interface]]:
+def down_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     """Active ports and their interfaces that are down; none where most of them are."""
-    told = _interfaces(facts)
+    told = _port_interfaces(facts)
     down = [(port, device) for port, device in told if device.operstate == "down"]
     up = sum(device.operstate in ("up", "unknown") for _, device in told)
     return [] if up < ENOUGH_ALIKE or up <= len(down) else down
 
 
-def _interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
+def _port_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     paired = [(port, netdev_of(port, facts)) for port in ports_of(facts) if port.active]
     return [(port, device) for port, device in paired if device and device.operstate]
 
 
-def _judged(
+def _down_port(
     port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Oddity | None:
     """The first that knows decides: the promise by name, the group, the promise by number."""
@@ -151,7 +155,7 @@ def _judged(
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
-        whom = f"ACTIVE on {vote.votes} of {vote.of} nodes of group {group.name}"
+        whom = f"ACTIVE {on_most(vote, group)}"
         return Oddity(f"{seen}, {whom}", advice)
     return (
         None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
@@ -170,7 +174,7 @@ def _without_names(
         return Oddity(f"{seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
     if odd is None and is_rail(port, promised):
-        odd = searching(port, ports, facts, group)
+        odd = unconnected_port(port, ports, facts, group)
     return odd
 
 
@@ -212,12 +216,12 @@ def _stuck(port: Port) -> bool:
 def _advice(port: Port) -> str:
     if _stuck(port):
         return _CONFIGURE
-    return _ENABLE if port.physical == "DISABLED" else RESEAT
+    return _ENABLE if port.physical == "DISABLED" else _RESEAT_CABLE
 
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86400.0
-_RESEAT: Final = "reseat or replace the cable of {0} and clean its ends; drain, recheck"
+_CLEAN_CABLE: Final = "reseat or replace the cable of {0} and clean its ends; drain, recheck"
 _CONGESTION: Final = "look at flow control (PFC, ECN) and at the load on the switch port of {0}"
 _FLAPPING: Final = "look at the cable and the switch port of {0}, and for link events in dmesg"
 
@@ -234,9 +238,9 @@ class Rule:
 
 
 RULES: Final = {
-    "symbol_error": Rule("symbol_errors_per_hour", _HOUR_S, "h", _RESEAT),
-    "link_error_recovery": Rule("link_recoveries_per_hour", _HOUR_S, "h", _RESEAT),
-    "port_rcv_errors": Rule("receive_errors_per_hour", _HOUR_S, "h", _RESEAT, grave=False),
+    "symbol_error": Rule("symbol_errors_per_hour", _HOUR_S, "h", _CLEAN_CABLE),
+    "link_error_recovery": Rule("link_recoveries_per_hour", _HOUR_S, "h", _CLEAN_CABLE),
+    "port_rcv_errors": Rule("receive_errors_per_hour", _HOUR_S, "h", _CLEAN_CABLE, grave=False),
     "link_downed": Rule("link_flaps_per_day", _DAY_S, "d", _FLAPPING),
     "carrier_downs": Rule("link_flaps_per_day", _DAY_S, "d", _FLAPPING),
     "local_ack_timeout_err": Rule("ack_timeouts_per_s", 1, "s", _CONGESTION, grave=False),
@@ -292,7 +296,7 @@ def _moving(port: Port) -> Iterator[Oddity]:
     for one in counters.nonzero if counters else ():
         if counters and one.moved and one.name in BREAKS:
             seen = f"{port.name}: {one.name} rose by {one.moved} in {counters.apart_s:g} s"
-            advice = RULES[one.name].advice if one.name in RULES else _RESEAT
+            advice = RULES[one.name].advice if one.name in RULES else _CLEAN_CABLE
             yield Oddity(f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name))
 
 
@@ -329,10 +333,10 @@ COUNTERS: Final = "ib.errors"
 ETHERNET: Final = "net.ethernet"
 
 
-def teller(who: str, facts: Facts) -> str:
+def reporting_check(who: str, facts: Facts) -> str:
     """The check whose finding the link of this PCI address or interface is; "" where it is new."""
-    ports = [port for port in ports_of(facts) if _is(who, port)]
-    if any(port.state and not port.active for port in ports) or _fell(ports, facts):
+    ports = [port for port in ports_of(facts) if _names_port(who, port)]
+    if any(port.state and not port.active for port in ports) or _has_down_interface(ports, facts):
         return PORT
     if any(True for port in ports for _ in errors_of(port, facts)):
         return COUNTERS
@@ -345,15 +349,15 @@ def teller(who: str, facts: Facts) -> str:
 def counted_cause(facts: Facts) -> str:
     """The cause of what the counters tell: `ib.port` where only links that fell have counted."""
     odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts))]
-    fell = {port.name for port, _ in fallen(facts)}
+    fell = {port.name for port, _ in down_interfaces(facts)}
     return PORT if odd and all(port.name in fell for port in odd) else ""
 
 
-def _fell(ports: list[Port], facts: Facts) -> bool:
-    fell = {port.name for port, _ in fallen(facts)}
+def _has_down_interface(ports: list[Port], facts: Facts) -> bool:
+    fell = {port.name for port, _ in down_interfaces(facts)}
     return any(port.name in fell for port in ports)
 
 
-def _is(who: str, port: Port) -> bool:
+def _names_port(who: str, port: Port) -> bool:
     bus = port.nic.pci_path[-1] if port.nic.pci_path else ""
     return who in (bus, port.port.netdev, *port.nic.netdevs) and bool(who)

@@ -6,11 +6,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import chip, firmwares, most
 from preflight.facts import Facts, Group, Node
 from preflight.facts.network import Switch, SwitchPart
+from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from preflight.checks.rdma.ports import Port
     from preflight.facts.network import Gid
 
-
-FIRMWARE = Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",))
+CHECKS = (
+    Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("ib.gid", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("ib.switch", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
 
 
 def judge_firmware(facts: Facts, group: Group) -> Verdict:
@@ -29,15 +33,14 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     if not facts.nics:
         return not_run("no RDMA devices here")
     mute = [nic.name for nic in facts.nics if not nic.firmware]
-    vote = group.majority(firmwares)
-    by_group = vote if vote is not None and vote.decides else None
+    by_group = decided(group.majority(firmwares))
     odd = []
     for nic in facts.nics:
         alike = [n.firmware for n in facts.nics if chip(n) == chip(nic) and n.firmware]
         usual, origin = most(alike), "on its peers"
         if by_group is not None:
             usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
-            origin = f"on {by_group.votes} of {by_group.of} nodes of group {group.name}"
+            origin = on_most(by_group, group)
             if (chip(nic), nic.firmware) in by_group.value:
                 continue
         if nic.firmware and usual is not None and nic.firmware != usual:
@@ -123,9 +126,6 @@ def _kind(gid: Gid) -> str:
     return f"{gid.kind.replace('IB/', '')}{local}"
 
 
-GID = Check("ib.gid", stage="facts", tier="prolog", requires=("reach.answer",))
-
-
 def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
     """Look up the job's NCCL_IB_GID_INDEX in the table of each RoCE port it selects."""
     ports = [p for p in nccl_ports(facts, hca_of(environ)) if p.active and p.layer == "ethernet"]
@@ -150,8 +150,6 @@ def test_ib_gid(node: Node, conclude: Conclude) -> None:
     conclude(judge_gid(node.facts, node.environ))
 
 
-SWITCH = Check("ib.switch", stage="facts", tier="prolog", requires=("reach.answer",))
-
 _BAD = re.compile(r"err|fail|fault|bad|crit|alarm|not ok|nok\b|dead|stop", re.IGNORECASE)
 _GONE = re.compile(r"absent|not[ _]?(?:present|installed)|missing|removed|off\b", re.IGNORECASE)
 ADVICE = "look at the switch itself: replace the fan or supply, free its air, plug its power in"
@@ -162,13 +160,13 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     if switches is None:
         return not_run("no node tells of its switches; `preflight read` judges an ibswinfo of one")
     parts = [(one, part) for one in switches for part in one.parts]
-    bad = [_told(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
-    gone = [_told(*each) for each in parts if _GONE.search(each[1].status)]
+    bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
+    gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
     if bad or gone:
         more = f" (and {len(bad) + len(gone) - 1} more)" if len(bad) + len(gone) > 1 else ""
         conclude = fail if bad else warn
         return conclude((bad + gone)[0] + more, advice=ADVICE, findings=bad + gone)
-    mute = [_told(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
+    mute = [_part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
     if mute or not parts:
         said = mute[0] if mute else "no fan and no power supply is told"
         return unknown(said, advice="ask the switch again")
@@ -178,7 +176,7 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     return ok(f"{', '.join(one.name for one in switches)}: {said}")
 
 
-def _told(switch: Switch, part: SwitchPart) -> str:
+def _part_words(switch: Switch, part: SwitchPart) -> str:
     seen = "stands still (0 rpm)" if part.rpm == 0 else f"says {part.status or 'nothing'}"
     return f"{switch.name}: {part.name} {seen}, OK is expected"
 
@@ -190,6 +188,3 @@ def _is_supply(part: SwitchPart) -> bool:
 def test_ib_switch(node: Node, conclude: Conclude) -> None:
     """Every switch that was told of has its fans and power supplies."""
     conclude(judge_switch(node.facts.switches))
-
-
-CHECKS = (FIRMWARE, GID, SWITCH)

@@ -1,32 +1,51 @@
-"""Every RDMA device is there, and its ports are up."""
+"""Every RDMA device is there, its ports are up, at full rate, and with few errors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.rdma.port_faults import (
+    RULES,
+    counted_cause,
     down_ports,
     idle_everywhere,
     idle_interfaces,
+    port_errors,
+    undated,
     unsteady_ports,
 )
-from preflight.checks.rdma.ports import nic_names, ports_of
+from preflight.checks.rdma.ports import (
+    is_rail,
+    most,
+    mtus,
+    netdev_of,
+    nic_names,
+    ports_of,
+    rates,
+)
 from preflight.facts import Facts, Group, Majority, Nic, Node
 from preflight.facts.boards import natural
+from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from preflight.checks.rdma.ports import Port
 
-
-PORT = Check(
-    "ib.port", stage="facts", tier="prolog", requires=("reach.answer",), drains=True, heals=True
+CHECKS = (
+    Check(
+        "ib.port", stage="facts", tier="prolog", requires=("reach.answer",), drains=True, heals=True
+    ),
+    Check("ib.count", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check("ib.rate", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check("ib.errors", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
 
 
@@ -54,10 +73,10 @@ def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
     if mute:
         said = f"the state of {', '.join(mute)} could not be read"
         return unknown(said, advice="look at the ports' state in /sys/class/infiniband")
-    return _told(ports, meant=_meant(promised, facts, group))
+    return _ports_verdict(ports, meant=_may_be_idle(promised, facts, group))
 
 
-def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
+def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
     """Nothing is odd; but where nothing is up, somebody must have meant it so."""
     active = [port.name for port in ports if port.active]
     if not active and not meant:
@@ -71,7 +90,7 @@ def _told(ports: Sequence[Port], *, meant: bool) -> Verdict:
     return ok(said, active=active, idle=idle)
 
 
-def _meant(promised: Promise, facts: Facts, group: Group) -> bool:
+def _may_be_idle(promised: Promise, facts: Facts, group: Group) -> bool:
     """Whether somebody says that there may be no port that is up."""
     return promised.nics is not None or promised.hcas is not None or idle_everywhere(facts, group)
 
@@ -81,17 +100,15 @@ def test_ib_port(node: Node, conclude: Conclude) -> None:
     conclude(judge_port(node.promised, node.facts, node.group))
 
 
-COUNT = Check("ib.count", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
-
 Usual = Majority[tuple[str, ...]]
-ADVICE = "look for it in lspci and for mlx5 errors in dmesg; drain, power-cycle, recheck"
+FIND_DEVICE = "look for it in lspci and for mlx5 errors in dmesg; drain, power-cycle, recheck"
 
 
 def judge_count(
     promised: Promise, nics: tuple[Nic, ...] | None, usual: Usual | None = None
 ) -> Verdict:
     """Compare the devices with the promised names or number, or else with the group's."""
-    by_peers = usual if usual is not None and usual.decides else None
+    by_peers = decided(usual)
     wanted = len(promised.hcas) if promised.hcas is not None else promised.nics
     if not nics and not wanted and not (by_peers and by_peers.value):
         return not_run("no RDMA devices promised, none here")
@@ -111,7 +128,7 @@ def judge_count(
     if wanted is not None and seen < wanted:
         which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - seen else ""
         sentence = f"{seen} RDMA devices, {wanted} {origin}{which}"
-        return fail(sentence, advice=ADVICE, devices=names, missing=gone)
+        return fail(sentence, advice=FIND_DEVICE, devices=names, missing=gone)
     return ok(count(len(names), "RDMA device"), devices=names)
 
 
@@ -127,4 +144,149 @@ def test_ib_count(node: Node, conclude: Conclude) -> None:
     conclude(judge_count(node.promised, node.facts.nics, node.group.majority(nic_names)))
 
 
-CHECKS = (PORT, COUNT)
+_RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
+_TOLERANCE: Final = 0.97
+"""Drivers round: 56 Gb/s is told as 54.5 by some."""
+
+
+def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Oddity]:
+    """Active ports below the promise, the group, their own peers, or their own interface."""
+    active = [port for port in ports_of(facts) if port.active]
+    by_group = decided(group.majority(rates))
+    for port in active:
+        if port.gbits is None:
+            continue
+        expected, origin = _expected(port, promised, active)
+        if expected is None and by_group is not None:
+            expected = dict(by_group.value).get(port.name)
+            origin = on_most(by_group, group)
+        if expected is None:
+            expected = most(p.gbits for p in active if p.kind == port.kind)
+            origin = "on its peers"
+        if expected is not None and port.gbits < expected * _TOLERANCE:
+            # In the list of a fabric older machines are slow by intention; lost lanes are not.
+            grave = not port.of_fabric or (port.lanes or 0) < (most(p.lanes for p in active) or 0)
+            sentence = f"{port.name} runs at {_rate(port)}, {expected:g} {origin}"
+            yield Oddity(sentence, _RETRAIN, grave=grave)
+        elif (told := _interface_gbits(port, facts)) and port.gbits < told * _TOLERANCE:
+            sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
+            yield Oddity(f"{sentence} {told:g}", _RETRAIN)
+        elif expected is None and port.lanes == 1 and len(active) > 1:
+            sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
+            yield Oddity(sentence, _RETRAIN, grave=False)
+
+
+def odd_frames(facts: Facts, group: Group) -> Iterator[Oddity]:
+    """Ethernet ports whose MTU or error correction is not that of their peers."""
+    active = [port for port in ports_of(facts) if port.active and port.layer == "ethernet"]
+    vote = decided(group.majority(mtus))
+    by_group = dict(vote.value) if vote is not None else {}
+    own = dict(mtus(facts) or ())
+    for port in active:
+        mtu = own.get(port.name)
+        expected, origin = by_group.get(port.name), ""
+        if vote is not None and expected is not None:
+            origin = on_most(vote, group)
+        if expected is None:
+            expected = most(own[p.name] for p in active if p.kind == port.kind and p.name in own)
+            origin = "on its peers"
+        if mtu is not None and expected is not None and mtu < expected:
+            sentence = f"{port.name}: MTU {mtu} of {port.port.netdev}, {expected} {origin}"
+            yield Oddity(sentence, f"ip link set {port.port.netdev} mtu {expected}; keep it so")
+        yield from _odd_fec(port, active, facts)
+
+
+def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Oddity]:
+    corrected = {p.name: device.fec for p in active if (device := netdev_of(p, facts))}
+    mine = corrected.get(port.name)
+    usual = most(corrected[p.name] for p in active if p.kind == port.kind and corrected.get(p.name))
+    if mine and usual and mine != usual:
+        sentence = f"{port.name}: error correction {mine}, {usual} on its peers"
+        advice = f"ethtool --set-fec {port.port.netdev} encoding {usual}, on the switch port too"
+        yield Oddity(sentence, advice, grave=False)
+
+
+def _expected(port: Port, promised: Promise, active: Sequence[Port]) -> tuple[float | None, str]:
+    """The promised rate; a front end of another link layer is none of its business."""
+    if promised.nic_gbits is None or not is_rail(port, promised):
+        return None, ""
+    if promised.hcas is None and promised.nic_link is None:
+        # Nothing says which ports are rails: those of the layer that most active ports have.
+        layer = most(p.layer for p in active)
+        if layer is not None and port.layer != layer:
+            return None, ""
+    return float(promised.nic_gbits), "promised"
+
+
+def _interface_gbits(port: Port, facts: Facts) -> float | None:
+    """What its IPoIB interface says; that of an Ethernet device may be a bond's, or unset."""
+    device = netdev_of(port, facts)
+    if port.layer != "infiniband" or device is None or device.speed_mbits is None:
+        return None
+    return device.speed_mbits / 1000
+
+
+def _rate(port: Port) -> str:
+    return port.port.rate if "Gb" in port.port.rate else f"{port.gbits:g} Gb/s"
+
+
+def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
+    """Hold rate, lanes, MTU and error correction against promise, group and own peers."""
+    active = [port for port in ports_of(facts) if port.active]
+    if not active:
+        return not_run("no active RDMA port here")
+    odd = conclude_oddities([*slow_ports(promised, facts, group), *odd_frames(facts, group)])
+    if odd is not None:
+        return odd
+    mute = [port.name for port in active if port.gbits is None]
+    if mute:
+        said = f"the rate of {', '.join(mute)} could not be read"
+        return unknown(said, advice="look at rate in /sys/class/infiniband/*/ports")
+    rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
+    spelled = ", ".join(f"{rate:g}" for rate in rates)
+    each = {port.name: port.port.rate for port in active}
+    return ok(f"{count(len(active), 'port')} at {spelled} Gb/s", rates=each)
+
+
+def test_ib_rate(node: Node, conclude: Conclude) -> None:
+    """Every active RDMA port runs at full rate, with the frames of its peers."""
+    conclude(judge_rate(node.promised, node.facts, node.group))
+
+
+def judge_errors(facts: Facts) -> Verdict:
+    """Hold what moved between two looks, and the rates since boot, against their limits."""
+    ports = [port for port in ports_of(facts) if port.active or not port.state]
+    if not ports:
+        return not_run("no active RDMA port here")
+    odd = conclude_oddities(port_errors(facts))
+    if odd is not None:
+        return replace(odd, cause=counted_cause(facts))
+    mute = [port.name for port in ports if port.port.counters is None]
+    if mute:
+        return unknown(
+            f"{', '.join(mute)} would not tell any error counter",
+            advice="look at counters and hw_counters in /sys/class/infiniband/*/ports; "
+            "virtual functions have none: ask their host",
+        )
+    if old := undated(facts):
+        return unknown(
+            f"{', '.join(old)}: a total, and nothing says since when",
+            advice="take a second reading after a known time, or ask the live node",
+        )
+    read = [port.port.counters.read for port in ports if port.port.counters]
+    totals = {
+        f"{port.name} {one.name}": one.value
+        for port in ports
+        for one in (port.port.counters.nonzero if port.port.counters else ())
+    }
+    few = sum(one.rpartition(" ")[2] in RULES for one in totals)
+    more = [f"{few} too few to matter"] * bool(few)
+    more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
+    rest = f", but for {' and '.join(more)}" if more else ""
+    said = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
+    return ok(said, totals=totals)
+
+
+def test_ib_errors(node: Node, conclude: Conclude) -> None:
+    """No RDMA port loses bits, flaps or resends more than a sound link does."""
+    conclude(judge_errors(node.facts))

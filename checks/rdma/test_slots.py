@@ -6,14 +6,14 @@ else by the card itself; and whatever they say, a link must carry what its ports
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.test_nic_log import events
-from preflight.checks.rdma.direct import uses_rdma, way
-from preflight.checks.rdma.ports import Port, most
+from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from preflight.facts.model import Nic
+
+CHECKS = (
+    Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
+    Check(
+        "ib.gpudirect", stage="facts", tier="prolog", requires=("reach.answer", "host.driver_hung")
+    ),
+)
 
 
 _RESEAT: Final = (
@@ -40,12 +47,12 @@ def odd_slots(facts: Facts, group: Group) -> Iterator[Oddity]:
     for nic in nics:
         if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic)):
             yield odd
-    yield from _logged(facts, {bus for nic in nics if (bus := _bus(nic))})
+    yield from _log_oddities(facts, {bus for nic in nics if (bus := _bus(nic))})
 
 
 def words(nic: Nic) -> str:
     """PCIe 5 x16."""
-    return _spelled(_link(nic))
+    return _link_words(_link(nic))
 
 
 @cache
@@ -68,13 +75,13 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
     grave, expected, origin = True, alike, "on the other NICs of its kind"
     if vote is not None:
         expected = vote.value
-        origin = f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+        origin = on_most(vote, group)
     elif expected is None:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
         grave, expected, origin = False, own, "is what the card can do"
     if expected[0] <= mine[0] and expected[1] <= mine[1]:
         return None
-    sentence = f"{nic.name}: {_spelled(mine)}, {_spelled(expected)} {origin}"
+    sentence = f"{nic.name}: {_link_words(mine)}, {_link_words(expected)} {origin}"
     return Oddity(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
@@ -85,21 +92,21 @@ def _too_little(nic: Nic) -> Oddity | None:
     needed = max((port.gbits or 0.0 for port in ports if port.active), default=0.0)
     if mine is None or gbits(*mine) >= needed:
         return None
-    carried = f"{nic.name}: {_spelled(mine)} carries {gbits(*mine):.0f} Gb/s"
+    carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"
     return Oddity(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
 
 
-def _logged(facts: Facts, read: set[str]) -> Iterator[Oddity]:
+def _log_oddities(facts: Facts, read: set[str]) -> Iterator[Oddity]:
     """What the driver said as it started, of NICs whose link nothing else tells."""
     said = events(facts.kernel_log.lines) if facts.kernel_log else ()
     narrow = {one.who: one for one in said if one.kind == "narrow" and one.who not in read}
     for bus, one in narrow.items():
-        if not _enough(one.have_gbits, bus, facts):
+        if not _carries_port(one.have_gbits, bus, facts):
             sentence = f"{bus}: its PCIe link is narrower than it can use ({one.note})"
             yield Oddity(sentence, _RESEAT.format(bus), grave=False)
 
 
-def _enough(have_gbits: float, bus: str, facts: Facts) -> bool:
+def _carries_port(have_gbits: float, bus: str, facts: Facts) -> bool:
     """Whether the slot carries the port's own rate; unknown rates are told."""
     nics = [nic for nic in facts.nics or () if _bus(nic) == bus]
     rates = [Port(nic, port).gbits or 0.0 for nic in nics for port in nic.ports]
@@ -116,7 +123,7 @@ def _link(nic: Nic) -> tuple[float, int] | None:
     return (told.gts, told.width) if told is not None and told.gts and told.width else None
 
 
-def _spelled(link: tuple[float, int] | None) -> str:
+def _link_words(link: tuple[float, int] | None) -> str:
     if link is None:
         return "no PCIe link told"
     return f"PCIe {_GENERATIONS.get(link[0], f'{link[0]:g} GT/s')} x{link[1]}"
@@ -124,9 +131,6 @@ def _spelled(link: tuple[float, int] | None) -> str:
 
 def _bus(nic: Nic) -> str:
     return nic.pci_path[-1] if nic.pci_path else ""
-
-
-PCIE = Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True)
 
 
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
@@ -154,13 +158,36 @@ def test_ib_pcie(node: Node, conclude: Conclude) -> None:
     conclude(judge_pcie(node.facts, node.group))
 
 
-GPUDIRECT = Check(
-    "ib.gpudirect",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-ADVICE = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
+_DMABUF_KERNEL: Final = (5, 12)
+"""First kernel whose ib_core takes dma-buf; NCCL's documentation of NCCL_DMABUF_ENABLE."""
+
+
+def uses_rdma(facts: Facts) -> bool:
+    """Whether there are GPUs and NICs that could talk directly; EFA and the like have own ways."""
+    layers = {port.layer for port in ports_of(facts) if port.active}
+    return bool(facts.gpus) and bool(layers & {"infiniband", "ethernet"})
+
+
+def way(facts: Facts) -> str | None:
+    """Name the way by which NICs reach GPU memory: "" for none, None where that is not known."""
+    direct = facts.gpudirect
+    if direct is None:
+        return None
+    if direct.peermem:
+        return "nvidia_peermem"
+    if not _takes_dmabuf(facts.kernel):
+        return None if direct.peermem is None else ""
+    if direct.open_modules:
+        return "dma-buf"
+    return None if direct.peermem is None or direct.open_modules is None else ""
+
+
+def _takes_dmabuf(kernel: str) -> bool:
+    found = re.match(r"([0-9]+)\.([0-9]+)", kernel)
+    return found is not None and (int(found.group(1)), int(found.group(2))) >= _DMABUF_KERNEL
+
+
+LOAD_PEERMEM = "modprobe nvidia_peermem and load it at boot; or the driver's open modules (dma-buf)"
 
 
 def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
@@ -178,14 +205,13 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     vote = group.majority(way)
     said = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.decides and vote.value:
-        whom = f"{vote.value} on {vote.votes} of {vote.of} nodes of group {group.name}"
-        return fail(f"{said}; {whom}", advice=ADVICE)
-    return warn(f"{said}: NCCL copies through host memory, at about half the rate", advice=ADVICE)
+        whom = f"{vote.value} {on_most(vote, group)}"
+        return fail(f"{said}; {whom}", advice=LOAD_PEERMEM)
+    return warn(
+        f"{said}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
+    )
 
 
 def test_ib_gpudirect(node: Node, conclude: Conclude) -> None:
     """NICs can read and write GPU memory themselves."""
     conclude(judge_gpudirect(node.facts, node.group))
-
-
-CHECKS = (PCIE, GPUDIRECT)

@@ -11,6 +11,15 @@ from preflight.verdict import Conclude, Verdict, fail, not_run, ok
 if TYPE_CHECKING:
     from preflight.core.remote_command import Step
 
+CHECKS = (
+    Check("reach.name", stage="reach", tier="prolog"),
+    Check("reach.route", stage="reach", tier="prolog", requires=("reach.name",)),
+    Check("reach.hostkey", stage="reach", tier="prolog", requires=("reach.route",)),
+    Check("reach.login", stage="reach", tier="prolog", requires=("reach.hostkey",)),
+    Check("reach.python", stage="reach", tier="prolog", requires=("reach.login",)),
+    Check("reach.answer", stage="reach", tier="prolog", requires=("reach.python",)),
+)
+
 
 STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
 """In the order in which they are taken."""
@@ -57,82 +66,31 @@ def _failed(reach: Reach) -> Verdict:
     )
 
 
-NAME = Check("reach.name", stage="reach", tier="prolog")
-
-
-def judge_name(reach: Reach) -> Verdict:
-    """Tell whether the name resolved: a typo or a missing DNS entry stops every job too."""
-    return judge_step("name", reach)
-
-
 def test_reach_name(node: Node, conclude: Conclude) -> None:
     """The node's name leads to an address."""
-    conclude(judge_name(node.reach))
-
-
-ROUTE = Check("reach.route", stage="reach", tier="prolog", requires=("reach.name",))
-
-
-def judge_route(reach: Reach) -> Verdict:
-    """Tell whether a connection came about: the node may be down, or a firewall in between."""
-    return judge_step("route", reach)
+    conclude(judge_step("name", node.reach))
 
 
 def test_reach_route(node: Node, conclude: Conclude) -> None:
     """The node's login port accepts a connection."""
-    conclude(judge_route(node.reach))
-
-
-HOSTKEY = Check("reach.hostkey", stage="reach", tier="prolog", requires=("reach.route",))
-
-
-def judge_hostkey(reach: Reach) -> Verdict:
-    """Tell whether the host key is the known one; an unknown or changed key is never accepted."""
-    return judge_step("hostkey", reach)
+    conclude(judge_step("route", node.reach))
 
 
 def test_reach_hostkey(node: Node, conclude: Conclude) -> None:
     """The node is the one we know, and nobody in its place."""
-    conclude(judge_hostkey(node.reach))
-
-
-LOGIN = Check("reach.login", stage="reach", tier="prolog", requires=("reach.hostkey",))
-
-
-def judge_login(reach: Reach) -> Verdict:
-    """Tell whether key or agent were accepted; preflight never asks for a password."""
-    return judge_step("login", reach)
+    conclude(judge_step("hostkey", node.reach))
 
 
 def test_reach_login(node: Node, conclude: Conclude) -> None:
     """The node lets this user in without a question."""
-    conclude(judge_login(node.reach))
-
-
-PYTHON = Check("reach.python", stage="reach", tier="prolog", requires=("reach.login",))
-
-
-def judge_python(reach: Reach) -> Verdict:
-    """Tell whether the Python of the inventory ran: the job will start the same one."""
-    return judge_step("python", reach)
+    conclude(judge_step("login", node.reach))
 
 
 def test_reach_python(node: Node, conclude: Conclude) -> None:
     """The job's Python starts on the node."""
-    conclude(judge_python(node.reach))
-
-
-ANSWER = Check("reach.answer", stage="reach", tier="prolog", requires=("reach.python",))
-
-
-def judge_answer(reach: Reach) -> Verdict:
-    """Tell whether the answer was whole, of this run, and within its limits."""
-    return judge_step("answer", reach)
+    conclude(judge_step("python", node.reach))
 
 
 def test_reach_answer(node: Node, conclude: Conclude) -> None:
     """The probe ran on the node and its answer can be used."""
-    conclude(judge_answer(node.reach))
-
-
-CHECKS = (NAME, ROUTE, HOSTKEY, LOGIN, PYTHON, ANSWER)
+    conclude(judge_step("answer", node.reach))

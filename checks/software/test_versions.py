@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import Check
+from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.fleet_view import FleetView
 from preflight.facts import Facts, Group, Node
 from preflight.facts.machine import Software
@@ -24,6 +25,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from preflight.facts.machine import Torch
+
+CHECKS = (
+    # Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
+    # `standard` on GPUs are loaded through it.
+    Check(
+        "software.arch",
+        stage="facts",
+        tier="standard",
+        requires=("reach.answer", "host.driver_hung"),
+    ),
+    Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",)),
+    Check(
+        "software.driver",
+        stage="facts",
+        tier="prolog",
+        requires=("reach.answer", "host.driver_hung"),
+    ),
+    Check("software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)),
+)
 
 
 UNREAD = "what the job's Python holds could not be read"
@@ -109,34 +129,19 @@ def torch_of(facts: Facts) -> str | None:
     return facts.software.torch.version if facts.software.torch else "none"
 
 
-def cuda_of(facts: Facts) -> str | None:
-    """The CUDA that it is built for: one version is built for several."""
+def _cuda(facts: Facts) -> str | None:
+    """The CUDA that its torch is built for: one version is built for several."""
     return facts.software.torch.cuda if facts.software and facts.software.torch else None
-
-
-def nccl_of(facts: Facts) -> str | None:
-    """The NCCL that it would load, where files tell."""
-    return facts.software.nccl if facts.software else None
-
-
-def cudnn_of(facts: Facts) -> str | None:
-    """The cuDNN that it would load, where files tell."""
-    return facts.software.cudnn if facts.software else None
-
-
-def python_of(facts: Facts) -> str | None:
-    """Major and minor version of the job's Python."""
-    return ".".join(facts.python.version.split(".")[:2]) or None
 
 
 _VOTES: tuple[tuple[str, Callable[[Facts], str | None], bool], ...] = (
     ("torch", torch_of, True),
-    ("CUDA", cuda_of, True),
-    ("NCCL", nccl_of, True),
-    ("cuDNN", cudnn_of, False),
-    ("Python", python_of, False),
+    ("CUDA", _cuda, True),
+    ("NCCL", lambda facts: facts.software.nccl if facts.software else None, True),
+    ("cuDNN", lambda facts: facts.software.cudnn if facts.software else None, False),
+    ("Python", lambda facts: ".".join(facts.python.version.split(".")[:2]) or None, False),
 )
-"""What, how it is read, and whether a job of different ones hangs or dies."""
+"""What the job loads, how it is read, and whether a job of different ones hangs or dies."""
 
 
 def drifts(group: Group) -> Iterator[Drift]:
@@ -157,16 +162,6 @@ def drifts(group: Group) -> Iterator[Drift]:
                 continue
             yield Drift(name, what, has, wanted, whom, grave)
             told.add(name)
-
-
-# Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
-# `standard` on GPUs are loaded through it.
-ARCH = Check(
-    "software.arch",
-    stage="facts",
-    tier="standard",
-    requires=("reach.answer", "host.driver_hung"),
-)
 
 
 def judge_arch(facts: Facts) -> Verdict:
@@ -203,8 +198,6 @@ def test_software_arch(node: Node, conclude: Conclude) -> None:
     conclude(judge_arch(node.facts))
 
 
-DRIFT = Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",))
-
 _SAME = "point them to one image or environment (inventory key python), or leave them out"
 
 
@@ -218,7 +211,7 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     ]
     found = [drift for group in compared for drift in drifts(group)]
     if found:
-        return _drifted(sorted(found, key=lambda drift: not drift.grave))
+        return _drift_verdict(sorted(found, key=lambda drift: not drift.grave))
     if unread:
         return unknown(f"{UNREAD} on {fold(unread)}", advice=READ_IT, culprits=unread)
     versions = {group.name: group.majority(torch_of) for group in compared}
@@ -230,7 +223,7 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     return ok(f"{said} nodes")
 
 
-def _drifted(found: list[Drift]) -> Verdict:
+def _drift_verdict(found: list[Drift]) -> Verdict:
     """The worst kind alone decides; the rest is evidence."""
     first = found[0]
     alike = [drift for drift in found if drift.grave == first.grave]
@@ -255,14 +248,6 @@ def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
     conclude(judge_drift(tuple(fleet.groups.values())))
 
 
-DRIVER = Check(
-    "software.driver",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung"),
-)
-
-
 def judge_driver(facts: Facts) -> Verdict:
     """Hold the driver against the oldest one of that CUDA's major version."""
     torch = torch_or_why(facts)
@@ -275,10 +260,10 @@ def judge_driver(facts: Facts) -> Verdict:
     needed = drivers().get(torch.cuda.split(".")[0])
     if needed is None:
         return not_run(f"which driver CUDA {torch.cuda} needs is not known to this preflight")
-    return _held(facts.driver.version, torch.cuda, needed.driver, facts.software)
+    return _driver_verdict(facts.driver.version, torch.cuda, needed.driver, facts.software)
 
 
-def _held(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
+def _driver_verdict(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
     here, compat = version(driver), software.cuda_compat if software else None
     said = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
     if not here:
@@ -306,7 +291,7 @@ _INTERNAL = ("ib", "socket")
 _DEFAULT = "libnccl-net.so"
 
 
-class Asked(NamedTuple):
+class PluginRequest(NamedTuple):
     """The file names that would do, and the setting that asks for them."""
 
     names: tuple[str, ...]
@@ -314,7 +299,7 @@ class Asked(NamedTuple):
     setting: str
 
 
-def asked(environ: Mapping[str, str]) -> Asked | None:
+def requested_plugin(environ: Mapping[str, str]) -> PluginRequest | None:
     """What a job's environment asks for; None where it asks for no plugin.
 
     `NCCL_NET_PLUGIN` is a library or the suffix of one (libnccl-net-SUFFIX.so), "none" for none;
@@ -326,14 +311,14 @@ def asked(environ: Mapping[str, str]) -> Asked | None:
         first = plugin.split(",")[0].strip()
         setting = f"NCCL_NET_PLUGIN={plugin[:80]}"
         if "/" in first:
-            return Asked((first,), setting)
-        return Asked((f"libnccl-net-{first}.so", first), setting)
+            return PluginRequest((first,), setting)
+        return PluginRequest((f"libnccl-net-{first}.so", first), setting)
     if network and network.lower() not in _INTERNAL and not plugin:
-        return Asked((), f"NCCL_NET={network[:80]!r}")
+        return PluginRequest((), f"NCCL_NET={network[:80]!r}")
     return None
 
 
-def found(wanted: Asked, there: tuple[str, ...]) -> str:
+def plugin_path(wanted: PluginRequest, there: tuple[str, ...]) -> str:
     """The path of the plugin that was asked for; empty if none of these is it."""
     for path in there:
         name = path.rsplit("/", 1)[-1]
@@ -343,37 +328,27 @@ def found(wanted: Asked, there: tuple[str, ...]) -> str:
     return ""
 
 
-def instead(there: tuple[str, ...]) -> str:
+def fallback_plugin(there: tuple[str, ...]) -> str:
     """What NCCL loads where the one that was named is missing."""
     return next((path for path in there if path.endswith(f"/{_DEFAULT}")), "")
-
-
-NCCL_PLUGIN = Check(
-    "software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)
-)
-
-_UNKNOWN_JOB = (
-    "no job environment known; give --preflight-env-file, --preflight-launch, "
-    "or run inside the allocation"
-)
 
 
 def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdict:
     """Look for the library where the job's loader would."""
     if environ is None:
-        return not_run(_UNKNOWN_JOB)
-    wanted = asked(environ)
+        return not_run(UNKNOWN_JOB)
+    wanted = requested_plugin(environ)
     if wanted is None:
         return not_run("the job names no NCCL network plugin")
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
     there = facts.software.net_plugins
-    path = found(wanted, there)
+    path = plugin_path(wanted, there)
     if path:
         return ok(f"{wanted.setting}: {path}", plugins=there)
     name = wanted.names[0] if wanted.names else "libnccl-net*.so"
     missing = f"{wanted.setting}: {name} is not where the loader looks"
-    if other := instead(there):
+    if other := fallback_plugin(there):
         return warn(
             f"{missing}; NCCL would take {other} in its place",
             advice="correct the name, or put the plugin's folder into LD_LIBRARY_PATH",
@@ -392,6 +367,3 @@ def judge_nccl_plugin(environ: Mapping[str, str] | None, facts: Facts) -> Verdic
 def test_software_nccl_plugin(node: Node, conclude: Conclude) -> None:
     """The NCCL network plugin that the job names is on the node."""
     conclude(judge_nccl_plugin(node.environ, node.facts))
-
-
-CHECKS = (ARCH, DRIFT, DRIVER, NCCL_PLUGIN)

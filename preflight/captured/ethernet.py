@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from preflight.captured.captured import Captured, bare_facts
-from preflight.checks.net.ethernet import kind_of
+from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.network import Counter, Ethernet, Interface, Network

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from preflight.captured.captured import Captured, bare_facts
 from preflight.checks.gpu import driver_log, test_kernel_log
-from preflight.checks.host import hardware_log
+from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
 from preflight.facts.machine import KernelLog, LogLine
 
@@ -280,9 +280,9 @@ def _told_of(log: KernelLog) -> Iterator[str]:
         yield "gpu.sxid"
     if test_nic_log.events(log.lines) or any(_NIC.match(line.text) for line in log.lines):
         yield "net.kernel_log"
-    if hardware_log.faults(log.lines):
+    if test_host_log.faults(log.lines):
         yield "host.hardware_errors"
-    if hardware_log.events(log.lines):
+    if test_host_log.events(log.lines):
         yield "host.kernel_log"
 
 

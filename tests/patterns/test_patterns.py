@@ -33,7 +33,7 @@ _NOTHING_S = 2e-5
 
 _SHORT = {
     "checks/gpu/driver_log.py": "kernel_text._CHARS: lines of 512 characters",
-    "checks/host/hardware_log.py": "the same",
+    "checks/host/test_host_log.py": "the same",
     "checks/net/test_nic_log.py": "the same",
     "checks/gpu/test_kernel_log.py": "the same",
 }
@@ -57,7 +57,7 @@ _MADE_WHEN_RUN = {
     "preflight/hang/explain/scan.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
     # Held in a table of the module, and found there.
-    "checks/host/hardware_log.py": "_PATTERNS",
+    "checks/host/test_host_log.py": "_PATTERNS",
     "checks/net/test_nic_log.py": "_PATTERNS",
     "preflight/captured/settings.py": "_FORMS",
 }

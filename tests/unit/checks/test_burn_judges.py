@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
-from preflight.checks.burn.test_devices import judge_device as device
-from preflight.checks.burn.test_devices import judge_integrity as integrity
-from preflight.checks.burn.test_devices import judge_sustained as sustained
-from preflight.checks.burn.test_speed import judge_gemm as gemm
-from preflight.checks.burn.test_speed import judge_host as host
-from preflight.checks.burn.test_speed import judge_launch as launch
-from preflight.checks.burn.test_speed import judge_memory as memory
-from preflight.checks.burn.test_speed import judge_nic as nic
-from preflight.checks.burn.test_speed import judge_p2p as p2p
-from preflight.checks.burn.test_speed import judge_pcie as pcie
+from preflight.checks.burn.test_burn_in import (
+    judge_device,
+    judge_integrity,
+    judge_nic,
+    judge_p2p,
+    judge_speed,
+    judge_sustained,
+)
 from preflight.facts.burn import Absent, Burned, NoTime, Proof, Ready, Trouble
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome
@@ -31,14 +30,10 @@ if TYPE_CHECKING:
     Judge = Callable[[Burn | None], Verdict]
 
 JUDGES: dict[str, Judge] = {
-    "gemm": gemm,
-    "memory": memory,
-    "pcie": pcie,
-    "p2p": p2p,
-    "launch": launch,
-    "sustained": sustained,
-    "host": host,
-    "nic": nic,
+    **{name: partial(judge_speed, name) for name in ("gemm", "memory", "pcie", "launch", "host")},
+    "p2p": judge_p2p,
+    "sustained": judge_sustained,
+    "nic": judge_nic,
 }
 MEASURES: dict[str, tuple[Measure, ...]] = {
     "gemm": ("gemm_tflops",),
@@ -70,8 +65,8 @@ def test_two_healthy_nodes_pass_everything() -> None:
             assert verdict.outcome is Outcome.OK, (name, verdict)
             assert "limit " in verdict.sentence, name
             assert "of the median of" in verdict.sentence, name
-        assert device(burn).sentence == "8 GPUs came through 41 s of burn-in"
-        assert integrity(burn).outcome is Outcome.OK
+        assert judge_device(burn).sentence == "8 GPUs came through 41 s of burn-in"
+        assert judge_integrity(burn).outcome is Outcome.OK
 
 
 @pytest.mark.proves("burn.gemm", finds="one GPU of eight at 60 % of its peers")
@@ -79,7 +74,7 @@ def test_a_slow_gpu_is_named_with_its_peers_and_its_clocks() -> None:
     """Number, peers' median, limit, who set it, and what the clocks did; one culprit, one cause."""
     node = burned({("gemm_tflops", 5): 0.6})
     cold = tuple(clocks(n, mhz=1095) if n == 5 else clocks(n) for n in range(8))
-    verdict = gemm(judged(replace(node, clocks=cold))[0])
+    verdict = judge_speed("gemm", judged(replace(node, clocks=cold))[0])
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("GPU 5: bf16 GEMM 446 TFLOPS at 1,095 MHz, 62 C, 690 W; ")
     assert "peers' median 744 TFLOPS, limit 654 TFLOPS (0.88 of the median" in verdict.sentence
@@ -138,7 +133,7 @@ def test_heat_under_load_is_the_reason_that_is_given() -> None:
     """A GPU that throttles is slow as well; what NVML says is the better sentence."""
     node = burned({("sustained_tflops", 2): 0.7})
     hot = tuple(clocks(n, "hw_thermal", mhz=1200) if n == 2 else clocks(n) for n in range(8))
-    verdict = sustained(judged(replace(node, clocks=hot))[0])
+    verdict = judge_sustained(judged(replace(node, clocks=hot))[0])
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("GPU 2: hw_thermal held its clocks down in 40 of 40 looks")
     assert "air flow" in verdict.advice
@@ -157,7 +152,7 @@ def test_a_single_wrong_bit_condemns() -> None:
     whole = replace(node, proofs=proofs)
     cut = replace(whole, done=False, trouble="the connection to it was lost")
     for one in (whole, cut):
-        verdict = integrity(judged(one)[0])
+        verdict = judge_integrity(judged(one)[0])
         assert verdict.outcome is Outcome.FAIL
         assert verdict.sentence.startswith("GPU 4: an exact product came out wrong (1 of 200 times")
 
@@ -170,7 +165,7 @@ def test_who_is_wrong_each_time_differs_from_the_others() -> None:
         replace(p, digest="0bad0bad0bad0bad") if (p.device, p.what) == (1, "product") else p
         for p in node.proofs
     )
-    verdict = integrity(judged(replace(node, proofs=proofs), burned())[0])
+    verdict = judge_integrity(judged(replace(node, proofs=proofs), burned())[0])
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("GPU 1: an exact product came out wrong, the same each time")
     two = burned(gpus=2)
@@ -192,17 +187,17 @@ def test_wrong_data_anywhere(what: str, to: int | None, said: str) -> None:
     bad = Proof(device=0, to=to, what=what, rounds=4, wrong=3, first="word 5", size="1 MiB")  # type: ignore[arg-type]
     node = burned()
     others = tuple(p for p in node.proofs if (p.device, p.what) != (0, what))
-    verdict = integrity(judged(replace(node, proofs=(*others, bad)))[0])
+    verdict = judge_integrity(judged(replace(node, proofs=(*others, bad)))[0])
     assert (verdict.outcome, verdict.sentence.startswith(said)) == (Outcome.FAIL, True)
 
 
 def test_a_gpu_that_another_process_has_to_itself_is_not_run() -> None:
     """Exclusive-process mode: no finding, unless another device did not come through."""
     held = lost(3, how="held", phase="open")
-    verdict = device(judged(replace(burned(), lost=(held,)), burned())[0])
+    verdict = judge_device(judged(replace(burned(), lost=(held,)), burned())[0])
     assert verdict.outcome is Outcome.NOT_RUN
     assert verdict.sentence.startswith("GPU 3 was not to be had in coming up: ")
-    both = device(judged(replace(burned(), lost=(held, lost(2))), burned())[0])
+    both = judge_device(judged(replace(burned(), lost=(held, lost(2))), burned())[0])
     assert (both.outcome, both.cause) == (Outcome.FAIL, "GPU 2")
 
 
@@ -219,16 +214,16 @@ def test_a_gpu_that_hangs_is_the_nodes_only_finding() -> None:
         lost=(lost(3),),
     )
     burn = judged(whole, burned())[0]
-    verdict = device(burn)
+    verdict = judge_device(burn)
     assert (verdict.outcome, verdict.blocks, verdict.cause) == (Outcome.FAIL, False, "GPU 3")
     assert verdict.sentence.startswith("GPU 3 hung in the GEMM: it stood still for 30 s")
     assert all(judge(burn).outcome is Outcome.OK for judge in JUDGES.values())
-    assert integrity(burn).outcome is Outcome.OK
+    assert judge_integrity(burn).outcome is Outcome.OK
 
 
 def test_a_process_that_had_no_cpu_condemns_no_device() -> None:
     """It was late because others had the CPU: a warning that says so."""
-    verdict = device(judged(replace(burned(), lost=(lost(3, starved=True),)))[0])
+    verdict = judge_device(judged(replace(burned(), lost=(lost(3, starved=True),)))[0])
     assert verdict.outcome is Outcome.WARN
     assert "what else runs" in verdict.advice
 
@@ -238,17 +233,17 @@ def test_gpus_whose_place_nobody_tells_are_told() -> None:
     whole = burned()
     lost = (replace(whole.opened[0], bus_id="", numa=None), *whole.opened[1:])
     node = judged(replace(whole, opened=lost))[0]
-    verdict = device(node)
+    verdict = judge_device(node)
     assert (verdict.outcome, node.unplaced) == (Outcome.OK, 1)
     assert verdict.sentence.endswith(
         "; of 1 the PCI address is unknown: clocks and NUMA not checked"
     )
-    assert gemm(node).outcome is Outcome.OK
+    assert judge_speed("gemm", node).outcome is Outcome.OK
 
 
 def test_gpus_that_were_not_loaded_are_told() -> None:
     """CUDA_VISIBLE_DEVICES or a cgroup hides some of them: nothing is said of those."""
-    verdict = device(judged(burned(gpus=4))[0])
+    verdict = judge_device(judged(burned(gpus=4))[0])
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.WARN,
         "torch sees 4 of 8 GPUs, the others were not loaded",
@@ -271,12 +266,12 @@ def test_gpus_that_were_not_loaded_are_told() -> None:
 def test_a_node_that_told_nothing_is_unknown(node: Burned, said: str) -> None:
     """Never a pass; and what is behind the gate waits for it."""
     (burn,) = judged(node)
-    verdict = device(burn)
+    verdict = judge_device(burn)
     assert verdict.outcome is Outcome.UNKNOWN
     assert said in verdict.sentence
     assert verdict.advice
     if burn.state != "measured":
-        assert integrity(burn).outcome is Outcome.NOT_RUN
+        assert judge_integrity(burn).outcome is Outcome.NOT_RUN
 
 
 @pytest.mark.proves("burn.integrity", unknown="devices that gave no proof")
@@ -284,7 +279,7 @@ def test_no_proof_is_no_pass() -> None:
     """One GPU of eight told nothing of its memory."""
     node = burned()
     proofs = tuple(p for p in node.proofs if (p.device, p.what) != (7, "memory"))
-    verdict = integrity(judged(replace(node, proofs=proofs))[0])
+    verdict = judge_integrity(judged(replace(node, proofs=proofs))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("7 of 8 devices proved")
 
@@ -332,7 +327,7 @@ def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:
     failed = replace(
         node, readings=others, troubles=(Trouble(what="nic", error="mlx5_2: Couldn't allocate MR"),)
     )
-    verdict = nic(judged(failed)[0])
+    verdict = judge_nic(judged(failed)[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence == "ib_write_bw failed on mlx5_2: Couldn't allocate MR"
     none = replace(
@@ -340,14 +335,14 @@ def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:
         readings=tuple(one for one in node.readings if not one.name),
         absent=(Absent(what="nic", error="ib_write_bw (perftest) is not installed"),),
     )
-    assert nic(judged(none)[0]).outcome is Outcome.NOT_RUN
+    assert judge_nic(judged(none)[0]).outcome is Outcome.NOT_RUN
 
 
 def test_what_was_not_run_is_not_judged() -> None:
     """Busy, out of time, or no burn-in at all: every check says why."""
     busy = judged(Burned(left_out="busy: pid 7 (python train.py) works on its GPUs"))[0]
     late = judged(Burned(ready=burned().ready, stopped=True, trouble="its time was up"))[0]
-    for judge in (*JUDGES.values(), device, integrity):
+    for judge in (*JUDGES.values(), judge_device, judge_integrity):
         assert judge(None).outcome is Outcome.NOT_RUN
         assert "pid 7" in judge(busy).sentence
         assert judge(late).outcome is Outcome.NOT_RUN
@@ -360,7 +355,7 @@ LATE = {"done": False, "stopped": True, "trouble": "its time was up (in nic)"}
 def test_what_was_measured_before_the_time_was_up_is_judged() -> None:
     """What all devices told counts; of NICs, ways and sides nobody knows how many were to come."""
     late = judged(replace(burned(), **LATE))[0]
-    for name, judge in {**JUDGES, "integrity": integrity}.items():
+    for name, judge in {**JUDGES, "integrity": judge_integrity}.items():
         verdict = judge(late)
         if name in ("p2p", "host", "nic"):
             assert verdict.outcome is Outcome.NOT_RUN
@@ -368,7 +363,7 @@ def test_what_was_measured_before_the_time_was_up_is_judged() -> None:
             assert "its time was up (in nic); measured until then, nothing slow" in verdict.sentence
         else:
             assert verdict.outcome is Outcome.OK, name
-    assert device(late).outcome is Outcome.NOT_RUN
+    assert judge_device(late).outcome is Outcome.NOT_RUN
 
 
 def test_what_was_slow_before_the_time_was_up_is_named() -> None:
@@ -376,9 +371,11 @@ def test_what_was_slow_before_the_time_was_up_is_named() -> None:
     slow = replace(burned({("gemm_tflops", 1): 0.5}), **LATE)
     few = tuple(one for one in slow.readings if one.measure != "memory_gbs" or one.device == 0)
     one = judged(replace(slow, readings=few), burned())[0]
-    assert gemm(one).outcome is Outcome.FAIL
-    assert memory(one).outcome is Outcome.NOT_RUN
-    assert integrity(judged(replace(slow, proofs=slow.proofs[:3]))[0]).outcome is Outcome.NOT_RUN
+    assert judge_speed("gemm", one).outcome is Outcome.FAIL
+    assert judge_speed("memory", one).outcome is Outcome.NOT_RUN
+    assert (
+        judge_integrity(judged(replace(slow, proofs=slow.proofs[:3]))[0]).outcome is Outcome.NOT_RUN
+    )
 
 
 def test_nics_without_a_turn_are_named() -> None:
@@ -386,7 +383,7 @@ def test_nics_without_a_turn_are_named() -> None:
     node = burned()
     left = ("mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7")
     some = tuple(one for one in node.readings if one.name not in left)
-    verdict = nic(
+    verdict = judge_nic(
         judged(replace(node, readings=some, no_time=(NoTime(what="nic", names=left),)))[0]
     )
     assert verdict.outcome is Outcome.OK

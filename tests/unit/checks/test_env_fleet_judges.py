@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.checks.env import test_choices, test_contradictions
+from preflight.checks.env import test_contradictions, test_variables
 from preflight.facts.model import NicPort
 from preflight.fleet.model import Job, Promise
 from preflight.verdict import Outcome
@@ -20,7 +20,7 @@ OFF = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 @pytest.mark.proves("env.transports", finds="NCCL_IB_DISABLE=1 where NICs are promised")
 def test_rdma_switched_off_where_it_is_promised_fails() -> None:
     """The promise decides, and is named with its number."""
-    verdict = test_choices.judge_transports({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
+    verdict = test_variables.judge_transports({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
     assert verdict.outcome is Outcome.FAIL
     assert "8 RDMA NICs per node promised (fleet.toml [group.train])" in verdict.sentence
 
@@ -40,7 +40,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
     environ: dict[str, str], node: object, words: str
 ) -> None:
     """Nobody promised it, but the node has it."""
-    verdict = test_choices.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
+    verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence
 
@@ -60,7 +60,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
 )
 def test_what_is_not_there_may_be_off(environ: dict[str, str], node: object) -> None:
     """Without NICs or peer access the switch costs nothing."""
-    verdict = test_choices.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
+    verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.OK
 
 
@@ -147,7 +147,7 @@ def test_a_secret_that_differs_is_not_shown() -> None:
 )
 def test_too_loud_and_too_quiet_warn(environ: dict[str, str], words: str) -> None:
     """Both are regretted only later: in the step time, or after the hang."""
-    verdict = test_choices.judge_debugging(environ, "", NODE)
+    verdict = test_variables.judge_debugging(environ, "", NODE)
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence
 
@@ -164,15 +164,15 @@ def test_too_loud_and_too_quiet_warn(environ: dict[str, str], words: str) -> Non
 )
 def test_enough_and_no_more_passes(environ: dict[str, str]) -> None:
     """Something is written when it matters."""
-    assert test_choices.judge_debugging(environ, "", NODE).outcome is Outcome.OK
+    assert test_variables.judge_debugging(environ, "", NODE).outcome is Outcome.OK
 
 
 def test_without_gpus_silence_is_no_finding() -> None:
     """A laptop's shell has no NCCL to explain."""
-    assert test_choices.judge_debugging({}, "", BARE).outcome is Outcome.NOT_RUN
+    assert test_variables.judge_debugging({}, "", BARE).outcome is Outcome.NOT_RUN
 
 
 def test_no_job_environment_is_not_run() -> None:
     """Nothing is judged by our login's variables."""
-    assert test_choices.judge_debugging(None, "", NODE).outcome is Outcome.NOT_RUN
-    assert test_choices.judge_transports(None, "", Promise(), NODE).outcome is Outcome.NOT_RUN
+    assert test_variables.judge_debugging(None, "", NODE).outcome is Outcome.NOT_RUN
+    assert test_variables.judge_transports(None, "", Promise(), NODE).outcome is Outcome.NOT_RUN

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.captured.environment import read
-from preflight.checks.env import test_contradictions, test_values
+from preflight.checks.env import test_contradictions, test_variables
 from preflight.checks.env.variables import MOST_COMPARED
 from preflight.facts.machine import Software, Torch
 from preflight.fleet.job_environment import public
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ORIGIN = "job.env"
 JUDGES = {
-    "env.exists": test_values.judge_exists,
-    "env.values": test_values.judge_values,
-    "env.deprecated": test_values.judge_deprecated,
+    "env.exists": test_variables.judge_exists,
+    "env.values": test_variables.judge_values,
+    "env.deprecated": test_variables.judge_deprecated,
     "env.contradictions": test_contradictions.judge_contradictions,
 }
 HEALTHY = {
@@ -42,12 +42,12 @@ HEALTHY = {
 
 def values(**environ: str) -> Verdict:
     """What `env.values` says of these alone."""
-    return test_values.judge_values(environ, ORIGIN)
+    return test_variables.judge_values(environ, ORIGIN)
 
 
 def test_an_environment_without_a_setting_says_so() -> None:
     """None of them is "all of them" of nothing."""
-    said = test_values.judge_exists({"HOME": "/home/alice"}, ORIGIN)
+    said = test_variables.judge_exists({"HOME": "/home/alice"}, ORIGIN)
     assert said.outcome is Outcome.OK
     assert said.sentence == "it sets no variable of NCCL, torch, CUDA or gloo"
 
@@ -93,7 +93,7 @@ def test_an_endless_timeout_fails(value: str) -> None:
 )
 def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> None:
     """Nobody sees from a number how long a dead link goes unnoticed."""
-    verdict = test_values.judge_values(environ, ORIGIN)
+    verdict = test_variables.judge_values(environ, ORIGIN)
     assert verdict.outcome is Outcome.OK
     assert does in verdict.sentence
 
@@ -191,7 +191,7 @@ def test_a_value_that_was_hidden_is_unknown() -> None:
 def test_several_mistakes_are_one_verdict_the_worst_first() -> None:
     """A script has its mistakes in heaps: three are said, all are in the evidence."""
     environ = {"NCCL_IB_TIMEOUT": "0", "NCCL_DEBUG": "NO", "NCCL_NTHREADS": "7"}
-    verdict = test_values.judge_values({**environ, "NCCL_BUFFSIZE": "1G"}, ORIGIN)
+    verdict = test_variables.judge_values({**environ, "NCCL_BUFFSIZE": "1G"}, ORIGIN)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.endswith("; and 1 more: all in the JSON report (job.env)")
     assert len(verdict.evidence["findings"]) == 4
@@ -201,7 +201,7 @@ def test_what_hangs_without_a_word_is_told_first() -> None:
     """Among ten wrong values the endless timeout is named, wherever it is in the alphabet."""
     switches = {f"NCCL_{name}_DISABLE": "true" for name in ("IB", "P2P", "SHM", "CUMEM")}
     loud = {"NCCL_ALGO": "rign", "NCCL_BUFFSIZE": "8M", "NCCL_CROSS_NIC": "010"}
-    verdict = test_values.judge_values({**switches, **loud, "NCCL_IB_TIMEOUT": "1000"}, ORIGIN)
+    verdict = test_variables.judge_values({**switches, **loud, "NCCL_IB_TIMEOUT": "1000"}, ORIGIN)
     assert verdict.sentence.startswith("NCCL_IB_TIMEOUT=1000")
     assert "the NIC waits for ever" in verdict.sentence
 
@@ -209,7 +209,7 @@ def test_what_hangs_without_a_word_is_told_first() -> None:
 def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
     """What is not compared is said: the budget holds, and nothing passes unread."""
     many = {f"NCCL_WISH_{number:05d}": "1" for number in range(MOST_COMPARED + 10)}
-    verdict = test_values.judge_exists({**many, "NCCL_DEBUGG": "1"}, ORIGIN)
+    verdict = test_variables.judge_exists({**many, "NCCL_DEBUGG": "1"}, ORIGIN)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "11 of 4107 unknown names were not looked up" in verdict.sentence
 
@@ -232,7 +232,7 @@ def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
 )
 def test_a_name_that_nothing_reads_warns(name: str, advice: str) -> None:
     """The wish is named, and what would fulfil it."""
-    verdict = test_values.judge_exists({name: "1"}, ORIGIN)
+    verdict = test_variables.judge_exists({name: "1"}, ORIGIN)
     assert verdict.outcome is Outcome.WARN
     assert f"{name} has no effect" in verdict.sentence
     assert advice in verdict.advice
@@ -245,7 +245,7 @@ def test_a_name_that_nothing_reads_warns(name: str, advice: str) -> None:
 )  # fmt: skip
 def test_a_name_that_others_read_is_no_finding(name: str) -> None:
     """Plugins, images, builds and the site's own scripts have variables too."""
-    assert test_values.judge_exists({name: "1"}, ORIGIN).outcome is Outcome.OK
+    assert test_variables.judge_exists({name: "1"}, ORIGIN).outcome is Outcome.OK
 
 
 @pytest.mark.proves("env.deprecated", finds="NCCL_ASYNC_ERROR_HANDLING, which was renamed")
@@ -261,7 +261,7 @@ def test_a_name_that_others_read_is_no_finding(name: str) -> None:
 )
 def test_an_old_name_warns_and_the_new_one_is_told(name: str, advice: str) -> None:
     """Renamed and removed variables, with the version that did it."""
-    verdict = test_values.judge_deprecated({name: "1"}, ORIGIN)
+    verdict = test_variables.judge_deprecated({name: "1"}, ORIGIN)
     assert verdict.outcome is Outcome.WARN
     assert advice in verdict.advice
 
@@ -299,7 +299,7 @@ def test_a_name_that_only_a_later_version_reads_warns(
     environ: dict[str, str], node: Facts, said: str, advice: str
 ) -> None:
     """Both versions are said, and the old name that does the same."""
-    verdict = test_values.judge_exists(environ, ORIGIN, node)
+    verdict = test_variables.judge_exists(environ, ORIGIN, node)
     assert verdict.outcome is Outcome.WARN
     assert said in verdict.sentence
     assert advice in verdict.advice
@@ -323,7 +323,7 @@ def test_a_name_that_this_version_reads_or_whose_reader_is_not_known_is_none(
     environ: dict[str, str], node: Facts
 ) -> None:
     """New enough, not told, another library put in front, or there beside its old name."""
-    assert test_values.judge_exists(environ, ORIGIN, node).outcome is Outcome.OK
+    assert test_variables.judge_exists(environ, ORIGIN, node).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -342,14 +342,14 @@ def test_an_old_name_is_held_against_the_version_that_is_here(
     name: str, node: Facts, said: str
 ) -> None:
     """What was removed is gone from that version on, and worked before."""
-    verdict = test_values.judge_deprecated({name: "1"}, ORIGIN, node)
+    verdict = test_variables.judge_deprecated({name: "1"}, ORIGIN, node)
     assert verdict.outcome is Outcome.WARN
     assert said in verdict.sentence
 
 
 def test_an_old_version_is_right_to_be_given_the_old_name() -> None:
     """Torch 2.1 reads no other: the new name in its place would do nothing."""
-    verdict = test_values.judge_deprecated(
+    verdict = test_variables.judge_deprecated(
         {"NCCL_BLOCKING_WAIT": "1"}, ORIGIN, _with(torch="2.1.2")
     )
     assert verdict.outcome is Outcome.OK
@@ -442,7 +442,7 @@ def test_a_password_inside_a_value_is_not_told(name: str, value: str) -> None:
     captured = read(f"{name}={value}\nNCCL_IB_TIMEOUT=0\n")
     assert captured is not None
     for environ in (public({name: value}), captured.environ):
-        verdict = test_values.judge_values(environ, ORIGIN)
+        verdict = test_variables.judge_values(environ, ORIGIN)
         assert verdict.outcome in (Outcome.FAIL, Outcome.WARN)
         assert "hunter2" not in f"{environ}{verdict}"
 

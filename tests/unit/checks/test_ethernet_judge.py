@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.checks.net.ethernet import kind_of
-from preflight.checks.net.test_ethernet import judge
+from preflight.checks.net.test_ethernet import judge, kind_of
 from preflight.facts.network import Counter, Ethernet
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port

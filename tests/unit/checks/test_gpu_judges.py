@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.checks.gpu.test_answers import judge_count
-from preflight.checks.gpu.test_errors import lost_of
+from preflight.checks.gpu.test_answers import judge_count, lost_of
 from preflight.checks.host.test_driver import judge as judge_driver
 from preflight.facts import Majority
 from preflight.facts.model import Driver

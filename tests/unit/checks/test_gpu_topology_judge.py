@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.checks.gpu.test_topology import judge
+from preflight.checks.gpu.test_links import judge_topology
 from preflight.facts.model import Facts, NvLink
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
@@ -17,12 +17,12 @@ NOTHING = Promise()
 
 def alone(one: Facts, promised: Promise = NOTHING) -> Verdict:
     """The verdict on a node that has no peers."""
-    return judge(promised, one, group(one))
+    return judge_topology(promised, one, group(one))
 
 
 def among(one: Facts, *others: Facts, promised: Promise = NOTHING) -> Verdict:
     """The verdict on a node in a group with three healthy ones, or with these."""
-    return judge(promised, one, group(one, *(others or (facts(), facts(), facts()))))
+    return judge_topology(promised, one, group(one, *(others or (facts(), facts(), facts()))))
 
 
 def bridged(other: int | None, up: int = 4) -> tuple[NvLink, ...]:
@@ -195,7 +195,7 @@ def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
     assert verdict.sentence == (
         "GPU0-GPU1 is joined by SYS here, by NODE on 3 of 4 nodes of group train"
     )
-    assert judge(NOTHING, plain, group(moved, plain, plain, plain)).outcome is Outcome.OK
+    assert judge_topology(NOTHING, plain, group(moved, plain, plain, plain)).outcome is Outcome.OK
     assert among(moved, plain).outcome is Outcome.OK  # one against one: nobody can tell
 
 

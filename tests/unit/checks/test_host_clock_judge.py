@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.checks.host.test_drift import agreed, judge_clock, off
+from preflight.checks.host.test_drift import agreement, clocks_off, judge_clock
 from preflight.facts import Clock, Reach
 from preflight.run.probe_stage import clock_of
 from preflight.verdict import Outcome, Verdict
@@ -100,4 +100,4 @@ def test_no_round_trip_condemns_a_good_clock(
     """However uncertain each answer is, right clocks stay and the one that is far off is named."""
     good = {f"h{i}": Clock(true_s + (-1) ** i * e, e + 1e-3) for i, e in enumerate(errors)}
     clocks = {**good, "bad": Clock(true_s + far, 0.5)}
-    assert list(off(clocks, agreed([*clocks.values()]))) == ["bad"]
+    assert list(clocks_off(clocks, agreement([*clocks.values()]))) == ["bad"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.checks.host.test_file_systems import judge_disk, judge_mounts, lasting
+from preflight.checks.host.test_file_systems import judge_disk, judge_mounts, permanent_mounts
 from preflight.checks.host.test_limits import judge_shm
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group
@@ -135,7 +135,7 @@ def test_dev_shm_and_a_hanging_server_are_told_once() -> None:
 def test_shared_file_systems_that_answer() -> None:
     """A node without any has nothing to judge."""
     node = on(file_system(), nfs())
-    usual = group(node, node, node).majority(lasting)
+    usual = group(node, node, node).majority(permanent_mounts)
     assert judge_mounts(node, usual).sentence == "1 shared file system answered"
     assert judge_mounts(facts()).outcome is Outcome.NOT_RUN
 
@@ -159,14 +159,14 @@ def test_a_server_that_does_not_answer(state: str, error: str, words: str) -> No
 def test_a_mount_that_only_this_node_lacks() -> None:
     """Missing or read-only is a fault by the vote; automounted ones come with their use."""
     node, bare = on(file_system(), nfs()), on(file_system())
-    usual = group(node, node, node, bare).majority(lasting)
+    usual = group(node, node, node, bare).majority(permanent_mounts)
     missing = judge_mounts(bare, usual)
     assert missing.outcome is Outcome.FAIL
     assert missing.sentence == "/data is not mounted here; 3 of 4 nodes of its group have it"
     locked = judge_mounts(on(file_system(), nfs(read_only=True)), usual)
     assert "/data is read-only here; 3 of 4" in locked.sentence
     home = on(file_system(), nfs("/home/alice", automounted=True))
-    lazy = group(home, home, home, bare).majority(lasting)
+    lazy = group(home, home, home, bare).majority(permanent_mounts)
     assert judge_mounts(bare, lazy).outcome is Outcome.NOT_RUN
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.host.test_drift import READINGS, judge_drift
-from preflight.checks.host.test_memory import judge_dimms, judge_memory, total_mib, whole
+from preflight.checks.host.test_memory import judge_dimms, judge_memory, least_whole_mib, total_mib
 from preflight.checks.host.test_processes import judge_load
 from preflight.checks.host.test_setup import judge_container, judge_governor, names_of
 from preflight.facts.machine import Container, Dimm, Edac, Governor, KernelLog, LogLine, Worker
@@ -120,7 +120,7 @@ def dimms_among(one: Facts, *others: Facts) -> Verdict:
     """As the check's own test joins a node and its group."""
     of = group(one, *others)
     usual = of.middle(total_mib)
-    alike = 0 if usual is None else of.at_least(total_mib, whole(usual))
+    alike = 0 if usual is None else of.at_least(total_mib, least_whole_mib(usual))
     return judge_dimms(one, (alike, usual))
 
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.rdma.test_devices import judge_firmware, judge_gid
-from preflight.checks.rdma.test_port import judge_count, judge_port
-from preflight.checks.rdma.test_rate import judge_errors, judge_rate
+from preflight.checks.rdma.test_port import judge_count, judge_errors, judge_port, judge_rate
 from preflight.facts import Majority
 from preflight.facts.network import Counter, Counters, Gid
 from preflight.fleet.model import Promise

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.software.test_versions import (
-    asked,
     drivers,
     judge_arch,
     judge_drift,
     judge_driver,
+    requested_plugin,
     runs_on,
     version,
 )
@@ -178,6 +178,6 @@ def test_the_plugin_that_a_job_names_must_be_there() -> None:
 def test_what_needs_no_plugin_asks_for_none() -> None:
     """NCCL's own networks, "none", and a job that says nothing or is not known."""
     for environ in ({}, {"NCCL_NET": "IB"}, {"NCCL_NET": "Socket"}, {"NCCL_NET_PLUGIN": "none"}):
-        assert asked(environ) is None
+        assert requested_plugin(environ) is None
         assert judge_plugin(environ, facts()).outcome is Outcome.NOT_RUN
     assert judge_plugin(None, facts()).outcome is Outcome.NOT_RUN

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.checks.env.test_choices import judge_debugging
 from preflight.checks.env.test_contradictions import differing, judge_contradictions
-from preflight.checks.env.test_values import judge_deprecated, judge_exists, judge_values
+from preflight.checks.env.test_variables import (
+    judge_debugging,
+    judge_deprecated,
+    judge_exists,
+    judge_values,
+)
 from preflight.checks.env.values import KEYS as ALLOCATOR_KEYS
 from preflight.checks.env.values import as_stoi, as_strtoll, duration, read
 from preflight.checks.env.variables import family, meant, nobody, variables

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.checks.env.visible import read_visible
+from preflight.checks.env.test_cuda_visible_devices import read_visible
 from tests.unit.facts.builders import gpu, gpus, mig_gpu
 
 FOUR = gpus(4)

@@ -1,4 +1,4 @@
-"""Logging that explains a hang, and fast transports that are not switched off."""
+"""Single variables of the job: misspelt, renamed, of a wrong value, or set for debugging only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, told, verdict
-from preflight.checks.env.values import number, switched_on
-from preflight.checks.env.variables import variables
+from preflight.checks.env.values import effect, number, read_all, switched_on
+from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Node
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -16,6 +16,62 @@ from preflight.verdict import Conclude, Verdict, not_run, ok
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+CHECKS = (
+    Check("env.values", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.exists", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.deprecated", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.debugging", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+    Check("env.transports", stage="facts", tier="prolog", requires=("reach.answer",), user=True),
+)
+
+
+def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
+    """Read each value as NCCL, torch, CUDA or gloo will."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    known = [one for name, one in variables().items() if name in environ and one.type != "untold"]
+    does = [effect(one.effect, environ) for one in known if one.effect]
+    meant = "; ".join(dict.fromkeys(filter(None, does)))
+    fine = count(len(known), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
+    return verdict(read_all(environ), ok(f"{fine}; {meant}" if meant else fine), origin)
+
+
+def test_env_values(node: Node, conclude: Conclude) -> None:
+    """Every value is one that its reader takes, and the sentence says what it will do."""
+    conclude(judge_values(node.environ, node.job.environ_origin))
+
+
+def judge_exists(
+    environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
+) -> Verdict:
+    """Hold the names against those that NCCL, torch, CUDA and gloo read, in the versions here."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    known = sum(name in variables() for name in environ)
+    said = f"{count(known, 'variable')} of NCCL, torch, CUDA and gloo, each read by one of them"
+    fine = ok(said if known else "it sets no variable of NCCL, torch, CUDA or gloo")
+    return verdict(unread(environ, editions(facts, environ)), fine, origin)
+
+
+def test_env_exists(node: Node, conclude: Conclude) -> None:
+    """Every variable of the job's environment is read by somebody: a misspelt one does nothing."""
+    conclude(judge_exists(node.environ, node.job.environ_origin, node.facts))
+
+
+def judge_deprecated(
+    environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
+) -> Verdict:
+    """Name what takes the place of each old variable, and since when."""
+    if environ is None:
+        return not_run(UNKNOWN_JOB)
+    return verdict(outdated(environ, editions(facts, environ)), ok("no old names"), origin)
+
+
+def test_env_deprecated(node: Node, conclude: Conclude) -> None:
+    """No variable is one that was renamed or removed: the next version will not read it."""
+    conclude(judge_deprecated(node.environ, node.job.environ_origin, node.facts))
+
 
 _EVERY_CALL: Final = frozenset(("ALL", "COLL", "CALL", "P2P", "NET", "PROXY"))
 """Subsystems that write a line for every operation or message, not only at the start."""
@@ -63,11 +119,6 @@ def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
         "unasked), no error file, no NCCL_DEBUG; a hang will leave nothing to read"
     )
     return [Remark(said, _ADVICE, "warn")]
-
-
-DEBUGGING = Check(
-    "env.debugging", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
 
 
 def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts) -> Verdict:
@@ -189,11 +240,6 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
     return Remark(said, "unset it, if it was there to find a fault", "warn")
 
 
-TRANSPORTS = Check(
-    "env.transports", stage="facts", tier="prolog", requires=("reach.answer",), user=True
-)
-
-
 def judge_transports(
     environ: Mapping[str, str] | None, origin: str, promised: Promise, facts: Facts
 ) -> Verdict:
@@ -210,6 +256,3 @@ def judge_transports(
 def test_env_transports(node: Node, conclude: Conclude) -> None:
     """The job may use the fast ways that the node has: none is switched off since the last hunt."""
     conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))
-
-
-CHECKS = (DEBUGGING, TRANSPORTS)

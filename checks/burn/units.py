@@ -44,19 +44,22 @@ def amount(value: float, measure: Measure) -> str:
     return f"{number} {_UNITS[measure]}"
 
 
-def conclude(burn: Burn | None, measures: Sequence[Measure], *, what: str, advice: str) -> Verdict:
+def judge_units(
+    burn: Burn | None, measures: Sequence[Measure], *, what: str, advice: str
+) -> Verdict:
     """Judge all units of these measures; `what` was measured, in words: "bf16 GEMM".
 
     `advice` is about a slow one, with "{0}" for its name.
     """
     units = burn.of(*measures) if burn is not None else ()
     if burn is not None and burn.stopped and units:
-        return _slow(units, what, advice) or _flaky(units, what, advice) or _cut(burn, units, what)
+        odd = _slow(units, what, advice) or _flaky(units, what, advice)
+        return odd or _cut_short(burn, units, what)
     nothing = unjudged(burn, what)
     if nothing is not None or burn is None:
         return nothing or not_run(f"no {what} was measured")
     if not units:
-        return _untold(burn, what)
+        return _unmeasured(burn, what)
     odd = _slow(units, what, advice) or _flaky(units, what, advice) or _missing(burn, units, what)
     return odd or _starved(units, what) or _fine(units, what)
 
@@ -74,7 +77,7 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
     return ok(_range(units, what) + _limits(units), **_evidence(units))
 
 
-def _cut(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
+def _cut_short(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
     """Our time was up: what all devices had told by then counts, the rest was not measured.
 
     Of ways, NUMA nodes and NICs nobody knows how many were still to come.
@@ -96,7 +99,7 @@ def unjudged(burn: Burn | None, what: str) -> Verdict | None:
     return None
 
 
-def _untold(burn: Burn, what: str) -> Verdict:
+def _unmeasured(burn: Burn, what: str) -> Verdict:
     if burn.devices and len({flaw.cause for flaw in burn.lost}) >= burn.devices:
         return not_run("no device came through (burn.device)", blocked=True)
     if burn.kind == "cpu" and not burn.troubles:

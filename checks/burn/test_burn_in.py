@@ -1,0 +1,290 @@
+"""Every device comes through its burn-in, computes right, and holds its speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from preflight.check import Check
+from preflight.checks.burn.units import judge_units, unjudged
+from preflight.facts import Node
+from preflight.facts.burn import Burn, Throttle
+from preflight.facts.words import count
+from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
+
+if TYPE_CHECKING:
+    from preflight.facts.burn import Measure
+
+_BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
+_LOADED = ("burn.device",)
+CHECKS = (
+    Check(
+        "burn.device", stage="local", tier="standard", requires=_BEFORE, disturbs=True, drains=True
+    ),
+    Check(
+        "burn.integrity",
+        stage="local",
+        tier="standard",
+        requires=_BEFORE,
+        disturbs=True,
+        drains=True,
+    ),
+    Check("burn.sustained", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.gemm", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.memory", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.launch", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.pcie", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.p2p", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.host", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.nic", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+)
+
+
+XIDS = "look for Xids (dmesg) and D-state processes; reset or power-cycle {0}, then recheck"
+VISIBLE = "look at CUDA_VISIBLE_DEVICES and at what the allocation grants, then run again"
+LOAD = "look at what else runs on this node, then run again"
+
+
+def judge_device(burn: Burn | None) -> Verdict:
+    """Name the devices that were lost, and why a node told nothing."""
+    if burn is None:
+        return not_run("no burn-in was measured")
+    if burn.lost:
+        return _lost_verdict(burn)
+    if burn.state == "not_run":
+        return not_run(burn.reason, stopped=burn.stopped)
+    if burn.state != "measured":
+        advice = burn.advice or "read what it said, run again, or exclude this node"
+        return unknown(burn.reason, advice=advice)
+    if not burn.devices:
+        return unknown("torch sees no device", advice=VISIBLE)
+    return _passed_verdict(burn)
+
+
+def _passed_verdict(burn: Burn) -> Verdict:
+    if burn.unseen:
+        of = burn.devices + burn.unseen
+        said = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
+        return warn(said, advice=VISIBLE)
+    word = "GPU" if burn.kind == "cuda" else "CPU slot"
+    said = f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in"
+    if burn.unplaced:
+        said += f"; of {burn.unplaced} the PCI address is unknown: clocks and NUMA not checked"
+    return ok(said)
+
+
+def _lost_verdict(burn: Burn) -> Verdict:
+    """One by one; the checks that hold speeds against peers go on with the others."""
+    own = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
+    first = next((flaw for flaw in own if not flaw.starved), own[0])
+    others = len({flaw.name for flaw in burn.lost} - {first.name})
+    more = f" (and {others} more)" if others else ""
+    sentence = f"{first.name} {first.what}{more}"
+    flaws = [f"{flaw.name} {flaw.what}" for flaw in burn.lost]
+    if first.held:
+        return not_run(sentence, busy=True)
+    if first.starved:
+        return warn(sentence, advice=LOAD, lost=flaws)
+    advice = XIDS.format(first.name)
+    return fail(sentence, advice=advice, cause=first.cause, blocks=False, lost=flaws)
+
+
+def test_burn_device(node: Node, conclude: Conclude) -> None:
+    """Every device comes up, and comes through its burn-in: a GPU that hangs takes the job with it."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_device(node.burn))
+
+
+def judge_integrity(burn: Burn | None) -> Verdict:
+    """A single wrong bit condemns, whatever else is known; no proof is no pass."""
+    if burn is not None and burn.wrong:
+        first = burn.wrong[0]
+        names = dict.fromkeys(flaw.name for flaw in burn.wrong)
+        more = f"; also {', '.join([*names][1:5])}" if len(names) > 1 else ""
+        return fail(
+            f"{first.name}: {first.what}{more}",
+            advice=f"take {first.name} out of service now and run dcgmi diag -r 3 on it",
+            cause=f"wrong bits of {first.name}",
+            flaws=[f"{flaw.name}: {flaw.what}" for flaw in burn.wrong],
+        )
+    nothing = unjudged(burn, "proof of integrity")
+    if burn is None or (nothing is not None and not burn.stopped):
+        return nothing or not_run("no proof of integrity was measured")
+    lost = len({flaw.cause for flaw in burn.lost if flaw.cause})
+    if burn.proven + lost < burn.devices or not burn.devices:
+        if nothing is not None:
+            return nothing
+        said = f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
+        return unknown(said, advice="run again, or with a longer --preflight-budget")
+    if not burn.proven:
+        return not_run("no device came through (burn.device)", blocked=True)
+    return ok(
+        f"{count(burn.proven, 'device')}: {burn.proofs} products and passes over memory, every bit "
+        "right",
+    )
+
+
+def test_burn_integrity(node: Node, conclude: Conclude) -> None:
+    """Every device computes and remembers right, to the bit: silent corruption ruins a model."""
+    conclude(judge_integrity(node.burn))
+
+
+class Speed(NamedTuple):
+    """What one check of speed measures, in words, and what to do about a slow unit."""
+
+    measures: tuple[Measure, ...]
+    what: str
+    advice: str
+    """With {0} for the unit."""
+
+
+SPEEDS = {
+    "sustained": Speed(
+        ("sustained_tflops",),
+        "sustained GEMM",
+        "look at heat, power limit and clocks of {0} under load (nvidia-smi -q -d PERFORMANCE)",
+    ),
+    "gemm": Speed(
+        ("gemm_tflops",),
+        "bf16 GEMM",
+        "look at clocks, heat and power limit of {0} (nvidia-smi -q -d PERFORMANCE); "
+        "else exclude it",
+    ),
+    "memory": Speed(
+        ("memory_gbs",),
+        "memory copy",
+        "look at the memory clock, ECC and remapped rows of {0}; reset it, then recheck",
+    ),
+    "launch": Speed(
+        ("launch_us",),
+        "kernel launch",
+        "look at the CPU governor, other load and the driver settings near {0}",
+    ),
+    "pcie": Speed(
+        ("h2d_gbs", "d2h_gbs"),
+        "host copies",
+        "look at PCIe generation and width of {0} under load, its slot or riser, ACS and IOMMU",
+    ),
+    "p2p": Speed(
+        ("p2p_gbs",),
+        "copy",
+        "look at NVLink errors and link counts (nvidia-smi nvlink -s -e) and peer access: {0}",
+    ),
+    "host": Speed(
+        ("host_copy_gbs", "host_gflops"),
+        "host memory and CPUs",
+        "look at missing or slow DIMMs (dmidecode, EDAC), the CPU governor and other load: {0}",
+    ),
+    "nic": Speed(
+        ("nic_gbits",),
+        "loopback",
+        "look at PCIe generation and width of {0}, its firmware, and its error counters",
+    ),
+}
+"""By the check's name. Peers are units of one kind: for `burn.p2p` pairs of GPUs that are joined
+alike, for `burn.pcie` GPUs as near to the host, for `burn.host` NUMA nodes with as many CPUs."""
+
+
+def judge_speed(name: str, burn: Burn | None) -> Verdict:
+    """Hold each unit against its peers, here and on other nodes."""
+    speed = SPEEDS[name]
+    return judge_units(burn, speed.measures, what=speed.what, advice=speed.advice)
+
+
+COOL = {
+    "hw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
+    "sw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
+    "hw_power_brake": "look at the node's power supplies and their cables; {0} is told to brake",
+    "hw_slowdown": "look at heat and power supply of {0} (nvidia-smi -q -d PERFORMANCE)",
+}
+
+
+def judge_sustained(burn: Burn | None) -> Verdict:
+    """What held the clocks down is the better reason, where NVML told it."""
+    verdict = judge_speed("sustained", burn)
+    if burn is None or not burn.throttled or verdict.outcome is Outcome.NOT_RUN:
+        return verdict
+    return _throttle_verdict(burn.throttled)
+
+
+def _throttle_verdict(found: tuple[Throttle, ...]) -> Verdict:
+    worst = max(found, key=lambda one: one.looks / one.of)
+    more = f"; {', '.join(one.name for one in found if one is not worst)} too" * (len(found) > 1)
+    return fail(
+        f"{worst.name}: {', '.join(worst.reasons)} held its clocks down in {worst.looks} of "
+        f"{worst.of} looks under load ({worst.remark}), expected in none{more}",
+        advice=COOL[worst.reasons[0]].format(worst.name),
+        cause=worst.cause if len(found) == 1 else "",
+        throttled=[f"{one.name}: {one.remark}" for one in found],
+    )
+
+
+def test_burn_sustained(node: Node, conclude: Conclude) -> None:
+    """Every device holds its speed under a long load: heat and power brakes show only then."""
+    conclude(judge_sustained(node.burn))
+
+
+def test_burn_gemm(node: Node, conclude: Conclude) -> None:
+    """Every device multiplies matrices as fast as its peers: the slow one of eight holds up all."""
+    conclude(judge_speed("gemm", node.burn))
+
+
+def test_burn_memory(node: Node, conclude: Conclude) -> None:
+    """Every device's memory moves data as fast as its peers': a lost stack or a low clock shows."""
+    conclude(judge_speed("memory", node.burn))
+
+
+def test_burn_launch(node: Node, conclude: Conclude) -> None:
+    """Every device starts its smallest kernel as soon as its peers: slow CPUs and drivers show."""
+    conclude(judge_speed("launch", node.burn))
+
+
+def test_burn_pcie(node: Node, conclude: Conclude) -> None:
+    """Every GPU talks to the host as fast as its peers, from near and far NUMA sides."""
+    conclude(judge_speed("pcie", node.burn))
+
+
+def judge_p2p(burn: Burn | None) -> Verdict:
+    """Compare each way between two GPUs; a GPU alone has none."""
+    if burn is not None and (burn.state, burn.kind, burn.devices) == ("measured", "cuda", 1):
+        return not_run("1 GPU here: no other to copy to")
+    return judge_speed("p2p", burn)
+
+
+def test_burn_p2p(node: Node, conclude: Conclude) -> None:
+    """Every two GPUs of a node copy to each other as fast as pairs that are joined alike."""
+    conclude(judge_p2p(node.burn))
+
+
+def test_burn_host(node: Node, conclude: Conclude) -> None:
+    """Each side of the host moves and computes as fast as its peers: DIMMs and governors show."""
+    conclude(judge_speed("host", node.burn))
+
+
+FAILED = "run ib_write_bw by hand on it, against 127.0.0.1; look at memlock and the port's state"
+
+
+def judge_nic(burn: Burn | None) -> Verdict:
+    """A NIC that cannot be measured is unknown; without perftest nothing is said of any."""
+    if burn is not None and burn.state == "measured":
+        failed = [one.removeprefix("nic ") for one in burn.troubles if one.startswith("nic ")]
+        if burn.nic_absent:
+            return not_run(burn.nic_absent)
+        verdict = judge_speed("nic", burn)
+        if failed and verdict.outcome is not Outcome.FAIL:
+            verdict = unknown(f"ib_write_bw failed on {'; '.join(failed)}", advice=FAILED)
+        if burn.nics_no_time:
+            return replace(verdict, sentence=verdict.sentence + _no_time(burn, len(failed)))
+        return verdict
+    return judge_speed("nic", burn)
+
+
+def _no_time(burn: Burn, failed: int) -> str:
+    left = burn.nics_no_time
+    nics = len(left) + len(burn.of("nic_gbits")) + failed
+    return f"; no time for {len(left)} of {nics} NICs: {', '.join(left)}"
+
+
+def test_burn_nic(node: Node, conclude: Conclude) -> None:
+    """Every RDMA NIC carries to itself what its peers do: its slot and its engine, without a cable."""  # noqa: E501  `preflight checks` prints it
+    conclude(judge_nic(node.burn))
