@@ -40,6 +40,7 @@ def _found(one: Sweep) -> tuple[Shape, ...]:
     return shapes(one, observe(one))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])
 def test_healthy_noise_shows_nothing(nodes: int) -> None:
     """Recorded noise of shared cores does have two modes, but all pairs have them."""
