@@ -16,17 +16,22 @@ WORKERS ?= 4
 LABS ?= 3
 LIGHT = -m "not (lab or busy)"
 HEAVY = -m "lab or busy"
+QUICK = -m "not (lab or busy or slow)"
 # What fails is run once more, alone: most drive real processes on real clocks, and other work on the
 # machine can upset that. Both results stay on the screen; what fails twice, fails.
 ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST_ARGS)
 
-.PHONY: help demo test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
+.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culprits
 	$(BIN)/python -m tests.lab.demo
+
+quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
+	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses $(WORKERS) --dist worksteal $(QUICK) \
+		--hypothesis-profile=quick $(PYTEST_ARGS)
 
 test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="the rule holds for root alone")
 
 _SHOW = "import os, sys; sys.stdout.write(repr(dict(os.environ)))"

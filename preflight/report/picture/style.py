@@ -73,7 +73,8 @@ svg .leaf{font-weight:700;fill:var(--leaf)}svg .letter{fill:var(--paper);font-we
 .heat rect{stroke:var(--paper);stroke-width:1}.heat .frame{fill:none;stroke:var(--ink);
 stroke-width:2}.heat .maybe{stroke-dasharray:4 3}.line{stroke:var(--rule);fill:none}
 .peers{fill:var(--peers);stroke:var(--peer)}.mine{fill:var(--mine);fill-opacity:.25;
-stroke:var(--bad);stroke-width:2}.key{margin-right:16px;white-space:nowrap}.key svg{vertical-align:-2px;
+stroke:var(--bad);stroke-width:2}
+.key{margin-right:16px;white-space:nowrap}.key svg{vertical-align:-2px;
 margin-right:5px}.wide{overflow-x:auto;max-width:100%}
 """
 _LAYOUT = """

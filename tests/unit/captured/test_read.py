@@ -16,6 +16,8 @@ from tests.unit.captured.test_topology_text import both, matrix
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def read(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run it as a user does, in a terminal of 80 columns."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PREFLIGHT = (sys.executable, "-m", "preflight.cli")
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 SLOW = """\
 import pathlib, time
     said = pathlib.Path({sinfo!r})

@@ -114,6 +114,7 @@ def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_a_node_without_processes_left_starts_the_job() -> None:
     """Where the shell cannot fork, no verdict was reached; bash tries for 15 s."""

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = """
 import signal, sys, time
 from preflight.core.interrupt import Interrupts

@@ -124,6 +124,7 @@ def stuck(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return counter
 
 
+@pytest.mark.slow
 def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +330,7 @@ def test_counters_that_move_in_mid_sweep_are_tied_to_their_end(
     assert {end.net for end in ends.values()} == {"tcp lo"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TORCH, reason="the sweep needs torch")
 def test_the_node_that_hosts_the_store_reads_its_counters_too(tree: Path) -> None:
     """At each fork libuv closes the pipe of its own by number, also where that is another's now."""

@@ -150,6 +150,7 @@ def test_after_a_failed_pair_a_new_process_goes_on_and_no_failure_is_counted(
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_in_an_operation_gives_nccls_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

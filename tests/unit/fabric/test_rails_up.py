@@ -178,6 +178,7 @@ def test_the_rails_that_are_there_meet_inside(monkeypatch: pytest.MonkeyPatch) -
     assert [(end["rail"], end["state"]) for end in ends] == [(0, "measured"), (2, "measured")]
 
 
+@pytest.mark.slow
 def test_a_starved_process_is_told_from_one_that_hangs() -> None:
     """One only sleeps; the other shares a CPU with a loop and comes last; a third is stopped."""
     cpu = min(os.sched_getaffinity(0))
@@ -206,6 +207,7 @@ def test_a_starved_process_is_told_from_one_that_hangs() -> None:
     assert clocks.excuse({}, starved, 1.0) == ""
 
 
+@pytest.mark.slow
 def test_a_rail_that_hangs_in_its_fork_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

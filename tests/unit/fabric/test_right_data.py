@@ -146,13 +146,15 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.Mon
     assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
 
 
+@pytest.mark.slow
 @pytest.mark.proves("fabric.intra_node", finds="a rail that returns wrong data")
 @pytest.mark.proves("fabric.intra_node", passes="three rails with right data")
 def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Right data on all three; then rail 1 gets them wrong, and the other two say nothing of it."""
-    node = Both(monkeypatch, ladder=[[8, 1, 5], [1 << 16, 1, 10]], soak=[1 << 16, 1, 10])
+    # Those that are fine wait `op_s` for the third to leave with them.
+    node = Both(monkeypatch, ladder=[[8, 1, 5], [1 << 16, 1, 10]], soak=[1 << 16, 1, 10], op_s=4)
     fine = node.measure_inside(0, 1, 2)
     assert {end["state"] for end in fine} == {"measured"}, fine
     for end in fine:

@@ -8,6 +8,7 @@ from tests.bench.decoding import decode
 from tests.bench.fabrics import case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["rdma:8:faulty:217", "rdma:8:faulty:295", "rdma:17:faulty:160", "rdma:16:healthy:3"]
 )

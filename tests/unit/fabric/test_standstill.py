@@ -106,6 +106,7 @@ class Mute:
         """Nothing runs."""
 
 
+@pytest.mark.slow
 def test_who_did_not_listen_gives_a_line_some_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line is not lost because its listener stood still; but it is when nothing comes then."""
     monkeypatch.setattr(payload_session, "LOST_S", 1.0)

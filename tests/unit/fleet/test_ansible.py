@@ -83,6 +83,7 @@ def _listed(folder: Path, **variables: object) -> Path:
     return _written(folder, "inventory.json", json.dumps(tables))
 
 
+@pytest.mark.slow
 @needs_ansible
 def test_an_ini_inventory(tmp_path: Path) -> None:
     """Way in and promises come merged as Ansible merges them; a local host is not dialled."""
@@ -98,6 +99,7 @@ def test_an_ini_inventory(tmp_path: Path) -> None:
     assert len(_hosts(path, nodes="@inventory:cluster!@inventory:head")) == 3
 
 
+@pytest.mark.slow
 @needs_ansible
 def test_yaml_a_folder_and_a_script(tmp_path: Path) -> None:
     """YAML with anchors and vaults, a folder with host_vars, and a script are Ansible's to read."""
@@ -117,6 +119,7 @@ def test_yaml_a_folder_and_a_script(tmp_path: Path) -> None:
     assert _hosts(script)[0].promised.gpus == 8
 
 
+@pytest.mark.slow
 @needs_ansible
 def test_what_ansible_cannot_read_is_no_smaller_fleet(tmp_path: Path) -> None:
     """A fault that Ansible only warns of is refused, and the line with the password not quoted."""
@@ -127,6 +130,7 @@ def test_what_ansible_cannot_read_is_no_smaller_fleet(tmp_path: Path) -> None:
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "said"),
     [

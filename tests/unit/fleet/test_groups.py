@@ -134,6 +134,7 @@ def test_others_cannot_start_a_command(config: Path) -> None:
     assert (config / "upcall.ran").exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_ended(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the deadline the upcall is gone with everything it started."""
     started = config / "upcall.pid"

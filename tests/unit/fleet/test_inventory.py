@@ -185,6 +185,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
             read_inventory(path)
 
 
+@pytest.mark.slow
 def test_a_large_yaml_inventory_is_read(tmp_path: Path) -> None:
     """Tens of thousands of nodes with a table each are read by libyaml."""
     lines = "".join(f"  n{number}: {{gpus: 8}}\n" for number in range(20_000))

@@ -258,6 +258,7 @@ def _with_command(path: Path, sprung: Path) -> Path:
     return written(path, f"preflight_transport: local\npreflight_python: {command}\n")
 
 
+@pytest.mark.slow
 @needs_ansible
 def test_ansible_takes_no_variables_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -272,6 +273,7 @@ def test_ansible_takes_no_variables_of_the_working_folder(
     assert (host.transport, host.python) == (Host(name="", address="").transport, ("python3",))
 
 
+@pytest.mark.slow
 @needs_ansible
 @pytest.mark.parametrize("place", ["beside", "plugin", "home", "log"])
 def test_what_ansible_is_set_to_load(

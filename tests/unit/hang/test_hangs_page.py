@@ -37,6 +37,7 @@ def test_the_page_has_a_command_at_every_leaf() -> None:
     assert all(COMMAND.search(leaf) or "](#" in leaf or "--preflight" in leaf for leaf in leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", sorted({" ".join(one.split()) for one in TYPED}))
 def test_its_commands_are_taken(typed: str) -> None:
     """Verbs, options and the ids of checks are real."""

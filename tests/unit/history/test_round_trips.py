@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ _nights = st.lists(st.tuples(_states, _seen, _looked), min_size=1, max_size=6)
 _text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=300)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(_nights)
 def test_episodes_and_standings_are_those_of_the_nights(

@@ -99,6 +99,7 @@ def test_a_history_that_another_run_writes_is_waited_for_and_then_left(
     assert len(_runs(place)) == 2
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """One waits for the other, also where both make the database."""
     argv = [sys.executable, "-c", _WRITER, str(tmp_path)]

@@ -15,6 +15,8 @@ from tests.unit.hook.processes import ended
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_wrappers_children_end_with_it(tmp_path: Path) -> None:
     """A script that waits for another program leaves none of both."""

@@ -18,6 +18,8 @@ from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
 from tests.unit.hook.processes import ended
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = str(Path(__file__).parents[3])
 LONGEST_S = 60
 _TOLD = "tell(budget_s=1.0, observing={observing}, log='stderr')"

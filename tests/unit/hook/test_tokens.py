@@ -64,6 +64,7 @@ def test_none_are_allowed_any_more(folder: Path) -> None:
     assert take(folder, "a", 0, HOUR) == Taken(granted=False, used=1)
 
 
+@pytest.mark.slow
 def test_two_hundred_processes_at_once(folder: Path) -> None:
     """Real ones, let loose together: exactly as many as allowed are granted; and again, later."""
     for most, number in ((3, 200), (10, 40)):

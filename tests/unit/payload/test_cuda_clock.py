@@ -99,14 +99,20 @@ def test_latency_is_that_of_the_wire_though_the_host_needs_longer_to_enqueue(
     assert max(times) < 1.1 * wire_us
 
 
+@pytest.fixture(scope="module")
+def healthy_us() -> float:
+    """How long a host works that does not stall."""
+    with pytest.MonkeyPatch.context() as patched:
+        return pair(patched, 24.0)[0].worked_us
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_stalled_host_has_a_gap_and_the_wire_no_slow_operation(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, healthy_us: float, seed: int
 ) -> None:
     """33 stalls of 3 ms at any moment: who made the other wait has the gap, and is not slow."""
-    healthy = pair(monkeypatch, 24.0)
     randomly = random.Random(seed)  # noqa: S311 - moments, no secrets
-    moments = [randomly.uniform(0, healthy[0].worked_us) for _ in range(33)]
+    moments = [randomly.uniform(0, healthy_us) for _ in range(33)]
     seen = pair(monkeypatch, 24.0, stalls={0: moments})
     assert max(network_us(seen)) < 3 * 24.0
     assert median(network_us(seen)) == pytest.approx(24.0, rel=0.02)
@@ -117,12 +123,11 @@ def test_a_stalled_host_has_a_gap_and_the_wire_no_slow_operation(
 
 
 def test_a_stall_that_outlasts_the_work_ahead_is_seen_as_that_hosts(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, healthy_us: float
 ) -> None:
     """Stalls of 30 ms, ten times what was enqueued ahead: most are gaps, and none is the wire's."""
-    healthy = pair(monkeypatch, 24.0)
     randomly = random.Random(1)  # noqa: S311 - moments, no secrets
-    moments = [randomly.uniform(0, healthy[0].worked_us) for _ in range(20)]
+    moments = [randomly.uniform(0, healthy_us) for _ in range(20)]
     seen = pair(monkeypatch, 24.0, stalls={0: moments}, stall_us=30_000.0)
     late = [at for at, us in enumerate(seen[1].times_us) if us > _SPIKE_US]
     assert late

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from .conftest import Machine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def healthy() -> Scenario:

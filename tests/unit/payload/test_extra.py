@@ -18,6 +18,8 @@ from tests.unit.facts.builders import facts as made_up
 if TYPE_CHECKING:
     from preflight.facts import Facts
 
+pytestmark = pytest.mark.slow
+
 NONCE = "0123456789abcdef"
 HANG = "while True: time.sleep(9)"
 FAULTS = {

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Ask = Callable[..., Any]
 
+pytestmark = pytest.mark.slow
+
 HEALTHY = h100("h1")
 BUS_IDS = [gpu.path[-1] for gpu in HEALTHY.gpus]
 COUNTERS = """

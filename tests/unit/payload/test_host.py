@@ -106,6 +106,7 @@ def test_a_folder_that_takes_nothing_says_why_and_keeps_no_trace(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"full", "locked"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run before others")
 def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
     monkeypatch: pytest.MonkeyPatch,

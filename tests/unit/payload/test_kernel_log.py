@@ -26,6 +26,8 @@ from .test_probe import probe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+pytestmark = pytest.mark.slow
+
 XID = "NVRM: Xid (PCI:0000:{}:00): {}, pid=7, name=python3, {}"
 
 

@@ -15,6 +15,8 @@ if str(PAYLOAD) not in sys.path:
 
 import lease
 
+pytestmark = pytest.mark.slow
+
 LAPSED = 5
 
 

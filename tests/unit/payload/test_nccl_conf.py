@@ -6,6 +6,8 @@ import os
 import pwd
 from typing import TYPE_CHECKING
 
+import pytest
+
 from preflight.facts.model import decode_facts
 
 from .node import NONCE, Remote
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.facts.network import ConfFile
+
+pytestmark = pytest.mark.slow
 
 LINES = (
     b"# NCCL_DEBUG=INFO\n\nNCCL_SOCKET_IFNAME==ens1f0\nNCCL_DEBUG = WARN\r\n"

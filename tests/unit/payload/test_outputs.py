@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from preflight.captured.kernel_log import parse
 from preflight.checks.gpu.driver_log import troubles
 from preflight.commands.capture import decode_outputs
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.capture import Output
+
+pytestmark = pytest.mark.slow
 
 KERNEL = """\
 [    0.000000] gpu041 kernel: Linux version 5.15.0-105-generic

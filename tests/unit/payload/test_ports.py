@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Ports
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 ABORT = struct.pack("ii", 1, 0)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts
 
+pytestmark = pytest.mark.slow
+
 
 KMSG = Path(__file__).with_name("kmsg.txt")
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts, Process
 
+pytestmark = pytest.mark.slow
+
 RANK = {
     "RANK": "3",
     "LOCAL_RANK": "1",

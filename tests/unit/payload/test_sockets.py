@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe import procfs
@@ -36,9 +35,3 @@ def test_a_real_listener_is_in_the_table() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine = [one for one in procfs.tcp() if one.port == server.getsockname()[1]]
     assert [(one.state, one.uid) for one in mine] == [(procfs.LISTEN, os.geteuid())]
-
-
-def test_the_heading_is_no_socket() -> None:
-    """The table's first line is not taken for a socket."""
-    with pytest.raises(ValueError, match="not a line"):
-        procfs.Socket("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt")

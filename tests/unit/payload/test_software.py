@@ -20,6 +20,8 @@ from .test_probe import probe
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 VERSION = """
 from typing import Optional
 __version__ = '2.6.0+cu124'

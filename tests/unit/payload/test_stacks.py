@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., subprocess.Popen[bytes]]
 
+pytestmark = pytest.mark.slow
+
 SEAT = {
     "RANK": "3",
     "LOCAL_RANK": "1",

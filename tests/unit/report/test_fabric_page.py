@@ -223,6 +223,7 @@ def test_rows_are_sorted_by_leaf() -> None:
     assert rows[-12:] == odd + even
 
 
+@pytest.mark.slow
 def test_four_thousand_nodes_fit_and_the_culprits_have_a_row() -> None:
     """At 4,096 nodes and 8 rails the page is capped, says so, and shows all in small."""
 

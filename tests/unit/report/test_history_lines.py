@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -44,17 +45,24 @@ def _night(number: int) -> Night:
     )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve nights, in the last of which pairs were measured."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-    place = made(tmp_path / "n")
+    folder = tmp_path_factory.mktemp("history") / "n"
+    place = made(folder)
     kept(place, *map(_night, range(11)))
     with writing(place) as writer:
         pairs = Covered(pairs=6, pairs_run=2, pairs_known=4, leaf_pairs=1, leaf_pairs_known=1)
         writer.add(_night(11), lambda _: (Past(runs=1), pairs))
-    return tmp_path / "n"
+    return folder
+
+
+@pytest.fixture
+def folder(nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of those nights, which a test may change."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(nights, tmp_path / "n")
 
 
 def _told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 

@@ -35,6 +35,7 @@ def test_versions_are_compared_as_numbers(
     assert misgroups(pytest_version, xdist_version) is bad
 
 
+@pytest.mark.slow
 def test_the_warning_is_true_of_what_is_installed(tmp_path: Path) -> None:
     """Groups are split over workers here if, and only if, we would warn of it."""
     (tmp_path / "test_groups.py").write_text(

@@ -119,7 +119,7 @@ def test_digests_at_scale_are_those_of_the_iterations(noise: Noise, seed: int) -
             assert isclose(mine.second_gap_us, theirs.second_gap_us)
         for name in ("loaded_s", "p99_us", "p999_us", "most_us"):
             assert isclose(getattr(one, name), getattr(its, name), rel_tol=1e-9), name
-        for name in ("p50_us", "early_us", "late_us", "cut_us"):
+        for name in ("p50_us", "cut_us"):
             assert isclose(getattr(one, name), getattr(its, name), rel_tol=0.2), name
 
 

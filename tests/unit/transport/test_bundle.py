@@ -25,6 +25,8 @@ from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 if TYPE_CHECKING:
     from preflight.transport.protocol import Connection
 
+pytestmark = pytest.mark.slow
+
 START = """
 import json, os, sys
 

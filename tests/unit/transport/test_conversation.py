@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from preflight.core.remote_command import Remote
     from preflight.transport.protocol import Connection
 
+pytestmark = pytest.mark.slow
+
 NASTY = "a'b\"c $(touch /tmp/x) `id` \\ ; & | > < * ? ~ ! # \t{1..3} \u00e9"
 
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from preflight.errors import UsageError
-from preflight.fleet.model import TRANSPORTS
 from preflight.transport.ways import transport_for
 
 
@@ -23,12 +22,6 @@ def test_paramiko_is_loaded_only_to_connect() -> None:
     argv = [sys.executable, "-c", program]
     told = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("name", sorted(set(TRANSPORTS) - {"ssh"}))
-def test_transports_know_their_names(name: str) -> None:
-    """Each name leads to the transport of that name."""
-    assert transport_for(name).name == name
 
 
 @pytest.mark.parametrize(("name", "advice"), [("parmiko", "paramiko"), ("x", "ssh, paramiko")])

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Transport
     from tests.unit.transport.sshd import Sshd
 
+pytestmark = pytest.mark.slow
+
 OWNER = (
     "import sys, time, msgspec\n"
     "from pathlib import Path\n"

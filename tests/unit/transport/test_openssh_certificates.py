@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Transport
     from tests.unit.transport.sshd import Sshd
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def authority(sshd: Sshd) -> Path:

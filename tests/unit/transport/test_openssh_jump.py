@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from preflight.transport.protocol import Transport
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def serve(sshd: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sshd]]:

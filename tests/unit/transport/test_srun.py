@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Fleet = Callable[..., tuple[SrunTransport, StandIn]]
 
+pytestmark = pytest.mark.slow
+
 
 def host(name: str, python: str = sys.executable) -> Host:
     """Describe a node that is really this machine."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from preflight.transport.protocol import Transport
     from tests.unit.transport.sshd import Sshd
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["paramiko", "openssh"])
 def way(request: pytest.FixtureRequest) -> Iterator[Transport]:

@@ -27,6 +27,7 @@ LINE_BYTES = len("000000000 gpu001:4000:4001 [0] NCCL INFO AllReduce: opCount 0 
 WRITTEN, MOST = 40 * MIB, 24 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holes", [True, False])
 def test_a_fast_writer(tmp_path: Path, holes: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
     """It writes 40 MiB as fast as it can; 24 are never passed, and its last line is kept.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
     from tests.unit.transport.torchrun.conftest import Job
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 
 _SERVE = """
