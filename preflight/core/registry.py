@@ -124,6 +124,10 @@ class Registry:
         ordered = sorted(self, key=lambda one: (*_order(one)[:1], self._depth(one), one.check.id))
         self._by_id = {registered.check.id: registered for registered in ordered}
 
+    def add(self, checks: Iterable[Registered]) -> None:
+        """Take in more checks, for all who hold this registry; UsageError as when it is made."""
+        self._by_id = {each.check.id: each for each in Registry([*self, *checks])}
+
     def _depth(self, registered: Registered) -> int:
         """How many gates stand before a check, one behind the other."""
         gates = (self._by_id[required] for required in registered.check.requires)

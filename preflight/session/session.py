@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.core.interrupt import Interrupts
-from preflight.core.registry import Registry, declares_check, load_file, shipped_folder
+from preflight.core.registry import declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -117,7 +117,7 @@ class Session:
         if known := [one for one in self.run.registry if one.path.samefile(path)]:
             return known
         try:
-            self.run.registry = Registry([*self.run.registry, *load_file(path)])
+            self.run.registry.add(load_file(path))
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
         return self._checks_of(path)

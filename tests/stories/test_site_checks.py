@@ -27,6 +27,16 @@ def test_a_check_that_raises(here: Here) -> None:
     assert told.report["fleet"]["ready"] == ["n1", "n3"]
 
 
+def test_a_check_file_that_is_only_typed(here: Here) -> None:
+    """The ini names no folder: the file is judged by its path."""
+    path = here.check("site.a", UNFIT_N2)
+    (here.folder / "pytest.ini").write_text("[pytest]\n")
+    told = here.judge_all(str(path))
+    assert told.exit == 1, told.out
+    assert "FAIL   n2  site.a\n       bent" in told.out
+    assert {v["check"] for v in told.report["verdicts"] if v["outcome"] == "fail"} == {"site.a"}
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
