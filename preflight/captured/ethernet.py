@@ -151,7 +151,6 @@ if TYPE_CHECKING:
     Row = Mapping[str, Any]
 
 KIND: Final = "interfaces as JSON"
-_JSON_CHECKS: Final = ("net.ethernet",)
 _CUT: Final = re.compile(r'^\s*[\[{].*"(?:ifname|logicalname|intf\w*)"\s*:', re.DOTALL)
 _DEEP: Final = 8
 _VIRTUAL: Final = re.compile(r"^(?:lo|docker|veth|virbr|br-|cni|flannel|cali|tun|tap|bond\d)")
@@ -309,6 +308,6 @@ def _captured_json(interfaces: tuple[Interface, ...] | None, damaged: str) -> Ca
     return Captured(
         kind=KIND,
         facts=replace(bare_facts(), network=Network(interfaces=interfaces)),
-        checks=_JSON_CHECKS,
+        checks=_CHECKS,
         damaged=damaged,
     )

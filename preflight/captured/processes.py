@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-_PS_SHAPES_PID: Final = r"(?P<pid>[0-9]{1,10})"
-_PS_SHAPES_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]{0,5})"
+_PID: Final = r"(?P<pid>[0-9]{1,10})"
+_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]{0,5})"
 _TTY: Final = r"(?:\?|-|[a-z][a-z0-9]*(?:/[0-9]+)?)"
 _TIME: Final = r"(?:[0-9]+-)?[0-9]+:[0-9]{2}(?::[0-9]{2})?"
 _START: Final = r"(?:[0-9]{2}:[0-9]{2}(?::[0-9]{2})?|[A-Z][a-z]{2} ?[0-9]{2}|[0-9]{4})"
 _BEHIND: Final = rf"{_TIME}\s+(?P<command>\S.*)$"
 _SHAPES: Final = (
     re.compile(
-        rf"^(?P<user>\S+)\s+{_PS_SHAPES_PID}\s+[0-9.]+\s+[0-9.]+\s+[0-9]+\s+[0-9]+\s+{_TTY}\s+{_PS_SHAPES_STATE}\s+"
+        rf"^(?P<user>\S+)\s+{_PID}\s+[0-9.]+\s+[0-9.]+\s+[0-9]+\s+[0-9]+\s+{_TTY}\s+{_STATE}\s+"
         rf"{_START}\s+{_BEHIND}"
     ),
-    re.compile(rf"^\s*{_PS_SHAPES_PID}\s+{_TTY}\s+{_PS_SHAPES_STATE}\s+{_BEHIND}"),
+    re.compile(rf"^\s*{_PID}\s+{_TTY}\s+{_STATE}\s+{_BEHIND}"),
     re.compile(
-        rf"^(?P<user>\S+)\s+{_PS_SHAPES_PID}\s+(?P<ppid>[0-9]{{1,10}})\s+(?:[0-9]+\s+)?[0-9]+\s+(?:[0-9]+\s+)?"
+        rf"^(?P<user>\S+)\s+{_PID}\s+(?P<ppid>[0-9]{{1,10}})\s+(?:[0-9]+\s+)?[0-9]+\s+(?:[0-9]+\s+)?"
         rf"{_START}\s+{_TTY}\s+{_BEHIND}"
     ),
 )
@@ -68,7 +68,6 @@ def unbracketed(command: str, state: str) -> str:
     return command.strip("[] ") if dying and set(state) & set("sl+") else command
 
 
-_PID: Final = r"(?P<pid>[0-9]{1,10})"
 _FUSER: Final = re.compile(
     rf"^(?:(?P<file>/\S+|[0-9]+/(?:tcp|udp)):)?\s+(?P<user>\S+)\s+{_PID}\s+"
     r"(?P<access>[.FfceomrR]{4,6})\s+(?P<command>\S.*)$"
@@ -77,9 +76,9 @@ _LSOF: Final = re.compile(rf"^(?P<command>\S+)\s+{_PID}\s+(?:[0-9]+\s+)?(?P<user
 _TEN_DIGITS: Final = re.compile(r"[0-9]{1,10}")
 _LISTENS: Final = re.compile(r"TCP \S*:(?P<port>[0-9]{1,5}) \(LISTEN\)")
 _PMON: Final = re.compile(rf"^\s*[0-9]+\s+{_PID}\s+(?:[CGM](?:\+[CGM])*)\s.*\s(?P<command>\S+)\s*$")
-_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]*)"
+_ANY_STATE: Final = r"(?P<state>[RSDTtWXZI][<NLsl+]*)"
 _SHAPE: Final = re.compile(
-    rf"^\s*{_PID}\s+(?:(?P<ppid>[0-9]{{1,10}})\s+)?{_STATE}\s+(?P<rest>\S.*)$"
+    rf"^\s*{_PID}\s+(?:(?P<ppid>[0-9]{{1,10}})\s+)?{_ANY_STATE}\s+(?P<rest>\S.*)$"
 )
 _ELAPSED: Final = re.compile(
     r"(?:(?P<days>[0-9]+)-)?(?:(?P<hours>[0-9]+):)?(?P<minutes>[0-9]+):(?P<seconds>[0-9]+)"

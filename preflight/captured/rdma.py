@@ -90,13 +90,15 @@ def _nics(blocks: list[tuple[str, int, dict[str, int]]]) -> tuple[Nic, ...]:
     return tuple(
         Nic(
             name=lid,
-            ports=tuple(_perfquery_port(number, counts) for number, counts in sorted(its.items())),
+            ports=tuple(
+                _port_of_perfquery(number, counts) for number, counts in sorted(its.items())
+            ),
         )
         for lid, its in ports.items()
     )
 
 
-def _perfquery_port(number: int, counts: Mapping[str, int]) -> NicPort:
+def _port_of_perfquery(number: int, counts: Mapping[str, int]) -> NicPort:
     nonzero = tuple(Counter(name, value) for name, value in sorted(counts.items()) if value)
     return NicPort(port=number, counters=Counters(len(counts), 0.0, nonzero) if counts else None)
 

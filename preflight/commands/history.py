@@ -87,7 +87,7 @@ def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
 def _line(measure: str, units: Sequence[_Last], under: str) -> str:
     name = _UNITS.get(measure.rpartition("_")[2], "")
     values = [one.value for one in units]
-    least, most = _trend_told(min(values)), _trend_told(max(values))
+    least, most = _trend_words(min(values)), _trend_words(max(values))
     reached = least if least == most else f"{least} to {most}"
     known = [one for one in units if one.usual is not None]
     if not known:
@@ -96,13 +96,13 @@ def _line(measure: str, units: Sequence[_Last], under: str) -> str:
     odd = min(known, key=lambda one: one.change)
     word = "WORSE: " if odd.worse else ""
     return (
-        f"{reached} {name} ({under}); {word}{odd.unit} {_trend_told(odd.value)}, "
+        f"{reached} {name} ({under}); {word}{odd.unit} {_trend_words(odd.value)}, "
         f"{odd.change:+.1f} % of speed against its "
-        f"median {_trend_told(odd.usual or 0.0)} of {odd.nights} nights"
+        f"median {_trend_words(odd.usual or 0.0)} of {odd.nights} nights"
     )
 
 
-def _trend_told(value: float) -> str:
+def _trend_words(value: float) -> str:
     """Four digits that matter, and no power of ten."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.4g}"
 
@@ -131,7 +131,7 @@ def _last(measure: str, trend: Trend) -> _Last:
 
 _LABEL = 11
 _RANK = {word: place for place, word in enumerate(("fail", "flaky", "unknown", "broken", "lost"))}
-_HISTORY_LINES_MOST = 12
+_MOST_LINES = 12
 """Findings of one kind that are shown; all are in --json."""
 
 
@@ -310,9 +310,7 @@ def _while(one: Seat) -> str:
     return f"since {day(one.since_s)}{until}"
 
 
-def _listed(
-    label: str, rows: Iterable[str], most: int = _HISTORY_LINES_MOST
-) -> Iterator[tuple[str, str]]:
+def _listed(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
     told = list(rows)
     for place, row in enumerate(told[:most]):
         yield (label if place == 0 else ""), row

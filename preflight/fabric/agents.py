@@ -179,7 +179,7 @@ class Agents:
 
 
 _ERROR_LIMIT = 500
-_SEATS_TURN_S = 1.0
+_POLL_S = 1.0
 
 _Words = tuple[int, bytes, "Event"]
 _Failure = tuple[int, ReachError | WireError | TimeoutError]
@@ -259,7 +259,7 @@ class Seats:
         talk = self._talks[rail]
         try:
             while True:
-                document = talk.hear(_SEATS_TURN_S)
+                document = talk.hear(_POLL_S)
                 if document is None:
                     continue
                 event = decode_event(document)

@@ -195,8 +195,6 @@ class LeafAware:
 DETOUR = 1.5
 """Times the rounds of a circle that rounds by leaf may take to all pairs; three equal ones: 4/3."""
 
-_FRAME_TWO = 2
-
 
 class Frame(Protocol):
     """Disjoint rounds that together hold every pair of a fleet exactly once."""
@@ -229,7 +227,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     for name in nodes:
         if name in leaves:
             members.setdefault(leaves[name], []).append(name)
-    if len(members) < _FRAME_TWO:
+    if len(members) < _TWO:
         return Circle(nodes)
     for name in nodes:
         if name not in leaves:

@@ -353,7 +353,7 @@ def _hung_once(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]
     for one in (each for each in seen if each.hung_once):
         if not {one.a, one.b, f"pair {one.a}-{one.b}"}.isdisjoint(blamed):
             continue
-        readings = [each for each in seen if _healed_where(each) == _healed_where(one)]
+        readings = [each for each in seen if _recovered_part(each) == _recovered_part(one)]
         then = " and ".join(gbs(each.busbw_gbs or 0.0) for each in readings if each.good)
         where = f" on rail {one.rail}" if many else ""
         yield Blame(
@@ -369,7 +369,7 @@ def _hung_once(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]
         )
 
 
-def _healed_where(one: Seen) -> tuple[str, str, int]:
+def _recovered_part(one: Seen) -> tuple[str, str, int]:
     return one.a, one.b, one.rail
 
 
@@ -383,7 +383,7 @@ def _far_off(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) 
         then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings if not one.once)
         limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
         many = len({one.rail for one in seen}) > 1
-        yield _healed_blame(far, len(readings), f"then {then} ({limit})", rail if many else None)
+        yield _recovered_blame(far, len(readings), f"then {then} ({limit})", rail if many else None)
 
 
 def _confessing(
@@ -409,10 +409,10 @@ def _confessing(
         peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
         rest = f"then {then} ({peers}), but {', '.join(counters)} moved"
         many = len({one.rail for one in seen}) > 1
-        yield _healed_blame(slow, len(readings), rest, rail if many else None)
+        yield _recovered_blame(slow, len(readings), rest, rail if many else None)
 
 
-def _healed_blame(slow: Sequence[Seen], readings: int, rest: str, rail: int | None) -> Blame:
+def _recovered_blame(slow: Sequence[Seen], readings: int, rest: str, rail: int | None) -> Blame:
     """A path that was slow in some of its readings; `rest`: how it went on."""
     a, b, gbs_then = slow[0].a, slow[0].b, slow[0].busbw_gbs or 0.0
     return Blame(

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from preflight.run.measured import Measured
 
 
-OverridesNames = tuple[str, ...]
+Names = tuple[str, ...]
+"""Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""
+
+Key = tuple[str, Names]
+"""(check id, subject) of one expected verdict."""
 
 _WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
 _PAIR = "pair "
@@ -78,7 +82,7 @@ def corrupt(check: str, verdict: Verdict) -> bool:
 
 def waive(
     check: str,
-    names: OverridesNames,
+    names: Names,
     verdict: Verdict,
     *,
     waivers: Sequence[Waiver],
@@ -117,7 +121,7 @@ def waive(
     return replace(verdict, sentence=told, culprits=left)
 
 
-def _condemned(names: OverridesNames, verdict: Verdict, fleet: Collection[str]) -> set[str]:
+def _condemned(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
     """The nodes that a verdict would take out, as the run's readiness counts them."""
     named = {*verdict.culprits, *verdict.suspects}
     if named:
@@ -126,12 +130,6 @@ def _condemned(names: OverridesNames, verdict: Verdict, fleet: Collection[str]) 
         return {verdict.blame}
     return set(names or fleet)
 
-
-Names = tuple[str, ...]
-"""Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""
-
-Key = tuple[str, Names]
-"""(check id, subject) of one expected verdict."""
 
 _NO_FACTS = Facts(
     wire=WIRE,

@@ -123,7 +123,6 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
         )
 
 
-_REMEMBERED_PAIR = 2
 _WORST_FIRST = (
     *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
     *(Outcome.WARN, Outcome.WAIVED),
@@ -225,7 +224,7 @@ def _components(entry: Entry) -> tuple[str, ...]:
 
 
 def _subject(entry: Entry) -> str:
-    return f"pair {entry.subject}" if len(entry.nodes) == _REMEMBERED_PAIR else entry.subject
+    return f"pair {entry.subject}" if len(entry.nodes) == _PAIR else entry.subject
 
 
 def _condemned(entry: Entry, about: str, known: Collection[str]) -> tuple[str, ...]:

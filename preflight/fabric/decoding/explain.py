@@ -394,7 +394,7 @@ EVENTS = ("spikes", "late")
 _BY_EVENTS = ("slow", "latency", "hung", "broken")
 """What so many events can make of a pair; it takes more to keep it from connecting."""
 
-_ACCOUNTS_MOST = 0.5
+_MOST_SHARE_EXPLAINED = 0.5
 
 
 def known(fresh: Found, found: Sequence[Found]) -> bool:
@@ -449,4 +449,4 @@ def _mostly(part: Component, named: Sequence[Component]) -> bool:
         one for one in named if one.kind in ("node", "endpoint") and one.rail in (None, part.rail)
     )
     bad = {name for one in own for name in one.nodes}
-    return len(bad.intersection(part.nodes)) > _ACCOUNTS_MOST * len(part.nodes)
+    return len(bad.intersection(part.nodes)) > _MOST_SHARE_EXPLAINED * len(part.nodes)

@@ -184,7 +184,7 @@ _SYMPTOMS: Mapping[PairState, Symptom] = {
 _WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
 _TWO = 2
-_HARD_MOST_RAILS = 0.5
+_MOST_OF_THE_RAILS = 0.5
 
 
 class _Result(NamedTuple):
@@ -215,7 +215,7 @@ def failures(observed: Observed) -> list[Found]:
     return [
         _found(same if whole else [one], bad, None if whole else one[0], observed.silent)
         for same in together.values()
-        for whole in (len(same) > _HARD_MOST_RAILS * len(by_rail),)
+        for whole in (len(same) > _MOST_OF_THE_RAILS * len(by_rail),)
         for one in (same[:1] if whole else same)
     ]
 

@@ -139,7 +139,7 @@ def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_TRIMMED_BLOCK = 4096
+_BLOCK_BYTES = 4096
 _SECTOR = 512
 _OFTEN_S, _SELDOM_S, _SLOWER = 0.1, 1.0, 1.25
 _COPIED = 1 << 20
@@ -155,12 +155,12 @@ class Cap(NamedTuple):
     @property
     def head(self) -> int:
         """Bytes of its beginning: versions, devices and topology stand there."""
-        return self.most // 8 // _TRIMMED_BLOCK * _TRIMMED_BLOCK
+        return self.most // 8 // _BLOCK_BYTES * _BLOCK_BYTES
 
     @property
     def tail(self) -> int:
         """Bytes of its end."""
-        return self.most // 4 // _TRIMMED_BLOCK * _TRIMMED_BLOCK
+        return self.most // 4 // _BLOCK_BYTES * _BLOCK_BYTES
 
 
 class Janitor:
@@ -208,7 +208,7 @@ def _give_back(path: Path, cap: Cap) -> int:
     """Return how long the file was where it had to be emptied, else 0."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        end = (os.fstat(handle).st_size - cap.tail) // _TRIMMED_BLOCK * _TRIMMED_BLOCK
+        end = (os.fstat(handle).st_size - cap.tail) // _BLOCK_BYTES * _BLOCK_BYTES
         if end > cap.head and not _punch(handle, cap.head, end - cap.head):
             size = _write_copy(path, handle, cap)
             os.ftruncate(handle, 0)
@@ -246,7 +246,7 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
         if hole >= size:
             return
         kept = before.read_bytes().lstrip(b"\0") if before.exists() else b""
-        room = max(cap.most - hole - len(kept) - _TRIMMED_BLOCK, 0)
+        room = max(cap.most - hole - len(kept) - _BLOCK_BYTES, 0)
         start = max(_data_behind(old.fileno(), hole, size), size - room)
         missing = start - hole - len(kept)
         new = path.with_suffix(".new")
@@ -266,7 +266,7 @@ def _data_behind(handle: int, hole: int, size: int) -> int:
         block = os.lseek(handle, hole, os.SEEK_DATA)
     except OSError:
         return size
-    text = os.pread(handle, _TRIMMED_BLOCK, block)
+    text = os.pread(handle, _BLOCK_BYTES, block)
     return block + len(text) - len(text.lstrip(b"\0"))
 
 

@@ -83,9 +83,9 @@ def _take(data: bytes, family: int, found: Found) -> None:
         found.setdefault(index, []).append(f"{socket.inet_ntop(family, address)}/{bits}")
 
 
-_ETHERNET_SIOCETHTOOL = 0x8946
+_SIOCETHTOOL = 0x8946
 _GET_LINK_SETTINGS = 0x4C
-_ETHERNET_HEAD = "=II7Bb4B7I"
+_LINK_SETTINGS_HEAD = "=II7Bb4B7I"
 """struct ethtool_link_settings, as far as the masks of link modes."""
 _WORDS_AT = 9
 _SPEEDS = (
@@ -147,11 +147,11 @@ def _modes(name: str) -> tuple[int | None, int | None]:
 
 
 def _ask(any_socket: socket.socket, name: str, words: int) -> list[int]:
-    form = f"{_ETHERNET_HEAD}{3 * words}I"
+    form = f"{_LINK_SETTINGS_HEAD}{3 * words}I"
     head = [_GET_LINK_SETTINGS, 0, *[0] * 7, words, *[0] * (4 + 7 + 3 * words)]
     asked = array.array("B", struct.pack(form, *head))
     address, _ = asked.buffer_info()
-    fcntl.ioctl(any_socket, _ETHERNET_SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
+    fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
     return list(struct.unpack(form, asked.tobytes()))
 
 
@@ -177,7 +177,6 @@ MOST = 64
 _UP, _LOOPBACK = 0x1, 0x8
 """IFF_UP and IFF_LOOPBACK, as sysfs prints them in `flags`."""
 
-_SIOCETHTOOL = 0x8946
 _GET_FEC = 0x50
 _FEC = {1: "none", 2: "auto", 4: "off", 8: "rs", 16: "baser", 32: "llrs"}
 """ETHTOOL_FEC_* bits of linux/ethtool.h, in ethtool's words."""
@@ -274,7 +273,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 4.0
 """A name server that is down keeps the resolver for 5 s and more; so it would every rank."""
 
-RESOLVE_MOST = 4
+MOST_NAMES = 4
 _DISCARD = 9  # any port will do: nothing is sent there
 _ADDRESSES = 16
 
@@ -283,7 +282,7 @@ def start(wanted: Sequence[str]) -> Asked:
     """Look up the host's own name and each wanted one, all at once, each in a child of its own."""
     if not wanted:
         return []
-    names = [os.uname().nodename, *list(wanted)[:RESOLVE_MOST]]
+    names = [os.uname().nodename, *list(wanted)[:MOST_NAMES]]
     return [(name, guard.spawn(_look_up, name)) for name in names]
 
 

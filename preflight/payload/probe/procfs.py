@@ -154,7 +154,7 @@ def everyone() -> dict[int, Stat]:
     return {stat.pid: stat for stat in found if stat}
 
 
-_USERS_LEAST = 3
+_LEAST_USER_FIELDS = 3
 """Fields of a line of /etc/passwd up to the user id."""
 
 
@@ -185,7 +185,7 @@ def _local() -> dict[int, str]:
             entries = [line.split(":") for line in file]
     except OSError:
         entries = []
-    for name, _, uid, *_ in (entry for entry in entries if len(entry) >= _USERS_LEAST):
+    for name, _, uid, *_ in (entry for entry in entries if len(entry) >= _LEAST_USER_FIELDS):
         if uid.isdigit():
             names.setdefault(int(uid), name)
     return names or {0: "root"}
@@ -208,7 +208,7 @@ def me(users: Users) -> str:
 
 LISTEN = "0A"
 
-_SOCKETS_LEAST = 10
+_LEAST_FIELDS = 10
 """Fields up to the inode."""
 
 
@@ -220,7 +220,7 @@ class Socket:
     def __init__(self, line: str) -> None:
         """Parse a line; ValueError for the heading and anything else."""
         fields = line.split()
-        if len(fields) < _SOCKETS_LEAST or not fields[0].endswith(":"):
+        if len(fields) < _LEAST_FIELDS or not fields[0].endswith(":"):
             raise ValueError("not a line of /proc/net/tcp")
         self.port = int(fields[1].rpartition(":")[2], 16)
         """Local port."""

@@ -278,7 +278,7 @@ _DISPLAY = "0x03"
 def survey(root: str, proc: str = "/proc") -> dict[str, Any]:
     """Return a `GpuDirect` document; what cannot be read is None in it."""
     gpus = [path for path in _devices(root) if _is_gpu(path)]
-    nics = [f"{root}/class/infiniband/{name}/device" for name in _list(root + "/class/infiniband")]
+    nics = [f"{root}/class/infiniband/{name}/device" for name in names(root + "/class/infiniband")]
     return {
         "peermem": _peermem(root),
         "open_modules": _open_modules(proc),
@@ -291,7 +291,7 @@ def survey(root: str, proc: str = "/proc") -> dict[str, Any]:
 def _peermem(root: str) -> bool | None:
     if os.path.exists(root + "/kernel/mm/memory_peers/nv_mem"):
         return True
-    modules = _list(root + "/module")
+    modules = names(root + "/module")
     return any(name in modules for name in _PEERMEM) if modules else None
 
 
@@ -351,11 +351,4 @@ def _is_gpu(device: str) -> bool:
 
 
 def _devices(root: str) -> list[str]:
-    return [f"{root}/bus/pci/devices/{name}" for name in _list(root + "/bus/pci/devices")]
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+    return [f"{root}/bus/pci/devices/{name}" for name in names(root + "/bus/pci/devices")]

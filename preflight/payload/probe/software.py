@@ -236,7 +236,7 @@ def _names(folder: str) -> list[str]:
 
 
 LIMIT = 65536
-NCCL_CONF_MOST = 512
+MOST_SETTINGS = 512
 LONGEST = 1023
 """Characters of a value: NCCL's own buffer."""
 
@@ -297,7 +297,7 @@ def _settings(raw: bytes) -> dict[str, Any]:
             odd += 1
             continue
         told.append({"name": clean(name, 256), "value": _told(name, value)})
-    return {"settings": told[:NCCL_CONF_MOST], "without_equals": odd}
+    return {"settings": told[:MOST_SETTINGS], "without_equals": odd}
 
 
 def _told(name: bytes, value: bytes) -> str:

@@ -37,7 +37,7 @@ _RETRANSMIT, _PROBE = 1, 4
 """Timers: of the oldest segment without an answer, and of a peer that has closed its window."""
 
 WAIT_S = 2.0
-INET_DIAG_MOST = 200_000
+MOST_SOCKETS = 200_000
 """Sockets looked at: a node that serves the web has more than we can use."""
 
 
@@ -49,7 +49,7 @@ def connections() -> list[Wire]:
             wire = parse(body)
             if wire and wire["inode"]:
                 found.append(wire)
-            if len(found) >= INET_DIAG_MOST:
+            if len(found) >= MOST_SOCKETS:
                 return found
     return found
 
@@ -140,16 +140,14 @@ def _name(family: int, address: bytes, port: bytes) -> str:
 
 
 _GET_LINK, _INTERFACES_REQUEST_DUMP = 18, 0x301
-_INTERFACES_HEAD = struct.Struct("=IHHII")
 _BODY = struct.Struct("=BxHiII")
-_INTERFACES_ATTRIBUTE = struct.Struct("=HH")
 _NAME, _STATS, _DOWNS = 3, 23, 48
 _UP, _LOOPBACK, _LOWER_UP = 0x1, 0x8, 0x10000
 _ERRORS = {"rx_errors": 4, "tx_errors": 5, "rx_crc_errors": 12, "tx_carrier_errors": 17}
 """Places in struct rtnl_link_stats64."""
 
 _STATS_LEAST = 18 * 8
-INTERFACES_MOST = 256
+MOST_INTERFACE_ROWS = 256
 
 
 def look_interfaces() -> dict[str, dict[str, Any]]:
@@ -159,13 +157,10 @@ def look_interfaces() -> dict[str, dict[str, Any]]:
         kernel.settimeout(WAIT_S)
         ask = _BODY.pack(0, 0, 0, 0, 0)
         kernel.send(
-            _INTERFACES_HEAD.pack(
-                _INTERFACES_HEAD.size + len(ask), _GET_LINK, _INTERFACES_REQUEST_DUMP, 1, 0
-            )
-            + ask
+            _HEAD.pack(_HEAD.size + len(ask), _GET_LINK, _INTERFACES_REQUEST_DUMP, 1, 0) + ask
         )
         going = True
-        while going and len(found) < INTERFACES_MOST:
+        while going and len(found) < MOST_INTERFACE_ROWS:
             bodies, going = messages(kernel.recv(1 << 18))
             found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
     return found
@@ -178,11 +173,11 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
     flags = _BODY.unpack_from(body)[3]
     raw: dict[int, bytes] = {}
     data = body[_BODY.size :]
-    while len(data) >= _INTERFACES_ATTRIBUTE.size:
-        size, kind = _INTERFACES_ATTRIBUTE.unpack_from(data)
-        if size < _INTERFACES_ATTRIBUTE.size:
+    while len(data) >= _ATTRIBUTE.size:
+        size, kind = _ATTRIBUTE.unpack_from(data)
+        if size < _ATTRIBUTE.size:
             break
-        raw[kind] = data[_INTERFACES_ATTRIBUTE.size : size]
+        raw[kind] = data[_ATTRIBUTE.size : size]
         data = data[(size + 3) & ~3 :]
     stats, downs = raw.get(_STATS, b""), raw.get(_DOWNS, b"")
     if flags & _LOOPBACK or _NAME not in raw or len(stats) < _STATS_LEAST:
@@ -229,8 +224,8 @@ def _wire(fields: list[str]) -> dict[str, Any] | None:
             return None
         return {
             "inode": int(fields[9]),
-            "local": _proc_tcp_name(fields[1]),
-            "peer": _proc_tcp_name(fields[2]),
+            "local": _address_of(fields[1]),
+            "peer": _address_of(fields[2]),
             "state": state,
             "unacked": int(unacked, 16),
             "waiting": int(unread, 16),
@@ -241,7 +236,7 @@ def _wire(fields: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _proc_tcp_name(text: str) -> str:
+def _address_of(text: str) -> str:
     """Spell "0100007F:07E8": the address is in 32-bit words of the machine's own order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]

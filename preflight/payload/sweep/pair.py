@@ -30,12 +30,12 @@ GO_ON, TIME, SPIKES = 2, 1, 0
 WORDS = {TIME: "time", SPIKES: "spikes"}
 
 _SHARE = 0.5
-_STOPPING_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 
 
 def operations_at_once(size_bytes: int) -> int:
     """After how many operations both ends look: one more small all-reduce."""
-    return 64 if size_bytes < _STOPPING_LARGE else 16
+    return 64 if size_bytes < _LARGE_BYTES else 16
 
 
 def within_s(go: plan.Go, phase: str, box_s: float) -> float:

@@ -340,7 +340,7 @@ def sharpness(rows: Sequence[MissedRow]) -> Iterator[str]:
     sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
     groups: dict[tuple[str, ...], list[MissedRow]] = {}
     for row in rows:
-        groups.setdefault(_sharpness_said(row, sizes), []).append(row)
+        groups.setdefault(_sharpness_cells(row, sizes), []).append(row)
     yield "<h2>What this sweep could have missed</h2>"
     yield (
         '<p class="small">Spikes that are rarer would not have been caught with 99 %, by the rule '
@@ -357,7 +357,7 @@ def sharpness(rows: Sequence[MissedRow]) -> Iterator[str]:
         yield f"<p>{len(groups) - SHARPNESS_ROWS} sharper looks are in report.json (missed).</p>"
 
 
-def _sharpness_said(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
+def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
     at = {one.size_bytes: at_size(one) for one in row.sizes}
     rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
     every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
