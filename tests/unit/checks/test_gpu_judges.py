@@ -123,6 +123,8 @@ def test_a_child_that_outlives_sigkill_is_named() -> None:
         "preflight's own reader broke: its process ended without an answer",
         "libnvidia-ml.so.1: failed to map segment: Cannot allocate memory",
         "libnvidia-ml.so.1: cannot open shared object file: Too many open files",
+        "Insufficient Memory",
+        "Insufficient Resources",
     ],
 )
 def test_our_own_reader_is_not_the_driver(error: str) -> None:
