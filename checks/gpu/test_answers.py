@@ -8,11 +8,11 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
 from preflight.checks.gpu.readings import conclude_gpus, healths
-from preflight.checks.gpu.test_errors import answer_troubles, lost_of
+from preflight.checks.gpu.test_errors import SHORT_OF_MEMORY, answer_troubles, lost_of
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
+from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ def twins(gpus: Sequence[Gpu]) -> str:
     return ""
 
 
+MEMORY = "look for who takes this node's memory, then recheck"
 COUNT = Check(
     "gpu.count",
     stage="facts",
@@ -67,15 +68,7 @@ def judge_count(
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
-        which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - len(gpus) else ""
-        which = which or "".join(f"; {line}" for line in said[: wanted - len(gpus)])
-        # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
-        return fail(
-            f"{len(gpus)} of {wanted} GPUs answer{origin}{which}",
-            advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
-            bus_ids=bus_ids,
-            missing=gone,
-        )
+        return _too_few(wanted, bus_ids, gone, said, origin)
     if promised is not None and len(gpus) > promised:
         return warn(
             f"{len(gpus)} GPUs, {promised} promised",
@@ -83,6 +76,26 @@ def judge_count(
             bus_ids=bus_ids,
         )
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+
+
+def _too_few(
+    wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], said: tuple[str, ...], origin: str
+) -> Verdict:
+    """Tell GPUs that are gone from those that NVML had no memory to ask."""
+    lacking = wanted - len(bus_ids)
+    seen = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
+    short = {line.partition(":")[0]: line for line in said if line.endswith(SHORT_OF_MEMORY)}
+    if len(short) >= lacking:
+        return unknown("; ".join([seen, *short.values()]), advice=MEMORY)
+    which = f"; missing: {', '.join(gone)}" if len(gone) == lacking else ""
+    which = which or "".join(f"; {line}" for line in said[:lacking])
+    # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
+    return fail(
+        f"{seen}{which}",
+        advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
+        bus_ids=bus_ids,
+        missing=gone,
+    )
 
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
@@ -103,7 +116,7 @@ READINGS = Check(
 
 def judge_readings(promised: int | None, facts: Facts) -> Verdict:
     """Name the readings that NVML answered with an error."""
-    return conclude_gpus(
+    verdict = conclude_gpus(
         promised,
         facts,
         what="readings",
@@ -118,6 +131,10 @@ def judge_readings(promised: int | None, facts: Facts) -> Verdict:
         fine="no reading of its GPUs fails",
         cause="readings",
     )
+    errors = [error for _, health in healths(facts) for error in health.errors]
+    if verdict.outcome is Outcome.OK and errors:
+        return unknown(f"not all could be read: {errors[0]}", advice=MEMORY)
+    return verdict
 
 
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:

@@ -123,14 +123,19 @@ def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, advice)
 
 
+SHORT_OF_MEMORY = ("Insufficient Memory", "Insufficient Resources")
+"""NVML's words (codes 20 and 23) for want of the node's memory: no fault of driver or GPU."""
+
+
 def answer_troubles(facts: Facts) -> Iterator[Trouble]:
     """Readings that came back as an error: so a GPU that is falling off the bus begins."""
     for gpu, health in healths(facts):
-        if not health.errors:
+        errors = [error for error in health.errors if not error.endswith(SHORT_OF_MEMORY)]
+        if not errors:
             continue
-        listed = ", ".join(health.errors[:_LISTED])
-        more = len(health.errors) - _LISTED
-        only_fan = all(error.startswith("fan") for error in health.errors)
+        listed = ", ".join(errors[:_LISTED])
+        more = len(errors) - _LISTED
+        only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
         sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
         fan = "look at the fan and its plug; replace it"

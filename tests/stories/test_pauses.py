@@ -199,7 +199,7 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
 def test_a_driver_that_cannot_just_now_drains_at_the_second_look_if_at_all(
     hooked: Hooked, slurm: FakeSlurm, code: int, after: tuple[int, str] | None
 ) -> None:
-    """Want of memory is never its fault; that it is late or in use may pass; another word stands."""
+    """Want of memory is never its fault; that it is late or in use may pass; other words stand."""
     hooked.become(h100(NODE).init_error(code))
     seen = []
     for _ in range(2):
