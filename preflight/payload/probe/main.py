@@ -182,7 +182,7 @@ def run(
     facts["software"] = _section("software", software_asked, soon, problems)
     facts["network"] = _section("network", network_asked, soon, problems)
     facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
-    _add_names(facts, network.finish(names_asked, asked_at, until))
+    _add_names(facts, network.finish(names_asked, until))
     source = network.finish_source(source_asked, asked_at, until)
     if facts["network"] is not None:
         facts["network"]["source_address"] = source

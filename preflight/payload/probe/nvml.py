@@ -180,7 +180,7 @@ def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
         began = begin()
         pynvml.nvmlInit()
         opening = (began, time.monotonic() - began)
-        return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}  # noqa: TRY300 (an else would not see NVML's error in it)
+        return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}
     except pynvml.NVMLError as error:
         return _without("error", clean(str(error)))
 
