@@ -94,6 +94,9 @@ def _most(values: Iterable[T]) -> tuple[T | None, int]:
 NVML: Final = ("reach.answer", "host.driver_hung")
 """The checks without which NVML has told nothing: what judges its readings requires them."""
 
+SHORT_OF_MEMORY: Final = ("Insufficient Memory", "Insufficient Resources")
+"""NVML's words (codes 20 and 23) for want of the node's memory: no fault of driver or GPU."""
+
 GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
 
 

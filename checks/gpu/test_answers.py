@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named
+from preflight.checks.gpu.readings import NVML, SHORT_OF_MEMORY, Trouble, healths, judge_gpus, named
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.basics import limit
 from preflight.facts.words import count
-from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
+from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +34,9 @@ def twins(gpus: Sequence[Gpu]) -> str:
         if twice:
             return f"{told.count(twice)} GPUs have the {words} {twice}"
     return ""
+
+
+MEMORY: Final = "look for who takes this node's memory, then recheck"
 
 
 def judge_count(
@@ -63,15 +66,7 @@ def judge_count(
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
-        which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - len(gpus) else ""
-        which = which or "".join(f"; {line}" for line in said[: wanted - len(gpus)])
-        # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
-        return fail(
-            f"{len(gpus)} of {wanted} GPUs answer{origin}{which}",
-            advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
-            bus_ids=bus_ids,
-            missing=gone,
-        )
+        return _too_few(wanted, bus_ids, gone, said, origin)
     if promised is not None and len(gpus) > promised:
         return warn(
             f"{len(gpus)} GPUs, {promised} promised",
@@ -79,6 +74,26 @@ def judge_count(
             bus_ids=bus_ids,
         )
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+
+
+def _too_few(
+    wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], said: tuple[str, ...], origin: str
+) -> Verdict:
+    """Tell GPUs that are gone from those that NVML had no memory to ask."""
+    lacking = wanted - len(bus_ids)
+    seen = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
+    short = {line.partition(":")[0]: line for line in said if line.endswith(SHORT_OF_MEMORY)}
+    if len(short) >= lacking:
+        return unknown("; ".join([seen, *short.values()]), advice=MEMORY)
+    which = f"; missing: {', '.join(gone)}" if len(gone) == lacking else ""
+    which = which or "".join(f"; {line}" for line in said[:lacking])
+    # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
+    return fail(
+        f"{seen}{which}",
+        advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
+        bus_ids=bus_ids,
+        missing=gone,
+    )
 
 
 def lost_of(facts: Facts) -> tuple[str, ...]:
@@ -101,11 +116,12 @@ _LISTED: Final = 3
 def answer_troubles(facts: Facts) -> Iterator[Trouble]:
     """Readings that came back as an error: so a GPU that is falling off the bus begins."""
     for gpu, health in healths(facts):
-        if not health.errors:
+        errors = [error for error in health.errors if not error.endswith(SHORT_OF_MEMORY)]
+        if not errors:
             continue
-        listed = ", ".join(health.errors[:_LISTED])
-        more = len(health.errors) - _LISTED
-        only_fan = all(error.startswith("fan") for error in health.errors)
+        listed = ", ".join(errors[:_LISTED])
+        more = len(errors) - _LISTED
+        only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
         sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
         fan = "look at the fan and its plug; replace it"
@@ -129,6 +145,9 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
         fine="no reading of its GPUs fails",
         cause="readings",
     )
+    errors = [error for _, health in healths(node.facts) for error in health.errors]
+    if verdict.outcome is Outcome.OK and errors:
+        verdict = unknown(f"not all could be read: {errors[0]}", advice=MEMORY)
     conclude(verdict)
 
 

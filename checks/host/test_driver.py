@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preflight.check import Check
+from preflight.checks.gpu.readings import SHORT_OF_MEMORY
 from preflight.facts import Driver, Node
 from preflight.facts.words import count, process
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
@@ -16,7 +17,10 @@ CHECK = Check(
     heals=True,
 )
 NOT_LOADED = ("driver not loaded", "no devices", "could not find")
-NOT_ITS_FAULT = ("preflight's own reader broke", "cannot allocate memory", "too many open files")
+NOT_ITS_FAULT = (
+    *("preflight's own reader broke", "cannot allocate memory", "too many open files"),
+    *(words.lower() for words in SHORT_OF_MEMORY),
+)
 GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"
 
 
@@ -41,7 +45,7 @@ def _refusal_verdict(wanted: str, error: str) -> Verdict:
         return unknown(said, advice=f"{GRANT}, then recheck", grant=GRANT)
     if any(words in error.lower() for words in NOT_ITS_FAULT):
         advice = "give the reader memory and files; install preflight again if it stays"
-        return unknown(f"NVML was not asked: {error}", advice=advice)
+        return unknown(f"NVML could not be asked: {error}", advice=advice)
     if wanted:
         advice = "look for NVRM in dmesg; reload the driver or reboot"
         return fail(f"{said}; {wanted}", advice=advice)

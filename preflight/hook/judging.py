@@ -160,14 +160,13 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
 def _in_a_row(found: Found, check_id: str, driver: Driver, before: frozenset[str]) -> Found:
     """A driver that is silent or slow has a fault where the look before saw the same.
 
-    One that refuses needs no second look.
+    One that refuses for good needs no second look.
     """
     bad = any(each.condemns for each in found.findings)
-    saw = {check_id: bad} if found.findings or found.passed else {}
-    if check_id == HUNG:
-        hung = is_hung(driver)
-        saw = {} if hung is None else {HUNG: hung}
-    if not bad or (check_id == HUNG and driver.state != "hung"):
+    seen = is_hung(driver) if check_id == HUNG else bad
+    told = bool(found.findings or found.passed)
+    saw = {check_id: seen} if told and seen is not None else {}
+    if not bad or seen is False:
         return replace(found, saw=saw)
     (one,) = found.findings
     if check_id in before:

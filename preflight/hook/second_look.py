@@ -31,6 +31,9 @@ FILES: Final = {HUNG: "hung.json", SLOW: "slow.json"}
 IN_A_ROW_S: Final = 3600.0
 """Looks that are further apart are not in a row."""
 
+_MAY_PASS: Final = ("timeout", "in use")
+"""NVML's words (codes 10 and 19) for a driver that does not answer now, and may in a moment."""
+
 _FULL_S: Final = DRIVER_S - 1
 _LARGEST: Final = 4096
 
@@ -41,7 +44,12 @@ def is_late(driver: Driver) -> bool:
 
 
 def is_hung(driver: Driver) -> bool | None:
-    """Whether a look saw a hung driver; None where it was too short, or paused, to prove it."""
+    """Whether a look saw a hung driver; None where it was too short, or paused, to prove it.
+
+    One that answers "Timeout" or "In use by another client" is as silent as a hung one.
+    """
+    if driver.state == "error" and any(words in driver.error.lower() for words in _MAY_PASS):
+        return True
     if driver.state != "hung":
         return False
     return None if is_late(driver) or driver.paused_s else True

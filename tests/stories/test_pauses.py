@@ -33,6 +33,9 @@ PAUSE_S = 12
 STARVED_S = 8
 """Longer than the answer of a driver that is not wedged takes."""
 
+SHORT_S = 2.5
+"""Longer than an answer of a healthy driver takes."""
+
 FOUND_S = 60
 FREEZER = Path("/sys/fs/cgroup/freezer")
 IDLE, OUT = "IDLE", "IDLE+DRAIN"
@@ -69,12 +72,7 @@ def test_a_pause_is_no_hung_driver(
     """Stopped for longer than a driver may take, in the middle of its answer: no drain, exit 0."""
     hooked.become(replace(h100(NODE), init="slow_ms 900"))
     with hooked.begun("healthcheck", "--json") as ended:
-        pids = asking(hooked)
-        for number, pause_s in ((signal.SIGSTOP, PAUSE_S), (signal.SIGCONT, 0)):
-            for pid in who(pids):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            time.sleep(pause_s)
+        stop(who(asking(hooked)), PAUSE_S)
         told = ended()
     assert (told.code, slurm.seen) == (0, (IDLE, "")), told
     assert told.unfit() == {}
@@ -107,6 +105,33 @@ def test_a_reader_without_a_cpu_is_no_slow_driver(hooked: Hooked, slurm: FakeSlu
     assert (told.unfit(), told.unknown()) == ({}, {})
 
 
+def stop(pids: list[int], seconds: float) -> None:
+    """Stop these for so long."""
+    for number, pause_s in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0)):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(pause_s)
+
+
+@pytest.mark.parametrize(("who", "hinder"), [(everybody, stop), (reader, stop), (reader, crowd)])
+def test_a_pause_in_one_of_many_quick_answers_makes_it_no_slow_one(
+    hooked: Hooked,
+    slurm: FakeSlurm,
+    who: Callable[[dict[int, bool]], list[int]],
+    hinder: Callable[[list[int], float], None],
+) -> None:
+    """Stopped, or without a CPU: that all of them together take longer is no matter."""
+    hooked.become(replace(h100(NODE), init="slow_ms 500", slow_call_ms=300))
+    with hooked.begun("healthcheck", "--json") as ended:
+        pids = who(asking(hooked))
+        time.sleep(0.7)
+        hinder(pids, SHORT_S)
+        told = ended()
+    assert (told.code, slurm.seen, told.log) == (0, (IDLE, ""), ()), told
+    assert (told.document["judged"]["findings"], told.unknown()) == ([], {})
+
+
 def test_a_reader_that_is_stopped_again_and_again_is_no_slow_driver(
     hooked: Hooked, slurm: FakeSlurm
 ) -> None:
@@ -115,11 +140,8 @@ def test_a_reader_that_is_stopped_again_and_again_is_no_slow_driver(
     with hooked.begun("healthcheck", "--json") as ended:
         readers = reader(asking(hooked))
         for _ in range(9):
-            for number, pause_s in ((signal.SIGSTOP, 0.9), (signal.SIGCONT, 0.01)):
-                for pid in readers:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, number)
-                time.sleep(pause_s)
+            stop(readers, 0.9)
+            time.sleep(0.01)
         told = ended()
     assert (told.code, slurm.seen) == (0, (IDLE, "")), told
     assert (told.unfit(), told.unknown()) == ({}, {})
@@ -169,6 +191,21 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
             assert told.unknown()["host.driver_hung"] is False
             assert "it is a fault if the next look sees the same" in told.log[0]
     assert seen == [*[(0, IDLE)] * 4, (1, OUT), (0, IDLE)]
+
+
+@pytest.mark.parametrize(
+    ("code", "after"), [(20, (0, IDLE)), (23, (0, IDLE)), (10, (1, OUT)), (19, (1, OUT)), (9, None)]
+)
+def test_a_driver_that_cannot_just_now_drains_at_the_second_look_if_at_all(
+    hooked: Hooked, slurm: FakeSlurm, code: int, after: tuple[int, str] | None
+) -> None:
+    """Want of memory is never its fault; that it is late or in use may pass; other words stand."""
+    hooked.become(h100(NODE).init_error(code))
+    seen = []
+    for _ in range(2):
+        told = hooked.run("healthcheck", "--json")
+        seen.append((told.code, slurm.seen[0]))
+    assert seen == ([(0, IDLE), after] if after else [(1, OUT), (1, OUT)]), told
 
 
 @pytest.fixture

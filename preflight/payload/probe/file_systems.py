@@ -155,4 +155,5 @@ def _said(child: guard.Child) -> dict[str, Any]:
         answer: dict[str, Any] = child.value()
     except guard.BrokenError as error:
         return {"state": "error", "error": str(error)}
-    return answer
+    took_s = min(answer.get("seconds", 0.0), round(child.waiting.seconds, 3))
+    return {**answer, "seconds": took_s}

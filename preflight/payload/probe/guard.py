@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import os
 import select
 import signal
+import struct
 import sys
 import time
 
@@ -88,6 +90,42 @@ clock = Clock()
 """The one of this process, by which all `until` in here count."""
 
 
+class Calls:
+    """The calls of a child, one after the other, and how long it waited in each (`Waiting`).
+
+    The child writes into memory that it shares with its parent when the call in progress began; by
+    that moment the parent tells it from others. A pause is so left out of the call that it fell in.
+    """
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 8)
+        self._seen = 0.0
+        self._waited_s: dict[float, float] = {}
+
+    def begin(self) -> float:
+        """In the child: the moment, as a call begins."""
+        began = time.monotonic()
+        struct.pack_into("d", self._shared, 0, began)
+        return began
+
+    def note(self, since: float, now: float, waited_s: float) -> None:
+        """In the parent: of a tick that two calls share, each has what lies on its side."""
+        before, (self._seen,) = self._seen, struct.unpack_from("d", self._shared, 0)
+        shares = {before: waited_s}
+        if self._seen != before:
+            shares = {before: self._seen - since, self._seen: now - self._seen}
+        for began, share_s in shares.items():
+            more_s = max(0.0, min(waited_s, share_s))
+            self._waited_s[began] = self._waited_s.get(began, 0.0) + more_s
+
+    def waited_s(self, began: float, took_s: float) -> float:
+        """Return how long the child waited in a call of that length by its own clock.
+
+        One that no tick has met was over within one.
+        """
+        return min(took_s, self._waited_s.get(began, _TICK_S))
+
+
 class Waiting:
     """How long a child waits for what it asks (the driver), as its parent sees it at every tick.
 
@@ -97,9 +135,10 @@ class Waiting:
     had no CPU either. So a crowd of users makes no driver slow, and hides no hung one.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, calls: Calls | None) -> None:
         self.seconds = 0.0
         self.began = time.monotonic()
+        self.calls = calls or Calls()
         self._pid = pid
         self._seen = self._look()
 
@@ -107,10 +146,11 @@ class Waiting:
         """Count what passed since the last time; `state` is how it is now, "" where it ended."""
         before, self._seen = self._seen, self._look()
         passed_s, stood_s, ran_s, starved_s = (b - a for a, b in zip(before, self._seen))  # noqa: B905 (Python 3.8)
-        if state == "R":
-            self.seconds += ran_s
-        elif state not in _STOPPED:
-            self.seconds += max(0.0, passed_s - stood_s - starved_s)
+        waited_s = ran_s if state == "R" else max(0.0, passed_s - stood_s - starved_s)
+        if state in _STOPPED:
+            waited_s = 0.0
+        self.seconds += waited_s
+        self.calls.note(before[0], self._seen[0], waited_s)
 
     def _look(self) -> tuple[float, ...]:
         return (time.monotonic(), clock.stood_s, *_scheduled(self._pid))
@@ -136,12 +176,12 @@ class BrokenError(Exception):
 class Child:
     """One forked helper and what it has said so far."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
+    def __init__(self, pid: int, pipe: int, calls: Calls | None = None) -> None:
         self.pid = pid
         self.said = bytearray()
         self.status: int | None = None
         """Wait status, once it is gone."""
-        self.waiting = Waiting(pid)
+        self.waiting = Waiting(pid, calls)
         self._pipe = pipe
 
     def listen(
@@ -210,8 +250,11 @@ class Child:
         return True
 
 
-def spawn(work: Callable[..., Any], *given: object) -> Child:
-    """Start `work(*given)` in a child of its own; what it returns must be plain JSON."""
+def spawn(work: Callable[..., Any], *given: object, calls: Calls | None = None) -> Child:
+    """Start `work(*given)` in a child of its own; what it returns must be plain JSON.
+
+    `calls`: what the work tells when each of its calls begins.
+    """
 
     def run(pipe: int) -> None:
         try:
@@ -221,7 +264,7 @@ def spawn(work: Callable[..., Any], *given: object) -> Child:
         with open(pipe, "wb", buffering=1 << 16) as file:
             file.write(json.dumps(answer).encode("ascii"))
 
-    return _fork(run)
+    return _fork(run, calls)
 
 
 def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], None]) -> Any:
@@ -250,13 +293,13 @@ def spawn_program(argv: list[str], environ: Mapping[str, str], *, errors: bool =
     return _fork(run)
 
 
-def _fork(run: Callable[[int], None]) -> Child:
+def _fork(run: Callable[[int], None], calls: Calls | None = None) -> Child:
     mine, its = os.pipe()
     pid = os.fork()
     if pid:
         clock.now()
         os.close(its)
-        return Child(pid, mine)
+        return Child(pid, mine, calls)
     try:
         _shed(its)
         run(its)

@@ -284,7 +284,7 @@ class Look:
 def read_load(before: Look, run_pid: int) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
     after = Look()
-    seconds = max(after.at_s - before.at_s, 1 / TICKS)
+    seconds = max(_now() - before.at_s, 1 / TICKS)
     ours = _ours(run_pid, after.names)
     shares = [
         (spent / seconds, pid)

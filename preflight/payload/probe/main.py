@@ -159,7 +159,8 @@ def run(
     guard.clock.bound(until)
     asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
     soon = min(until, asked_at + driver_s)
-    asked = guard.spawn(nvml.survey, root)
+    calls = guard.Calls()
+    asked = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
     nics_asked = guard.spawn(rdma.read, root)
     log_asked = kernel_log.Asked(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
@@ -181,7 +182,7 @@ def run(
     facts["software"] = _section("software", software_asked, soon, problems)
     facts["network"] = _section("network", network_asked, soon, problems)
     facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
-    _add_names(facts, network.finish(names_asked, asked_at, until))
+    _add_names(facts, network.finish(names_asked, until))
     source = network.finish_source(source_asked, asked_at, until)
     if facts["network"] is not None:
         facts["network"]["source_address"] = source
@@ -220,7 +221,7 @@ def _identity(nonce: str) -> dict[str, Any]:
 def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
     """Return the sections that only the driver can fill; one that does not answer is `hung`.
 
-    Of a call's time only what the reader waited for the driver counts: `guard.Waiting`.
+    Of each call's time only what the reader waited for the driver counts: `guard.Calls`.
     """
     answered = asked.listen(most_s=most_s)
     waiting, passed_s = asked.waiting, time.monotonic() - asked.waiting.began
@@ -234,9 +235,13 @@ def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str,
         problems += sections.pop("problems", [])
     driver = sections["driver"]
     driver["seconds"] = round(waiting.seconds, 3)
-    for took in ("init_s", "slowest_s"):
-        if took in driver:
-            driver[took] = min(driver[took], driver["seconds"])
+    if "opening" in sections:
+        driver["init_s"] = round(waiting.calls.waited_s(*sections.pop("opening")), 3)
+        slowest = max(
+            ((waiting.calls.waited_s(*when), call) for *when, call in sections.pop("timed")),
+            default=(0.0, ""),
+        )
+        driver["slowest_s"], driver["slowest_call"] = round(slowest[0], 3), slowest[1]
     if not answered and waiting.seconds < most_s:
         driver["paused_s"] = round(passed_s - waiting.seconds, 3)
     if not gone:

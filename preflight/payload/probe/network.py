@@ -286,10 +286,9 @@ def start(wanted: Sequence[str]) -> Asked:
     return [(name, guard.spawn(_look_up, name)) for name in names]
 
 
-def finish(asked: Asked, began: float, until: float) -> list[dict[str, Any]]:
+def finish(asked: Asked, until: float) -> list[dict[str, Any]]:
     """Return a `Resolved` document for each name, the host's own first."""
-    until = min(until, began + PATIENCE_S)
-    return [_resolved(name, child, began, until) for name, child in asked]
+    return [_resolved(name, child, until) for name, child in asked]
 
 
 def source_address(other: str) -> str:
@@ -328,15 +327,17 @@ def _look_up(name: str) -> list[Any]:
     return [list(its)[:_ADDRESSES], round(time.monotonic() - began, 3)]
 
 
-def _resolved(name: str, child: guard.Child, began: float, until: float) -> dict[str, Any]:
-    answered = child.listen(until)
+def _resolved(name: str, child: guard.Child, until: float) -> dict[str, Any]:
+    """Only time in which the child waits for an answer counts (`guard.Waiting`)."""
+    answered = child.listen(until, most_s=PATIENCE_S)
+    waited_s = round(child.waiting.seconds, 3)
     child.dismiss(kill=not answered)
     told: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
     if not answered:
-        waited_s = guard.clock.now() - began
-        return {**told, "error": f"no answer in {waited_s:.0f} s", "seconds": round(waited_s, 3)}
+        return {**told, "error": f"no answer in {waited_s:.0f} s", "seconds": waited_s}
     try:
         its, seconds = child.value()
     except guard.BrokenError as error:
         return {**told, "error": clean(str(error))}
+    seconds = min(seconds, waited_s)
     return {**told, "addresses": [clean(one) for one in its], "seconds": seconds}

@@ -11,6 +11,7 @@ from .text import clean, clean_block, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -158,8 +159,12 @@ OURS = "preflight's own reader broke: "
 """Begins an error that says nothing of the driver: nobody may be drained for that."""
 
 
-def survey(sysfs_root: str) -> dict[str, Any]:
-    """Return `driver`, `gpus`, `gpu_pairs` of the document, and `problems` met on the way."""
+def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
+    """Return `driver`, `gpus`, `gpu_pairs` of the document, and `problems` met on the way.
+
+    `begin` is told when each call begins. `driver` lacks how long they took: only who watches this
+    process knows that; `opening` and `timed` are by our own clock.
+    """
     import ctypes  # only this child needs it
 
     try:
@@ -172,12 +177,10 @@ def survey(sysfs_root: str) -> dict[str, Any]:
     except ImportError as error:
         return _without("error", OURS + words(error))
     try:
-        began = time.monotonic()
+        began = begin()
         pynvml.nvmlInit()
-        init_s = round(time.monotonic() - began, 3)
-        answered = _answered(pynvml, sysfs_root)
-        answered["driver"]["init_s"] = init_s
-        return answered  # noqa: TRY300 (an else would not see NVML's error in it)
+        opening = (began, time.monotonic() - began)
+        return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}
     except pynvml.NVMLError as error:
         return _without("error", clean(str(error)))
 
@@ -191,8 +194,8 @@ def _without(state: str, error: str) -> dict[str, Any]:
     }
 
 
-def _answered(pynvml: Any, sysfs_root: str) -> dict[str, Any]:
-    nvml = Nvml(pynvml)
+def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
+    pynvml = nvml.lib
     version = nvml.text(pynvml.nvmlSystemGetDriverVersion)
     handles = {}
     counted = pynvml.nvmlDeviceGetCount()
@@ -213,12 +216,12 @@ def _answered(pynvml: Any, sysfs_root: str) -> dict[str, Any]:
             found.append(gpu)
     nvml.subject = "GPU pairs"
     gpu_pairs = read_pairs(nvml, handles)
-    driver = {"state": "answered", "version": version, "counted": counted}
     return {
-        "driver": {**driver, "slowest_s": nvml.slowest_s, "slowest_call": nvml.slowest_call},
+        "driver": {"state": "answered", "version": version, "counted": counted},
         "gpus": found,
         "gpu_pairs": gpu_pairs,
         "problems": nvml.problems,
+        "timed": nvml.timed,
     }
 
 

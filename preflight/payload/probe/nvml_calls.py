@@ -12,16 +12,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_LONG_S = 0.1
+"""Any call from here on could be the slowest one, once pauses are left out."""
+
+
 class Nvml:
     """pynvml with one answer for every call that fails: None, and a line unless it is harmless."""
 
-    def __init__(self, pynvml: Any) -> None:
-        self.lib = pynvml
+    def __init__(self, pynvml: Any, begin: Callable[[], float] = time.monotonic) -> None:
+        """Ask through `pynvml`; `begin` returns the moment, and may note that a call begins."""
+        self.lib, self._begin = pynvml, begin
         self.subject = "driver"
         self.problems: list[str] = []
         self.refusal: int | None = None
         """NVML's code for why the last call failed; None when it did not."""
-        self.slowest_s, self.slowest_call = 0.0, ""
+        self.timed: list[tuple[float, float, str]] = []
+        """When a call began, its seconds and its words: of each that could be the slowest."""
+        self._slowest_s = 0.0
         self._harmless = {
             pynvml.NVML_ERROR_NOT_SUPPORTED,
             pynvml.NVML_ERROR_NO_PERMISSION,
@@ -33,7 +40,7 @@ class Nvml:
 
     def ask(self, call: Any, *given: Any) -> Any:
         """Return what a call answers; None if it fails."""
-        began = time.monotonic()
+        began = self._begin()
         try:
             answer = call(*given)
         except self.lib.NVMLError as error:
@@ -74,10 +81,11 @@ class Nvml:
         return [(_value(one), one.nvmlReturn or None) for one in answers]
 
     def _timed(self, began: float, call: Any) -> None:
-        took_s = round(time.monotonic() - began, 3)
-        if took_s > self.slowest_s:
-            self.slowest_s = took_s
-            self.slowest_call = f"{getattr(call, '__name__', 'a call')} of {self.subject}"
+        took_s = time.monotonic() - began
+        if took_s > min(self._slowest_s, _LONG_S):
+            self._slowest_s = took_s
+            name = getattr(call, "__name__", "a call")
+            self.timed.append((began, took_s, f"{name} of {self.subject}"))
 
     def text(self, call: Any, *given: Any) -> str:
         """Return the same as printable text; "" if it fails."""

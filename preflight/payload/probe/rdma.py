@@ -244,9 +244,9 @@ def read(root: str) -> list[dict[str, Any]]:
     if not any(before.values()):
         return found
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
-    apart_s = round(time.monotonic() - began, 3)
     for nic in found:
         after = counted(root, f"{folder}/{nic['name']}")
+        apart_s = round(time.monotonic() - began, 3)
         for port in nic["ports"]:
             first = before[nic["name"]].get(port["port"], {})
             port["counters"] = compare(first, after.get(port["port"], {}), apart_s)

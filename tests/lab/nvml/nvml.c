@@ -114,9 +114,10 @@ const char *nvmlErrorString(int result)
         "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
         "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires reset",
         "The operating system has blocked the request", "RM has detected an NVML/RM version mismatch.",
-        "GPU in use", "Insufficient Memory" };
+        "In use by another client", "Insufficient Memory", "No data",
+        "Operation not available with ECC", "Insufficient Resources" };
 
-    return result >= 0 && result <= 20 ? words[result] : "Unknown Error";
+    return result >= 0 && result <= 23 ? words[result] : "Unknown Error";
 }
 
 static int text(const char *value, char *into, unsigned size)

@@ -375,6 +375,18 @@ def test_one_bad_memory_is_one_cause() -> None:
     assert {judge(c, hot).cause for c in ("gpu.throttle", "gpu.temperature")} == {"heat of GPU3"}
 
 
+def test_want_of_memory_is_no_failing_reading() -> None:
+    """NVML may lack the node's memory for an answer: what needs it is unknown, nothing fails."""
+    short = ("ecc_volatile_uncorrected: Insufficient Memory", "fan_pct: Insufficient Resources")
+    ill = node(3, ecc_volatile_uncorrected=None, errors=short)
+    assert judge("gpu.readings", ill).outcome == "unknown"
+    assert judge("gpu.ecc", ill).outcome == "unknown"
+    both = node(3, errors=(*short, "power_draw_w: Unknown Error"))
+    assert judge("gpu.readings", both).sentence.endswith(
+        "readings fail: power_draw_w: Unknown Error"
+    )
+
+
 def test_a_failing_reading_that_a_judge_needs_has_one_cause() -> None:
     """The error is the finding; what could not be judged for it joins it."""
     ill = node(3, ecc_volatile_uncorrected=None, errors=("ecc_volatile_uncorrected: GPU is lost",))

@@ -57,6 +57,24 @@ def test_two_gpus_are_never_one(same: str) -> None:
         assert verdict.advice
 
 
+@pytest.mark.parametrize(
+    ("answered", "words", "outcome"),
+    [
+        (7, "Insufficient Memory", "unknown"),
+        (7, "Insufficient Resources", "unknown"),
+        (6, "Insufficient Memory", "fail"),
+        (7, "Timeout", "fail"),
+    ],
+)
+def test_a_gpu_that_the_node_has_no_memory_to_open_is_not_missing(
+    answered: int, words: str, outcome: str
+) -> None:
+    """One that NVML could not ask for want of memory; another beside it still is."""
+    verdict = judge_count(8, gpus(answered), None, 8, said=(f"GPU 7: {words}",))
+    assert verdict.outcome == outcome
+    assert f"{answered} of 8 GPUs answer; " in verdict.sentence or outcome == "fail"
+
+
 def test_a_lost_gpu_is_told_in_the_words_of_nvml() -> None:
     """What NVML says of the one that is missing is in the sentence, and of no other."""
     said = ("GPU 1: Corrupted infoROM", "GPU 3: GPU is lost", "nics: no answer in time")
@@ -122,6 +140,8 @@ def test_a_child_that_outlives_sigkill_is_named() -> None:
         "preflight's own reader broke: its process ended without an answer",
         "libnvidia-ml.so.1: failed to map segment: Cannot allocate memory",
         "libnvidia-ml.so.1: cannot open shared object file: Too many open files",
+        "Insufficient Memory",
+        "Insufficient Resources",
     ],
 )
 def test_our_own_reader_is_not_the_driver(error: str) -> None:

@@ -35,6 +35,9 @@ def folder(tmp_path: Path) -> Path:
         (Driver("hung", seconds=9.5, paused_s=12), None),
         (Driver("answered"), False),
         (Driver("error", error="Driver Not Loaded"), False),
+        (Driver("error", error="Insufficient Memory"), False),
+        (Driver("error", error="Timeout"), True),
+        (Driver("error", error="In use by another client"), True),
     ],
 )
 def test_what_a_look_proves(driver: Driver, *, hung: bool | None) -> None:

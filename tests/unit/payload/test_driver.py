@@ -235,6 +235,42 @@ def test_a_pause_is_not_the_drivers_time(
     assert facts.driver.seconds < 4
 
 
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_pause_is_in_no_call(paused: int) -> None:
+    """Of two calls the slower one is told, also where the other, or it, was stopped in between."""
+    calls, lengths_s = guard.Calls(), [0.3, 0.3]
+    lengths_s[1 - paused] = 1.0
+
+    def work() -> list[list[float]]:
+        made = []
+        for number, length_s in enumerate(lengths_s):
+            began = calls.begin()
+            if number == paused:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(length_s)
+            made.append([began, time.monotonic() - began])
+        return made
+
+    child = guard.spawn(work, calls=calls)
+    waking = threading.Thread(target=_wake, args=(child.pid, 1.5))
+    waking.start()
+    assert child.listen()
+    waking.join()
+    assert child.dismiss(kill=False)
+    made = child.value()
+    its = [calls.waited_s(*one) for one in made]
+    assert made[paused][1] > made[1 - paused][1]
+    assert its[paused] < its[1 - paused]
+
+
+def _wake(pid: int, after_s: float) -> None:
+    """Let a process go on so long after it has stopped."""
+    while f"{pid} (" not in (told := Path(f"/proc/{pid}/stat").read_text()) or ") T" not in told:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGCONT)
+
+
 def test_an_unkillable_driver_call_neither_holds_the_channel_nor_the_probe(
     machine: Machine, healthy: Scenario, tmp_path: Path, cleanup: ExitStack
 ) -> None:

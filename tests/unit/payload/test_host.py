@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import file_systems, guard, host, sysfs
+from probe import file_systems, guard, host, network, sysfs
 from probe.sysfs import holding, parse
 
 from preflight.facts.machine import Dimm, Governor, Limits
@@ -130,6 +130,36 @@ def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
     told = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 30, [])}
     starved.join()
     assert (told["/"], told["/tmp"]) == ("hung", "hidden")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run before others")
+def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of a file system nor that of names, also where its patience is over."""
+
+    def starved() -> float:
+        os.setsid()
+        began = time.monotonic()
+        while time.process_time() < 0.5:
+            pass
+        return time.monotonic() - began
+
+    monkeypatch.setattr(file_systems, "_look", lambda *_: {"seconds": starved()})
+    monkeypatch.setattr(file_systems, "_paths", lambda: ["/tmp"])
+    monkeypatch.setattr(network, "_look_up", lambda name: [[name], starved()])
+    monkeypatch.setattr(network, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(guard, "clock", guard.Clock())
+    until = time.monotonic() + 30
+    guard.clock.bound(until)
+    mounts = file_systems.Asked(parse(MOUNTS), guard.clock.now())
+    names = network.start(["10.0.0.1"])
+    pids = [child.pid for child in (*mounts._children, *(child for _, child in names))]
+    time.sleep(0.2)
+    crowding = threading.Thread(target=crowd, args=(pids, 3))
+    crowding.start()
+    answers = [*network.finish(names, until), *mounts.finish(until, [])]
+    crowding.join()
+    assert [one["addresses"] for one in answers[:2]] == [[os.uname().nodename], ["10.0.0.1"]]
+    assert max(one["seconds"] for one in answers) < 1.5
 
 
 def test_the_file_systems_that_matter_are_chosen() -> None:
