@@ -149,7 +149,7 @@ def open_folder(path: Path, *, make: bool) -> Iterator[int]:
     held: list[int] = []
     try:
         for place, found, _ in walk(path, held, _entered if make else entry):
-            _refuse_planted(place, found, [os.fstat(handle) for handle in held[:-1]])
+            _refuse_planted(place, found, held[:-1])
         found = os.fstat(held[-1])
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -176,20 +176,20 @@ def _entered(folder: int, name: str) -> int:
     return handle
 
 
-def _refuse_planted(place: Path, found: os.stat_result, above: list[os.stat_result]) -> None:
-    """Refuse a step that somebody else has put there, or could have."""
+def _refuse_planted(place: Path, found: os.stat_result, above: list[int]) -> None:
+    """Refuse a step that somebody else has put there, or could have; `above`: the open folders."""
     ours = found.st_uid in (0, os.geteuid())
     if stat.S_ISLNK(found.st_mode):
         if not ours:
             said = f"a symbolic link of {user_name(found.st_uid)}"
             raise OSError(errno.ELOOP, f"{place} is {said}, which is not followed")
         # A link of root's can be moved: into any folder that whoever moves it may write to.
-        for folder, seen in zip(reversed(place.parents), above, strict=True):
-            whose = who_may_write(folder, seen, sticky_too=folder == place.parent)
+        for folder, handle in zip(reversed(place.parents), above, strict=True):
+            whose = who_may_write(folder, handle, sticky_too=folder == place.parent)
             if whose and os.geteuid() == 0:
                 said = f"a symbolic link, which is not followed where {whose}"
                 raise OSError(errno.ELOOP, f"{place} is {said}")
-    elif above and _open_to_all(above[-1]) and not ours:
+    elif above and not ours and _open_to_all(os.fstat(above[-1])):
         raise OSError(errno.EPERM, f"{place} is neither ours nor root's, where everybody may write")
 
 

@@ -6,9 +6,11 @@ Names in it become part of sentences; one that holds an escape sequence must not
 from __future__ import annotations
 
 import difflib
+import heapq
 import re
 import textwrap
 import unicodedata
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -120,6 +122,8 @@ _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _MS = 1000
 _FEW = 4
+_MOST_COMPARED = 1 << 20
+"""difflib takes time with the square of a word, and more."""
 _HOUR_S, _TWO_DAYS_H = 3600, 48
 
 
@@ -163,11 +167,19 @@ def either(names: Sequence[str]) -> str:
 
 def did_you_mean(word: str, known: Any) -> str:
     """End a sentence with the nearest known word, or with all of them if they are few."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    tried = names = list(known)
+    if len(names) * len(word) ** 2 > _MOST_COMPARED:
+        tried = heapq.nlargest(_FEW, names, key=lambda name: _in_common(word, name))
+    near = difflib.get_close_matches(word, tried, n=1)
     if near:
         return f"; did you mean '{near[0]}'?"
-    names = sorted(known)
-    return f"; known: {', '.join(names)}" if 0 < len(names) <= 16 else ""  # noqa: PLR2004  a line
+    return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 16 else ""  # noqa: PLR2004  a line
+
+
+def _in_common(one: str, other: str) -> int:
+    """How many characters they begin with and end in alike."""
+    ways = ((one, other), (one[::-1], other[::-1]))
+    return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
 _URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")

@@ -27,6 +27,8 @@ _CODE_ABOVE = ("pyvenv.cfg", _PACKAGES, f"{_PACKAGES}/*.pth", f"{_PACKAGES}/*cus
 """site runs the lines of a *.pth, and sitecustomize.py."""
 
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_USER, _OWN_GROUP, _GROUP, _MASK, _OTHER, _MAY_WRITE = 2, 4, 8, 16, 32, 2
+"""Of access lists (linux/posix_acl.h)."""
 _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
 
@@ -37,7 +39,7 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
     `and_slurm`: the user `slurm` may, who starts programs as root on every node anyway.
     A folder that all may write to is harmless on the way if it is sticky, as /tmp is: what root
     owns in there stays. What is not there is whoever's may make it. `ours`: a folder whose owner is
-    trusted, and with it all above. Access lists show in the group's bits.
+    trusted, and with it all above.
     """
     held: list[int] = []
     try:
@@ -45,14 +47,16 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
             if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
                 continue
             if and_slurm and _is_slurms(found):
-                continue
-            if said := who_may_write(place, found, sticky_too=is_last):
+                said = _who_is_listed(place, held[-1], "access") or ""
+            else:
+                said = who_may_write(place, held[-1], sticky_too=is_last)
+            if said:
                 return said
     except (FileNotFoundError, NotADirectoryError):
         folder = place.parent if stat.S_ISLNK(found.st_mode) else place
         if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
             return ""
-        said = who_may_write(folder, os.fstat(held[-1]), sticky_too=True)
+        said = who_may_write(folder, held[-1], sticky_too=True)
         return said and f"it is not there, and {said}"
     except OSError as error:
         return f"{path} cannot be looked at ({error.strerror})"
@@ -65,16 +69,49 @@ def _is_slurms(found: os.stat_result) -> bool:
     return user_name(found.st_uid) == "slurm" and not found.st_mode & stat.S_IWOTH
 
 
-def who_may_write(place: Path, found: os.stat_result, *, sticky_too: bool) -> str:
-    """Say who but root may write to a folder or file that was looked at; empty if nobody."""
+def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
+    """Say who but root may write to a folder or file that is held open; empty if nobody.
+
+    `sticky_too`: files are to be made in it, so what it has them inherit counts, too.
+    """
+    found = os.fstat(opened)
     if found.st_uid != 0:
         return f"{place} belongs to {user_name(found.st_uid)}"
     if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not sticky_too):
         return ""
     if found.st_mode & stat.S_IWOTH:
         return f"everybody may write to {place}"
-    if found.st_mode & stat.S_IWGRP and found.st_gid != 0:
-        return f"its group may write to {place}"
+    if found.st_mode & stat.S_IWGRP:  # of a file with an access list, what the list gives at most
+        listed = _who_is_listed(place, opened, "access")
+        if listed or (listed is None and found.st_gid != 0):
+            return listed or f"its group may write to {place}"
+    inherits = sticky_too and stat.S_ISDIR(found.st_mode)
+    return (inherits and _who_is_listed(place, opened, "default")) or ""
+
+
+def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
+    """Say whom an access list (acl(5)) of Linux lets write; None: there is no such list."""
+    try:
+        listed = os.getxattr(f"/proc/self/fd/{opened}", f"system.posix_acl_{kind}")
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return None
+        return f"the access list of {place} cannot be read ({error.strerror})"
+    # Behind a version of 4 bytes, of each entry: of what kind, what it allows (u16), whom (u32).
+    cut = [listed[at : at + 8] for at in range(4, len(listed), 8)]
+    entries = [(each[0], each[2] & _MAY_WRITE, int.from_bytes(each[4:], "little")) for each in cut]
+    mask = next((allowed for tag, allowed, _ in entries if tag == _MASK), _MAY_WRITE)
+    group = os.fstat(opened).st_gid
+    what = f"what is made in {place} (setfacl -k ends it)" if kind == "default" else place
+    for tag, allowed, number in entries:
+        who = {
+            _USER: number and f"user {user_name(number)}",
+            _OWN_GROUP: group and "its group",
+            _GROUP: number and f"group {number}",
+            _OTHER: "everybody",
+        }.get(tag)
+        if who and allowed & (_MAY_WRITE if tag == _OTHER else mask):
+            return f"{who} may write to {what}"
     return ""
 
 

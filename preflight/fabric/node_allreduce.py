@@ -276,13 +276,17 @@ def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
     samples = {one.node: one for one in sweep.inside}
     measured = {name: measure_inside(one) for name, one in samples.items()}
     fleet = {host.name: host for host in hosts}
+    alike: dict[tuple[str, int], dict[str, Measured]] = {}
+    for name, own in measured.items():
+        if name in fleet and own.state == "measured":
+            alike.setdefault((fleet[name].group, own.rails), {})[name] = own
     found: dict[str, Inside] = {}
     for name, host in fleet.items():
         missing = _missing(name, samples.get(name), sweep)
         one = missing or _judged(
             measured[name],
             samples[name],
-            _peers(host, measured, fleet),
+            _peers(name, alike.get((host.group, measured[name].rails), {})),
             host,
             short=name in sweep.short,
         )
@@ -329,19 +333,8 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
     return Inside(state="one_rail") if samples is None else None
 
 
-def _peers(host: Host, measured: Mapping[str, Measured], fleet: Mapping[str, Host]) -> Peers:
-    own = measured[host.name]
-    return Peers(
-        tuple(
-            one
-            for name, one in measured.items()
-            if name != host.name
-            and name in fleet
-            and fleet[name].group == host.group
-            and one.state == "measured"
-            and one.rails == own.rails
-        )
-    )
+def _peers(name: str, alike: Mapping[str, Measured]) -> Peers:
+    return Peers(tuple(one for other, one in alike.items() if other != name))
 
 
 def _judged(

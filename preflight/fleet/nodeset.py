@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 MOST_NODES = 65536
 """Slurm's own cap on the size of a host list (MAX_RANGE, 64 Ki)."""
@@ -22,11 +22,21 @@ MOST_NODES = 65536
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
 _TOO_LONG = re.compile(r"[0-9]{19,}")
+_LONGEST = 253
+"""Characters of a name (RFC 1123)."""
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 """Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _DIGITS = re.compile(r"([0-9]{1,18})")
+_NUMBERS = re.compile(r"[0-9]+")
+_VARIES = re.compile(r"\[[^\][]*\]|[0-9]+")
+_OPERATION = re.compile(r"([,!&^]?)((?:\[[^\][]*\]|[^,!&^])+)")
+_CHANGES = {"": "update", ",": "update", "!": "difference_update", "&": "intersection_update"}
+_CHANGES |= {"^": "symmetric_difference_update"}
+"""As ClusterShell reads them, from left to right."""
+_FEW_FOLDED, _AXES = 256, 4
+"""ClusterShell takes time with the square of names that hold several numbers: 4,000 a minute."""
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
 
@@ -61,13 +71,38 @@ def fold(names: Iterable[str]) -> str:
     """Fold names into one pattern, ready to be pasted after `--exclude=`."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    plain, addresses = NodeSet(resolver=RESOLVER_NOGROUP), []
+    plain: dict[str, list[str]] = {}
+    addresses = []
     for name in names:
         if ":" in name or not _is_name(name):  # brackets would be read as a range
             addresses.append(name)
         else:
-            plain.add(name)
-    return ",".join(part for part in (str(plain), *addresses) if part)
+            plain.setdefault(_NUMBERS.sub("%s", name), []).append(name)
+    many = sum(len(own) for pattern, own in plain.items() if pattern.count("%s") > 1) > _FEW_FOLDED
+    folded = [
+        ",".join(_folded(pattern, own))
+        if many and pattern.count("%s") > 1
+        else str(NodeSet.fromlist(own, resolver=RESOLVER_NOGROUP))
+        for pattern, own in sorted(plain.items())
+    ]
+    return ",".join((*folded, *addresses))
+
+
+def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
+    """Fold names of several numbers in linear time: along the last one, then the one before it."""
+    from ClusterShell.RangeSet import RangeSet
+
+    vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
+    for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
+        alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+        for one in vectors:
+            alike.setdefault((one[:axis], one[axis + 1 :]), []).append(one[axis])
+        vectors = [
+            (*before, str(RangeSet(",".join(own))), *after)
+            for (before, after), own in alike.items()
+        ]
+    for one in vectors:
+        yield pattern % tuple(f"[{part}]" if {",", "-"} & {*part} else part for part in one)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -97,8 +132,14 @@ def _expand_names(pattern: str) -> list[str]:
 
     if "@" in pattern:
         raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
+    several = (word for word in split(pattern) if len(_VARIES.findall(word)) > 1)
     try:
-        return [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
+        if sum(map(_names_of, several)) <= _FEW_FOLDED:
+            return [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
+        names: set[str] = set()
+        for sign, part in _OPERATION.findall(pattern):
+            getattr(names, _CHANGES[sign])(NodeSet(part, resolver=RESOLVER_NOGROUP))
+        return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
     except (NodeSetException, ValueError) as error:
         raise UsageError(
             f"cannot read the node list {_shown(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
@@ -115,12 +156,17 @@ def refuse_bombs(text: str) -> None:
         )
     total = 0
     for word in split(text):
-        total += math.prod(map(_range_size, _BRACKETS.findall(word)))
+        total += _names_of(word)
         if total > MOST_NODES:
             raise UsageError(
                 f"{_shown(word)!a} names more than {MOST_NODES} nodes: "
                 f"give a smaller range, {_EXAMPLE}"
             )
+
+
+def _names_of(word: str) -> int:
+    """Count the names that it stands for, at most."""
+    return math.prod(map(_range_size, _BRACKETS.findall(word)))
 
 
 def _range_size(ranges: str) -> int:
@@ -162,7 +208,14 @@ def check_names(names: Iterable[str]) -> None:
 
 def _is_name(name: str) -> bool:
     labels = name.removesuffix(".").split(".")
-    return len(name) <= 253 and all(map(_LABEL.fullmatch, labels))  # noqa: PLR2004  RFC 1123
+    return len(name) <= _LONGEST and all(map(_LABEL.fullmatch, labels))
+
+
+def two_of(text: str, names: Collection[str]) -> tuple[str, str] | None:
+    """Read "a-b", where names hold dashes themselves; None where it is no pair of these names."""
+    dashes = (at for at, char in enumerate(text[: _LONGEST + 1]) if char == "-")
+    halves = ((text[:at], text[at + 1 :]) for at in dashes if len(text) <= 2 * _LONGEST + 1)
+    return next(((a, b) for a, b in halves if a in names and b in names), None)
 
 
 def is_address(text: str) -> bool:

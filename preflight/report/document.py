@@ -18,9 +18,16 @@ from preflight.report.header import Overrides
 from preflight.verdict import Outcome
 
 _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
+_TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}:[0-9]{2})")
+_DEEPEST = 64
+"""Lists and tables within each other."""
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""What a float, and so Prometheus, holds exactly."""
 
 
 class FleetRow(Struct, frozen=True, kw_only=True):
@@ -65,8 +72,8 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
 class SizeRow(Struct, frozen=True, kw_only=True):
     """One message size of one pair."""
 
-    size_bytes: int
-    iterations: int
+    size_bytes: Count
+    iterations: Count
     busbw_gbs: float | None
     p50_us: float
     p99_us: float
@@ -78,8 +85,8 @@ class PairRow(Struct, frozen=True, kw_only=True):
 
     a: str
     b: str
-    rail: int
-    round: int
+    rail: Count
+    round: Count
     backend: str
     state: str
     sizes: tuple[SizeRow, ...]
@@ -102,7 +109,7 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=1)]
     advice: str
     pairs: tuple[str, ...]
-    rail: int | None = None
+    rail: Count | None = None
     """The one rail that is meant; null: all of them."""
     culprits: tuple[str, ...] = ()
     """The nodes at fault, where the component is a name for several."""
@@ -111,20 +118,20 @@ class BlameRow(Struct, frozen=True, kw_only=True):
 class CoverageRow(Struct, frozen=True, kw_only=True):
     """How much of the fabric was measured; `*_known` count earlier runs of a history as well."""
 
-    rounds: int
-    rounds_total: int
-    seed: int
-    pairs: int
-    pairs_run: int
-    pairs_known: int | None
-    runs_left: int | None
+    rounds: Count
+    rounds_total: Count
+    seed: Count
+    pairs: Count
+    pairs_run: Count
+    pairs_known: Count | None
+    runs_left: Count | None
     topology: str
-    leaf_pairs: int
-    leaf_pairs_run: int
-    leaf_pairs_known: int | None
-    repairs: int = 0
+    leaf_pairs: Count
+    leaf_pairs_run: Count
+    leaf_pairs_known: Count | None
+    repairs: Count = 0
     """Pairs of which no scheduled round holds any: made for partners of nodes that are down."""
-    retests: int = 0
+    retests: Count = 0
     """Pairs that were measured again, since something through them was in doubt."""
     measured_share: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Of the rails' time from their first pair's start to their last one's end: in operations."""
@@ -133,8 +140,8 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
 class MissedSizeRow(Struct, frozen=True, kw_only=True):
     """The same for spikes that come at operations of one size only."""
 
-    size_bytes: int
-    operations: int
+    size_bytes: Count
+    operations: Count
     loaded_s: float
     over_us: float
     one_in: float | None
@@ -145,14 +152,14 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     """How sharp the look at a rail of a node was; null: no rate or loss would have been named."""
 
     node: str
-    rail: int
-    operations: int
+    rail: Count
+    operations: Count
     loaded_s: float
-    pairs: int
+    pairs: Count
     one_in: float | None
     every_s: float | None
     slower: float | None
-    events: int | None = None
+    events: Count | None = None
     """How many spikes would have been named; null: others had too many to tell them apart."""
     sizes: tuple[MissedSizeRow, ...] = ()
 
@@ -169,9 +176,9 @@ class Report(Struct, frozen=True, kw_only=True):
     exit: Annotated[int, Meta(ge=0, le=5)]
     interrupted: bool
     fleet: FleetRow
-    expected: int
-    lost: Annotated[int, Meta(ge=0)]
-    counts: dict[str, int]
+    expected: Count
+    lost: Count
+    counts: dict[str, Count]
     verdicts: tuple[VerdictRow, ...]
     pairs: tuple[PairRow, ...]
     blames: tuple[BlameRow, ...]
@@ -191,7 +198,10 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def refuse_odd_names(report: Report) -> None:
-    """ValueError for a name, an id or a folded list that is none: they are printed and pasted."""
+    """ValueError for a name, an id or a folded list that is none: they are printed and pasted.
+
+    Also for evidence so deep that who walks through it would come to no end.
+    """
     fleet = report.fleet
     every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
     check_names(chain(*every, fleet.leaves, *fleet.apart))
@@ -202,15 +212,23 @@ def refuse_odd_names(report: Report) -> None:
     for row in report.verdicts:
         if not is_check_id(row.check):
             raise ValueError(f"{row.check[:60]!a} is no id of a check")
+        if _is_deeper(row.evidence, _DEEPEST):
+            raise ValueError(f"evidence of {row.check} is more than {_DEEPEST} levels deep")
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
             raise ValueError(f"{folded[:60]!a} is no list of nodes")
 
 
+def _is_deeper(value: Any, levels: int) -> bool:
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not levels or any(_is_deeper(one, levels - 1) for one in below)
+
+
 def moment(started: str) -> datetime:
     """When a run began; ValueError where that is no time since 1970 with its zone."""
-    when = datetime.fromisoformat(started)
-    if when.tzinfo is None or not 1970 <= when.year < 9999:  # noqa: PLR2004
+    # fromisoformat takes any character between date and time.
+    when = datetime.fromisoformat(started) if _TIME.fullmatch(started) else None
+    if when is None or not 1970 <= when.year < 9999:  # noqa: PLR2004
         raise ValueError(f"{started[:40]!a} is no time since 1970")
     return when
 

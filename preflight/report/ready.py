@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.fabric.judge import turn_of
-from preflight.fleet.nodeset import fold
+from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow
 from preflight.verdict import BUSY, UNSEEN, Outcome
 
@@ -78,13 +78,13 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
             bad.update(entry.nodes)
     left |= known - judged
     idle = _without_a_partner(nodes, entries, bad)
-    left |= idle
+    left = (left | idle) - bad
     return Readiness(
-        ready=tuple(name for name in nodes if name not in bad | left),
+        ready=tuple(name for name in nodes if name not in bad and name not in left),
         not_ready=tuple(name for name in nodes if name in bad),
-        unjudged=tuple(name for name in nodes if name in left - bad),
+        unjudged=tuple(name for name in nodes if name in left),
         apart=tuple(pair for pair in apart if bad.isdisjoint(pair)),
-        idle=tuple(name for name in nodes if name in idle - bad),
+        idle=tuple(name for name in nodes if name in idle and name not in bad),
     )
 
 
@@ -124,9 +124,7 @@ def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None
         return entry.nodes[0], entry.nodes[1]
     if not blame.startswith("pair "):
         return None
-    words = blame.removeprefix("pair ").split("-")
-    halves = (("-".join(words[:cut]), "-".join(words[cut:])) for cut in range(1, len(words)))
-    return next(((a, b) for a, b in halves if a in nodes and b in nodes), None)
+    return two_of(blame.removeprefix("pair "), nodes)
 
 
 def left_open(entry: Entry) -> bool:

@@ -15,6 +15,7 @@ from preflight.check import FLEET
 from preflight.core.ledger import Entry
 from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.blame import Blame
+from preflight.fleet.nodeset import two_of
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.verdict import Outcome, Verdict
 
@@ -166,9 +167,7 @@ def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
     plain = subject.removeprefix("pair ").partition(" rail ")[0]
     if plain in known:
         return (plain,)
-    words = plain.split("-")
-    halves = (("-".join(words[:cut]), "-".join(words[cut:])) for cut in range(1, len(words)))
-    return next((pair for pair in halves if known.issuperset(pair)), ())
+    return two_of(plain, known) or ()
 
 
 def found_in(report: Report) -> tuple[Finding, ...]:

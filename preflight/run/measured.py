@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from preflight.check import Stage
 from preflight.fabric.planner import Planned
@@ -19,6 +20,7 @@ from preflight.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
 
 LARGEST = 1 << 30
@@ -54,6 +56,35 @@ class Measured(Struct, frozen=True, kw_only=True):
         rounds = read.planned.rounds if read.planned else ()
         check_names(chain(*chain(*rounds), read.planned.leaves if read.planned else ()))
         return read
+
+    def only(self, names: AbstractSet[str]) -> Measured:
+        """What is of these nodes and of pairs of them: a replay may leave nodes out."""
+        tried = {
+            name: replace(one, attempts=tuple(a for a in one.attempts if a.target in names))
+            for name, one in self.ports.items()
+        }
+        whole = replace(self, ports=tried, sweep=self.sweep and _swept(self.sweep, names))
+        by_node = ("reach", "facts", "ports", "port_troubles", "burned")
+        return replace(whole, **{field: _of(getattr(whole, field), names) for field in by_node})
+
+
+def _of(table: dict[str, Any], names: AbstractSet[str]) -> dict[str, Any]:
+    return {name: one for name, one in table.items() if name in names}
+
+
+def _swept(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
+    tables = {field: _of(by, names) for field, by in asdict(sweep).items() if isinstance(by, dict)}
+    tables["cut_off"] = {name: host for name, host in tables["cut_off"].items() if host in names}
+    return replace(
+        sweep,
+        **tables,
+        rounds=tuple(tuple(pair for pair in each if names >= {*pair}) for each in sweep.rounds),
+        pairs=tuple(one for one in sweep.pairs if names >= {one.a, one.b}),
+        unsettled=tuple(pair for pair in sweep.unsettled if names >= {*pair}),
+        inside=tuple(one for one in sweep.inside if one.node in names),
+        nccl_logs=tuple(one for one in sweep.nccl_logs if one.node in names),
+        domain=tuple(one for one in sweep.domain if names >= {one.a, one.b}),
+    )
 
 
 class Progress(Protocol):

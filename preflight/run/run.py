@@ -181,6 +181,7 @@ class Run:
         self, measured: Measured, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> None:
         """Judge what another run has measured; contacts nobody and never stops early."""
+        measured = measured.only({host.name for host in self.fleet.hosts})
         self._selection = self._select(selected)
         self.nonce = measured.nonce
         self.judgement.advance(measured)

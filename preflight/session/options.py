@@ -17,6 +17,7 @@ from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.fabric.schedule import default_rounds
 from preflight.fabric.stored.sane import refuse_absurd_sweep
+from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.fleet.waivers import refuse_unknown
 from preflight.history.place import VARIABLE
@@ -220,7 +221,7 @@ def read_options(config: pytest.Config) -> Chosen:
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
-    replayed = _replayed(config.getoption("preflight_replay"))
+    replayed = _replayed(config.getoption("preflight_replay"), fleet)
     wanted = _wanted(config.getoption("preflight_checks"), registry)
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
@@ -337,7 +338,7 @@ def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) 
     )
 
 
-def _replayed(path: str | None) -> Measured | None:
+def _replayed(path: str | None, fleet: Fleet) -> Measured | None:
     if path is None:
         return None
     try:
@@ -351,4 +352,8 @@ def _replayed(path: str | None) -> Measured | None:
             refuse_absurd_sweep(measured.sweep)
         except UsageError as error:
             raise UsageError(f"{path}: sweep.{error}") from error
+    unasked = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
+    if unasked and "reach" not in measured.skipped:
+        said = f"it holds nothing of {unasked}: leave out by --preflight-exclude={unasked}"
+        raise UsageError(f"--preflight-replay={path}: {said}")
     return measured

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.unit.core.access_lists import let_write
 from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
@@ -308,6 +309,56 @@ def test_root_runs_no_command_of_a_strangers_inventory(
     os.chown(strange, 0, 0)
     start(f"--preflight-inventory={inventory}", folder=tmp_path)
     assert (tmp_path / "sprung").exists(), "the trap itself is broken"
+
+
+@root_only
+@pytest.mark.parametrize("start", [_pytest, _run])
+def test_an_access_list_lets_nobody_change_what_root_takes(
+    tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """An inventory of root's whose access list lets another user write is not used."""
+    inventory = tmp_path / "fleet.toml"
+    spring = f'["sh", "-c", "touch {tmp_path / "sprung"}"]'
+    inventory.write_text(
+        f'[defaults]\ntransport = "local"\npython = {spring}\n[group.gpu]\nnodes = "127.0.0.1"\n'
+    )
+    let_write(inventory)
+    told = start(f"--preflight-inventory={inventory}", folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"{inventory} is not used: user nobody may write to {inventory}" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("place", "kind"), [("site/test_site_a.py", "access"), ("site", "access"), ("site", "default")]
+)
+def test_an_access_list_lets_nobody_change_roots_checks(
+    tmp_path: Path, place: str, kind: str
+) -> None:
+    """Nor may Python make compiled files in a folder that has another user write to them."""
+    site = tmp_path / "site"
+    write_check(site, "site.a", f"open({str(tmp_path / 'sprung')!r}, 'w')", stage="reach")
+    let_write(tmp_path / place, kind=kind)
+    told = _run("site", folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert "user nobody may write to" in told.stderr
+
+
+@root_only
+def test_a_conftest_that_another_user_inherited(tmp_path: Path) -> None:
+    """A file that root makes is another's to write where the folder's default list says so."""
+    his = tmp_path / "his"
+    his.mkdir()
+    let_write(his, kind="default")
+    (his / "conftest.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    os.removexattr(his, "system.posix_acl_default")
+    told = _pytest(folder=his)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {his / 'conftest.py'}, and user nobody may" in told.stderr
 
 
 @root_only

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from tests.unit.fabric.synthetic import hosts, sweep
 if TYPE_CHECKING:
     from tests.stories.here import Here
 
+RECORDED = Path(__file__).parents[1] / "frozen" / "runs"
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
 REACH = ("-m", "preflight_reach")
@@ -109,3 +112,35 @@ def test_measurements_that_cannot_be_are_refused(here: Here) -> None:
     assert told.exit == 4
     assert "odd.json: sweep.pairs[0] ('h1-h2').first.timings[0]: it has no times" in told.err
     assert "Traceback" not in told.out + told.err
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize("name", ["lab-three-culprits", "rehearsal-nvlink-domain"])
+def test_a_replay_leaves_out_who_is_excluded(
+    here: Here, name: str, workers: tuple[str, ...]
+) -> None:
+    """The node, its pairs and the ports that were tried on it: the others are judged alone."""
+    packed = RECORDED / name / "measured.json.gz"
+    path = here.folder / "whole.json"
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    told = here.preflight(
+        f"--preflight-replay={path}", "--preflight-nodes=h[1-4]", "--preflight-exclude=h1",
+        "--preflight-fail-fast=never", *workers,
+    )  # fmt: skip
+    assert told.exit == 1, told.out
+    assert "INTERNALERROR" not in told.out + told.err
+    assert told.report["fleet"]["nodes"] == ["h2", "h3", "h4"]
+    rows = told.report["verdicts"]
+    assert {"h2", "h3-h4"} <= {row["subject"] for row in rows}
+    assert not [row for row in rows if "h1" in row["subject"] or row["outcome"] == "broken"]
+
+
+def test_a_replay_of_who_was_not_measured_is_refused(here: Here) -> None:
+    """Nobody is ready of whom nothing is known: one line that names the node."""
+    here.check("site.a", "conclude(ok('fine'))")
+    kept = here.folder / "kept.json"
+    kept.write_bytes((here.judge("--preflight-exclude=n3").folder / "measured.json").read_bytes())
+    told = here.judge(f"--preflight-replay={kept}")
+    assert told.exit == 4
+    assert "kept.json: it holds nothing of n3: leave out by --preflight-exclude=n3" in told.err
+    assert here.judge(f"--preflight-replay={kept}", "--preflight-exclude=n3").exit == 0

@@ -5,6 +5,7 @@ Blame rests on who met whom when; a file that contradicts itself there would bla
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -225,12 +226,13 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
 
 
 def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
-    names = [one.node for one in sweep.inside]
-    _refuse_names("inside", names)
+    _refuse_names("inside", [one.node for one in sweep.inside])
+    known: set[str] = set()
     for number, one in enumerate(sweep.inside):
         where = f"inside[{number}] ({one.node[:60]!a})"
-        if one.node in names[:number]:
+        if one.node in known:
             raise absurd(where, "it stands twice there", "leave one of them out")
+        known.add(one.node)
         refuse_backend(where, one.backend)
         if backends and one.backend not in backends:
             said = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
@@ -262,12 +264,8 @@ def _refuse_domains(sweep: Sweep) -> None:
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
     found = []
     for number, around in enumerate(sweep.rounds):
-        names = [name for pair in around for name in pair]
-        twice = (
-            next((name for name in names if names.count(name) > 1), None)
-            if (len(set(names)) < len(names))
-            else None
-        )
+        often = Counter(name for pair in around for name in pair)
+        twice = next((name for name, times in often.items() if times > 1), None)
         if twice is not None:
             said = f"{twice!a} stands twice"
             raise absurd(f"rounds[{number}]", said, "pairs of a round are disjoint: correct it")

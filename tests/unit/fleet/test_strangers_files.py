@@ -13,6 +13,7 @@ from preflight.core.trust import who_may_change, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
+from tests.unit.core.access_lists import let_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,8 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "belongs to nobody": give_away,
     "everybody may write to": lambda path: path.chmod(0o666),
     "its group may write to": open_to_group,
+    "user nobody may write to": let_write,
+    "group 65534 may write to": lambda path: let_write(path, group=True),
 }
 
 
@@ -82,6 +85,36 @@ def test_an_inventory_of_somebody_else_is_refused_unread(
     SPOILED[said](path)
     assert said in refused(path)
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("named", ["user", "group"])
+@pytest.mark.parametrize("way", ["mask", "root", "owning group"])
+def test_an_access_list_that_opens_a_file_to_nobody(tmp_path: Path, way: str, named: str) -> None:
+    """It names root, its mask has no write, or the bits that look like the group's are the mask."""
+    path = written(tmp_path / "fleet.toml", KINDS["fleet.toml"])
+    if way == "mask":
+        let_write(path, group=named == "group", mask=5)
+    else:
+        let_write(path, group=named == "group", number=0)
+    if way == "owning group":
+        os.chown(path, 0, STRANGER)
+    assert resolve(Wish(inventory=str(path))).hosts
+
+
+@pytest.mark.parametrize("folder", ["access", "default"])
+def test_a_folder_whose_access_list_lets_another_write(tmp_path: Path, folder: str) -> None:
+    """Also where he may write to what is yet to be made in it, and where it is there already."""
+    his = tmp_path / "his"
+    his.mkdir()
+    let_write(his, kind=folder)
+    assert "user nobody may write to" in who_may_change(his)
+    assert "user nobody may write to" in refused(his / "soon.toml")
+    path = written(his / "fleet.toml", KINDS["fleet.toml"])
+    path.chmod(0o644)
+    if folder == "default":
+        assert resolve(Wish(inventory=str(path))).hosts
+    else:
+        refused(path)
 
 
 @pytest.mark.parametrize("place", ["folder", "link", "missing"])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from preflight import cli
 from preflight.errors import UsageError
 from preflight.report.document import BlameRow, MissedRow, PairRow, encode
 from preflight.report.events import Began, reread
@@ -43,13 +44,52 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "started", ["0001-01-01", "", "yesterday", "9999-12-31T23:59:59Z", "2026-11-23"]
+    "started",
+    ["0001-01-01", "", "yesterday", "9999-12-31T23:59:59Z", "2026-11-23", "2026-13-45T25:61:00Z"]
+    + [f"2026-11-23{between}22:52:20+00:00" for between in ("\n", "\x9b", "\u202e", "<", '"', " ")],
 )
 def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> None:
-    """Also before a page or a metric is made of it."""
+    """Also before a page or a metric is made of it, or a JUnit file, which would hold its text."""
     (tmp_path / "report.json").write_text(json.dumps({**json.loads(WHOLE), "started": started}))
     with pytest.raises(UsageError, match=r"is no report of this preflight .*give another run"):
         reread(tmp_path)
+
+
+@pytest.mark.parametrize("view", ["--public", "--prometheus={0}/x.prom", "--json", "--html=-"])
+@pytest.mark.parametrize("odd", ["counts", "expected", "lost", "coverage", "evidence", "events"])
+def test_numbers_and_evidence_without_bounds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: str, view: str
+) -> None:
+    """A count that no float holds, and evidence as deep as Python walks: one line, exit 4."""
+    document = json.loads(encode(report(("n1", "n2"), {("gpu.ecc", "n1"): fail("b", advice="d")})))
+    deep: list[object] = []
+    for _ in range(600):
+        deep = [deep]
+    if odd == "counts":
+        document["counts"]["ok"] = 10**400
+    elif odd == "coverage":
+        counted = ("rounds", "rounds_total", "seed", "pairs", "pairs_run", "leaf_pairs")
+        known = dict.fromkeys(("pairs_known", "runs_left", "leaf_pairs_known"))
+        more = {"topology": "", "leaf_pairs_run": 10**400}
+        document["coverage"] = dict.fromkeys(counted, 10**400) | known | more
+    elif odd in ("evidence", "events"):
+        document["verdicts"][0]["evidence"] = {"a": deep}
+    else:
+        document[odd] = 10**400
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    if odd == "events":
+        (tmp_path / "report.json").unlink()
+        began = {
+            "event": "began", "preflight": "0.1.0", "run": "ab", "tier": "quick", "origin": "",
+            "started": "2026-11-22T02:00:00+00:00", "nodes": ["n1"], "owed": {},
+        }  # fmt: skip
+        said = {"event": "verdict", **document["verdicts"][0]}
+        (tmp_path / "events.jsonl").write_text(f"{json.dumps(began)}\n{json.dumps(said)}\n")
+    words = view.format(tmp_path).split("=")
+    assert cli.main(["report", str(tmp_path), *words]) == 4
+    told = capsys.readouterr().err
+    assert "is no report of this preflight" in told
+    assert len(told.splitlines()) == 1
 
 
 def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
