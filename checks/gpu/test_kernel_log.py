@@ -80,7 +80,8 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
         if "nvidia-nv" not in line.text:
             continue
         if _RELOADED.search(line.text):
-            old, new = [*old, *_graded(new)], []
+            old += _graded(new)
+            new = []
         found = _SXID.search(line.text)
         if found is not None:
             link = _LINK.search(found[5])
@@ -127,7 +128,8 @@ def judge_sxids(facts: Facts) -> Verdict:
         "log": log.source,
     }
     fatal = [each for each in new if each.fatal]
-    own = [each for each in fatal if not (each.code == _LINK_LOST and _explained(log.lines))]
+    explained = _explained(log.lines)
+    own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
     if own:
         return fail(
             f"{_told(own, facts)}; expected no fatal SXid {window(log, facts)}",
@@ -155,7 +157,9 @@ def _of_the_rest(
 ) -> Verdict:
     """None is known to be fatal: whether one may be."""
     said = window(log, facts)
-    if untold := [each for each in new if _unsettled(each, log.lines)]:
+    explained = _explained(log.lines)
+    untold = [e for e in new if e.fatal is None and not (e.code == _LINK_LOST and explained)]
+    if untold:
         return unknown(
             f"{_told(untold, facts)}: the line that says Fatal or Non-fatal was not found {said}",
             advice=f"look for it (dmesg, journalctl -k); if it is fatal: {untold[0].part[1]}",
@@ -173,10 +177,6 @@ def _of_the_rest(
 
 def _no_switch() -> Verdict:
     return not_run("no NVSwitch here, no SXid in its kernel log")
-
-
-def _unsettled(one: Fault, lines: Sequence[LogLine]) -> bool:
-    return one.fatal is None and not (one.code == _LINK_LOST and _explained(lines))
 
 
 def _explained(lines: Sequence[LogLine]) -> bool:

@@ -31,10 +31,12 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
     mute = [nic.name for nic in facts.nics if not nic.firmware]
     vote = group.majority(firmwares)
     by_group = vote if vote is not None and vote.decides else None
-    odd = []
+    odd, alike = [], dict[str, list[str]]()
     for nic in facts.nics:
-        alike = [n.firmware for n in facts.nics if chip(n) == chip(nic) and n.firmware]
-        usual, origin = most(alike), "on its peers"
+        alike.setdefault(chip(nic), []).append(nic.firmware)
+    peers = {kind: most(filter(None, some)) for kind, some in alike.items()}
+    for nic in facts.nics:
+        usual, origin = peers[chip(nic)], "on its peers"
         if by_group is not None:
             usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
             origin = f"on {by_group.votes} of {by_group.of} nodes of group {group.name}"
