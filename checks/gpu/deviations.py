@@ -151,6 +151,8 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
     """Pairs whose NVLinks do not look the same from both ends."""
     ends = link_ends(gpus)
     told = [gpu for gpu in gpus if gpu.links is not None]
+    if not any(link.remote for gpu in told for link in gpu.links or ()):
+        return  # through switches all look the same from both ends
     for a in told:
         for b in told:
             if a.index >= b.index:

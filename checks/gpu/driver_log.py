@@ -7,6 +7,7 @@ same GPC and TPC again, the hardware may be at fault and wants its diagnostics.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ _SUMMARY = 154
 _ECC, _OF_ECC = {48}, {63, 94, 95, 171, 172}
 _CLEANED_UP = {43, 45}
 _NVLINK = {74, 136, *range(144, 151), 155}
+_TELLING = {*_LOST, _SUMMARY, *_ECC, *_CLEANED_UP}
 _AFTERMATH: set[Grade] = {"application", "notice"}
 
 
@@ -98,14 +100,17 @@ def slot_of(bus_id: str) -> str:
 def troubles(lines: Sequence[LogLine]) -> list[Trouble]:
     """Everything that was said, in its order; of a code that came again for a GPU, the last."""
     found: dict[tuple[str, int | str], Trouble] = {}
+    live: _Live = {}, {}
     for order, line in enumerate(lines):
         if "NVRM: " not in line.text and "nvidia" not in line.text:
             continue
-        for key in [key for key, each in found.items() if _clears(line.text, each)]:
+        for key in _over(line.text, live):
             found[key] = replace(found[key], old=True)
         for one in _read_line(order, line):
             before = found.pop((one.slot, one.code), None)
-            found[one.slot, one.code] = one if before is None else _again(one, before)
+            now = found[one.slot, one.code] = one if before is None else _again(one, before)
+            if not now.old:
+                live[isinstance(one.code, int)].setdefault(one.slot, {})[one.slot, one.code] = None
     return sorted(found.values(), key=lambda each: each.order)
 
 
@@ -123,7 +128,23 @@ def roots(said: Iterable[Trouble]) -> list[Trouble]:
     GPUs that are well; programs that die of a fault leave 13, 31, 43 and 45, which may name it.
     """
     every = list(said)
-    return [one for one in every if not any(_echoes(one, other) for other in every)]
+    codes = {(each.slot, each.code): each for each in every}
+    # Of those that are alike for `_echoes` two are enough: the first may be `one`, or of its GPU.
+    alike: dict[tuple[str, bool], dict[object, Trouble]] = {}
+    for each in every:
+        kind = each.grade, each.code if each.code in _TELLING else type(each.code)
+        for scope, own in ((each.slot, "code"), ("", "slot")):
+            some = alike.setdefault((scope, each.old), {})
+            if getattr(some.setdefault(kind, each), own) != getattr(each, own):
+                some.setdefault((kind, "other"), each)
+
+    def others(one: Trouble) -> Iterator[Trouble]:
+        yield from alike[one.slot, one.old].values()
+        yield from alike["", one.old].values()
+        causes = ((one.slot, cause) for cause in one.causes if one.code in _CLEANED_UP)
+        yield from (codes[key] for key in causes if key in codes)
+
+    return [one for one in every if not any(_echoes(one, other) for other in others(one))]
 
 
 def _echoes(one: Trouble, other: Trouble) -> bool:
@@ -195,19 +216,21 @@ def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
         yield training[1], "its NVLinks do not train", "reset", advice
 
 
-def _clears(text: str, earlier: Trouble) -> bool:
-    """Whether a line says that what was before it is over, for that GPU."""
-    if earlier.old:
-        return False
-    if _MODULE.search(text):
-        return True
-    if _LOADED.search(text):
-        # It is written after the GPUs were started: those that then failed are of this driver.
-        return isinstance(earlier.code, int)
-    xid = XID.search(text)
-    if xid is None or int(xid[2]) != _SUMMARY or slot_of(xid[1]) != earlier.slot:
-        return False
-    return bool(_RECOVERED.search(xid[3]))
+_Key = tuple[str, int | str]
+_Live = tuple[dict[str, dict[_Key, None]], dict[str, dict[_Key, None]]]
+"""What is not over, by slot: troubles told in words, and Xids."""
+
+
+def _over(text: str, live: _Live) -> list[_Key]:
+    """Take out what a line says is over: for one GPU, or for all."""
+    xid, over = XID.search(text), list[dict[_Key, None]]()
+    if xid is not None and int(xid[2]) == _SUMMARY and _RECOVERED.search(xid[3]):
+        over = [each.pop(slot_of(xid[1]), {}) for each in live]
+    # "loading" comes after the GPUs were started: those that then failed are of this driver.
+    for each in live if _MODULE.search(text) else live[1:] if _LOADED.search(text) else ():
+        over += each.values()
+        each.clear()
+    return [key for keys in over for key in keys]
 
 
 def _again(one: Trouble, before: Trouble) -> Trouble:
@@ -265,7 +288,7 @@ def repeated(lines: Iterable[LogLine]) -> dict[str, Repeated]:
     for slot, bursts in _bursts(lines).items():
         recent = [b for b in bursts if bursts[-1].first_s - b.last_s < limit("same_tpc_within_s")]
         alone = [next(iter(each.places)) for each in recent if len(each.places) == 1]
-        place = max(alone, key=alone.count, default="")
+        place = max(alone, key=Counter(alone).__getitem__, default="")
         there = [each for each in recent if each.places == {place}]
         pids = set().union(*(each.pids for each in there))
         if len(there) < limit("same_tpc_bursts") or 2 * len(there) <= len(recent):

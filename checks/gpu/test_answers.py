@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
@@ -30,9 +31,10 @@ def twins(gpus: Sequence[Gpu]) -> str:
         ("PCI address", [gpu.bus_id for gpu in gpus]),
         ("index", [str(gpu.index) for gpu in gpus]),
     ):
-        twice = next((each for each in told if each and told.count(each) > 1), "")
+        times = Counter(told)
+        twice = next((each for each in told if each and times[each] > 1), "")
         if twice:
-            return f"{told.count(twice)} GPUs have the {words} {twice}"
+            return f"{times[twice]} GPUs have the {words} {twice}"
     return ""
 
 

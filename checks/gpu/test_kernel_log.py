@@ -41,6 +41,8 @@ CHECKS = (
 
 
 _SHOWN = 4
+_LABELS = 16
+"""Troubles of one GPU in a sentence."""
 
 
 def judge_xid(promised: Promise, facts: Facts) -> Verdict:
@@ -146,8 +148,10 @@ def _xid_words(found: Sequence[Trouble], said: Sequence[Trouble], facts: Facts) 
     parts = []
     for slot in slots[:_SHOWN]:
         own = [each for each in found if each.slot == slot]
-        words = ", ".join(each.label + (f" {each.times} times" * (each.times > 1)) for each in own)
-        then = dict.fromkeys(str(echo.code) for each in own for echo in echoes(each, said))
+        first = own[:_LABELS]
+        words = ", ".join(each.label + f" {each.times} times" * (each.times > 1) for each in first)
+        words += f" and {len(own) - _LABELS} more" if len(own) > _LABELS else ""
+        then = dict.fromkeys(str(echo.code) for each in first for echo in echoes(each, said))
         numbers = [code for code in then if code.isdecimal()]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
         parts.append(f"{_name(slot, facts)}: {words}{ago(own[-1].last_s, facts)}")
@@ -245,7 +249,8 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
         if "nvidia-nv" not in line.text:
             continue
         if _RELOADED.search(line.text):
-            old, new = [*old, *_graded(new)], []
+            old += _graded(new)
+            new = []
         found = _SXID.search(line.text)
         if found is not None:
             link = _LINK.search(found[5])
@@ -292,7 +297,8 @@ def judge_sxid(facts: Facts) -> Verdict:
         "log": log.source,
     }
     fatal = [each for each in new if each.fatal]
-    own = [each for each in fatal if not (each.code == _LINK_LOST and _explained(log.lines))]
+    explained = _explained(log.lines)
+    own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
     if own:
         return fail(
             f"{_sxid_words(own, facts)}; expected no fatal SXid {window(log, facts)}",
@@ -320,7 +326,9 @@ def _not_fatal_verdict(
 ) -> Verdict:
     """None is known to be fatal: whether one may be."""
     said = window(log, facts)
-    if untold := [each for each in new if _unsettled(each, log.lines)]:
+    explained = _explained(log.lines)
+    untold = [e for e in new if e.fatal is None and not (e.code == _LINK_LOST and explained)]
+    if untold:
         words = _sxid_words(untold, facts)
         return unknown(
             f"{words}: the line that says Fatal or Non-fatal was not found {said}",
@@ -339,10 +347,6 @@ def _not_fatal_verdict(
 
 def _no_switch() -> Verdict:
     return not_run("no NVSwitch here, no SXid in its kernel log")
-
-
-def _unsettled(one: Fault, lines: Sequence[LogLine]) -> bool:
-    return one.fatal is None and not (one.code == _LINK_LOST and _explained(lines))
 
 
 def _explained(lines: Sequence[LogLine]) -> bool:

@@ -59,6 +59,7 @@ class Recoveries:
         self._errors: set[str] = set()
         self._drivers: set[str] = set()
         self._over = False
+        self._how: Outcome | None = None
         self._at_s: float | None = None
 
     def error(self, where: str, line: LogLine) -> None:
@@ -66,7 +67,7 @@ class Recoveries:
         before, self._at_s = self._at_s, line.at_s
         later = before is not None and line.at_s is not None and line.at_s - before > _APART_S
         if self._over or later:
-            self._errors, self._drivers, self._over = set(), set(), False
+            self._errors, self._drivers, self._over, self._how = set(), set(), False, None
         self._errors.add(where)
         named = _BY.match(line.text)
         if named is not None and named["driver"] != "pcieport":
@@ -89,6 +90,9 @@ class Recoveries:
                 self._end("unrecovered" if others else "fatal")
 
     def _end(self, outcome: Outcome) -> None:
+        if self._how in (outcome, "fatal"):
+            return  # of these errors it was said before
+        self._how = outcome
         for where in self._errors:
             if self.ended.get(where) != "fatal":
                 self.ended[where] = outcome

@@ -203,6 +203,8 @@ def odd_links(
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
     addressed = any(one.addresses for one in links)
+    every = (facts.network and facts.network.interfaces) or ()
+    wholes = {name for one in every for name in (one.master, one.name if one.lower else "")}
     for one in links:
         if not is_up(one):
             if not addressed:  # else net.interface tells of it, or `_lost_parts`
@@ -211,7 +213,8 @@ def odd_links(
         if one.ethernet is not None and one.ethernet.duplex == "half":
             sentence = f"{one.name} runs half duplex, full is expected"
             yield Oddity(sentence, f"let both ends of {one.name} negotiate (ethtool -s autoneg on)")
-        yield from _lost_parts(one, facts, group, grave=grave)
+        if one.name in wholes:
+            yield from _lost_parts(one, facts, group, grave=grave)
         if one.name not in rdma:
             yield from _odd_mtu(one, group, grave=grave)
             yield from _slow(one, links, group, grave=grave)
@@ -220,10 +223,11 @@ def odd_links(
 
 def unheld(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
     """Links whose speed nothing says what it should be: neither peers nor the device itself."""
+    rdma = over_rdma(facts)
     return [
         one.name
         for one in links
-        if one.physical and is_up(one) and one.speed_mbits and one.name not in over_rdma(facts)
+        if one.physical and is_up(one) and one.speed_mbits and one.name not in rdma
         if one.ethernet is None or one.ethernet.most_mbits is None
         if decided(group.majority(speed_of(one.name))) is None
     ]  # fmt: skip
@@ -314,7 +318,8 @@ def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verd
     )
     if odd is not None:
         return odd
-    told = tuple(one for one in links if one.name not in over_rdma(facts))
+    rdma = over_rdma(facts)
+    told = tuple(one for one in links if one.name not in rdma)
     if not told:
         return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
     return _unknown_links(told, facts, group) or ok(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
@@ -98,9 +100,10 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
 
     A link that came up again without a word of having been down was down too.
     """
-    found: list[Event] = []
+    found: dict[tuple[str, str], list[Event]] = defaultdict(list)
     ups: dict[str, _Ups] = {}
     unsaid: list[Event] = []
+    downs: dict[str, tuple[int, float]] = defaultdict(lambda: (0, inf))
     for order, line in enumerate(lines):
         if up := _UP.match(line.text):
             who = up["bus"] or up["name"]
@@ -109,15 +112,21 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
         started = _STARTED.match(line.text)
         if started is not None:
             if before := ups.pop(started["bus"], None):
-                unsaid += before.unsaid(found)
-            found = [each for each in found if each.who != started["bus"] or each.kind == "down"]
+                unsaid += before.unsaid(*downs[started["bus"]])
+            found.pop((started["bus"], "fails"), None)
+            found.pop((started["bus"], "tells"), None)
         one = _read_line(order, line)
-        if one is not None and one.kind == "recovered":
-            found = [e for e in found if e.who != one.who or e.kind not in _FAILS]
-        if one is not None:
-            found.append(one)
-    unsaid += [each for one in ups.values() for each in one.unsaid(found)]
-    return found + unsaid
+        if one is None:
+            continue
+        if one.kind == "recovered":
+            found.pop((one.who, "fails"), None)
+        group = "fails" if one.kind in _FAILS else "down" if one.kind == "down" else "tells"
+        found[one.who, group].append(one)
+        if one.kind == "down":
+            times, first = downs[one.who]
+            downs[one.who] = times + one.times, min(first, order)
+    unsaid += [each for one in ups.values() for each in one.unsaid(*downs[one.who])]
+    return sorted((e for some in found.values() for e in some), key=lambda e: e.order) + unsaid
 
 
 @dataclass(slots=True)
@@ -133,11 +142,10 @@ class _Ups:
         self.times += line.times
         self.last_s = line.last_s
 
-    def unsaid(self, said: Sequence[Event]) -> list[Event]:
-        """How often it must have been down between, beyond what was said."""
-        downs = [each for each in said if each.who == self.who and each.kind == "down"]
+    def unsaid(self, downs: int, since: float) -> list[Event]:
+        """How often it must have been down between, beyond what was said, and since which line."""
         # The first time needs no word before it: so every link begins.
-        known = sum(e.times for e in downs) + all(e.order > self.first for e in downs)
+        known = downs + (since > self.first)
         less = self.times - known
         note = "it came up again"
         return [Event(self.who, "down", self.first, less, self.last_s, note)] if less > 0 else []
@@ -200,7 +208,7 @@ def _without_known(
     reported = {
         one: reporting_check(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK
     }
-    rest = [one for one in (*flaps, *notable) if not reported.get(one)]
+    rest = dict.fromkeys(one for one in (*flaps, *notable) if not reported.get(one))
     if not rest:
         return flaps, notable, next(iter(reported.values()))
     return [one for one in flaps if one in rest], [one for one in notable if one in rest], ""
@@ -244,9 +252,11 @@ def _flapping(said: Sequence[Event], facts: Facts) -> list[Event]:
 
 def _by_link(said: Sequence[Event]) -> list[Event]:
     """All that each link went down, as one."""
-    found = []
-    for who in dict.fromkeys(each.who for each in said if each.kind == "down"):
-        own = [each for each in said if each.kind == "down" and each.who == who]
+    found, downs = [], dict[str, list[Event]]()
+    for each in said:
+        if each.kind == "down":
+            downs.setdefault(each.who, []).append(each)
+    for who, own in downs.items():
         last_s = max((e.last_s for e in own if e.last_s is not None), default=None)
         times = sum(each.times for each in own)
         note = next((each.note for each in own if each.note), "")

@@ -119,8 +119,8 @@ def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
 
 def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
     """Active ports whose own interface is down, while those of their peers are up."""
+    told = _port_interfaces(facts)
     for port, device in down_interfaces(facts):
-        told = _port_interfaces(facts)
         up = sum(one.operstate in ("up", "unknown") for _, one in told)
         yield Oddity(
             f"{port.name} is ACTIVE, but its interface {device.name} is down; "
@@ -276,7 +276,7 @@ def errors_of(port: Port, facts: Facts) -> Iterator[Oddity]:
     if up_s > 0:
         yield from _too_fast(port, up_s)
     else:
-        yield from _beyond_peers(port, ports_of(facts))
+        yield from _beyond_peers(port, facts)
 
 
 def undated(facts: Facts) -> tuple[str, ...]:
@@ -315,16 +315,17 @@ def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
             yield Oddity(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-def _beyond_peers(port: Port, ports: Sequence[Port]) -> Iterator[Oddity]:
+def _beyond_peers(port: Port, facts: Facts) -> Iterator[Oddity]:
     """Of totals without a date only this is sure: other ports have been through the same time."""
-    others = [p for p in ports if p.name != port.name and p.kind == port.kind and p.port.counters]
-    if len(others) < ENOUGH_ALIKE:
-        return
-    for one in port.port.counters.nonzero if port.port.counters else ():
-        rule = RULES.get(one.name)
-        usual = median_low(p.port.counters.value(one.name) for p in others if p.port.counters)
-        if rule is not None and one.value >= limit(rule.limit) and one.value > 10 * usual:
+    told = port.port.counters.nonzero if port.port.counters else ()
+    high = [e for e in told if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
+    alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
+    others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
+    for one in high if len(others) >= ENOUGH_ALIKE else ():
+        usual = median_low(each.value(one.name) for each in others)
+        if one.value > 10 * usual:
             seen = f"{port.name}: {one.name} {one.value}, {usual} on its {len(others)} peers"
+            rule = RULES[one.name]
             yield Oddity(seen, rule.advice.format(port.name), grave=rule.grave)
 
 

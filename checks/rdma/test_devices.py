@@ -34,10 +34,12 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
         return not_run("no RDMA devices here")
     mute = [nic.name for nic in facts.nics if not nic.firmware]
     by_group = decided(group.majority(firmwares))
-    odd = []
+    odd, alike = [], dict[str, list[str]]()
     for nic in facts.nics:
-        alike = [n.firmware for n in facts.nics if chip(n) == chip(nic) and n.firmware]
-        usual, origin = most(alike), "on its peers"
+        alike.setdefault(chip(nic), []).append(nic.firmware)
+    peers = {kind: most(filter(None, some)) for kind, some in alike.items()}
+    for nic in facts.nics:
+        usual, origin = peers[chip(nic)], "on its peers"
         if by_group is not None:
             usual = next((fw for kind, fw in by_group.value if kind == chip(nic)), None)
             origin = on_most(by_group, group)

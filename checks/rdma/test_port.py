@@ -152,20 +152,23 @@ _TOLERANCE: Final = 0.97
 def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Oddity]:
     """Active ports below the promise, the group, their own peers, or their own interface."""
     active = [port for port in ports_of(facts) if port.active]
-    by_group = decided(group.majority(rates))
+    vote = decided(group.majority(rates))
+    by_group = dict(vote.value) if vote is not None else {}
+    gbits: dict[object, list[float | None]] = {}
+    for port in active:
+        gbits.setdefault(port.kind, []).append(port.gbits)
+    peers, lanes = {kind: most(some) for kind, some in gbits.items()}, most(p.lanes for p in active)
     for port in active:
         if port.gbits is None:
             continue
         expected, origin = _expected(port, promised, active)
-        if expected is None and by_group is not None:
-            expected = dict(by_group.value).get(port.name)
-            origin = on_most(by_group, group)
+        if expected is None and vote is not None:
+            expected, origin = by_group.get(port.name), on_most(vote, group)
         if expected is None:
-            expected = most(p.gbits for p in active if p.kind == port.kind)
-            origin = "on its peers"
+            expected, origin = peers[port.kind], "on its peers"
         if expected is not None and port.gbits < expected * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
-            grave = not port.of_fabric or (port.lanes or 0) < (most(p.lanes for p in active) or 0)
+            grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
             sentence = f"{port.name} runs at {_rate(port)}, {expected:g} {origin}"
             yield Oddity(sentence, _RETRAIN, grave=grave)
         elif (told := _interface_gbits(port, facts)) and port.gbits < told * _TOLERANCE:

@@ -61,6 +61,7 @@ _SLURM: Final = {
 _MAY_SAY: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
 """Lines without any of these set and start nothing: splitting a long log into words takes long."""
 
+MOST_LAUNCHES: Final = 64
 _RANKS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
 
 
@@ -165,6 +166,8 @@ def read_script(text: str) -> Script:
     reader = _Reader()
     for number, line in logical_lines(text):
         reader.line(number, line)
+        if max(len(reader.script.launches), len(reader.script.headings)) > MOST_LAUNCHES:
+            break  # each has all settings above it
     return reader.script
 
 
@@ -243,6 +246,8 @@ def read(text: str) -> Captured | None:
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
     damaged = _damage(text, cut=is_cut(text))
+    if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
+        damaged = f"it starts ranks over {MOST_LAUNCHES} times: give each script by itself"
     by_node = {name: _starred(told(settings)) for name, settings in nodes(script).items()}
     if by_node:
         return _several(by_node, damaged, one_job=True)

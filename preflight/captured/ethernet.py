@@ -126,7 +126,7 @@ def _statistics(lines: list[str]) -> Captured:
 
 def _counted(name: str, counts: Mapping[str, int]) -> Interface:
     told = [each for each in counts if kind_of(each)]
-    told += [each for each in counts if each not in told and _TROUBLE.search(each)]
+    told += [each for each in counts if not kind_of(each) and _TROUBLE.search(each)]
     nonzero = tuple(Counter(each[:512], counts[each]) for each in told if counts[each])[:_MOST]
     downs = [counts[each] for each in counts if kind_of(each) == "flaps"]
     return Interface(

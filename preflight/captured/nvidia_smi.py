@@ -206,14 +206,14 @@ def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
     if not bad:
         return found
     gpus = list(found.facts.gpus or ())
-    known = {one.bus_id for one in gpus}
+    known, corrupted = {one.bus_id for one in gpus}, frozenset(bad)
     gpus += [
         Gpu(index=len(gpus) + more, uuid="", name="", bus_id=name, health=GpuHealth())
         for more, name in enumerate(name for name in bad if name not in known)
     ]
     marked = tuple(
         replace(one, health=replace(one.health or GpuHealth(), inforom_valid=False))
-        if one.bus_id in bad
+        if one.bus_id in corrupted
         else one
         for one in gpus
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter as Counted
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -255,8 +256,8 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
 
 def _damages(kind: Kind, devices: list[_Device]) -> Iterator[str]:
     """What every whole output of that kind has."""
-    names = [device.name for device in devices]
-    yield from (f"{name} comes twice in it" for name in names if names.count(name) > 1)
+    names = Counted(device.name for device in devices)
+    yield from (f"{name} comes twice in it" for name, times in names.items() if times > 1)
     wanted = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
     for device in devices:
         told = device.words.get("number of ports", "")

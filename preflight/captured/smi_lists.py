@@ -253,7 +253,7 @@ def parse_nvlink(text: str) -> Links | None:
     garbled = ""
     for line in text.splitlines():
         if match := _GPU.match(line):
-            gpus = _closed(gpus, links)
+            _close(gpus, links)
             links = {}
             gpus.append(_gpu(match))
         elif not gpus or _OTHER.search(line):
@@ -272,7 +272,7 @@ def parse_nvlink(text: str) -> Links | None:
             strange.append(line.strip())
             continue
         garbled = garbled or next(iter(strange), "")
-    gpus = _closed(gpus, links)
+    _close(gpus, links)
     if not seen:
         return None
     # What follows the last line of it is no part of it, but for a line that was cut off.
@@ -315,15 +315,15 @@ def _mbps(printed: str) -> int | None:
         return None
 
 
-def _closed(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> list[Gpu]:
+def _close(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
     """Give the last GPU the links that were listed below it."""
     if not gpus or not links:
-        return gpus
+        return
     known = dict(sorted(links.items())[:_MOST])
     up = {at: one for at, one in known.items() if one.get("mbps") != 0}
     health = GpuHealth(link_errors=tuple(LinkErrors(link=at, **one) for at, one in up.items()))
     told = tuple(NvLink(link=at, up=at in up) for at in known)
-    return [*gpus[:-1], replace(gpus[-1], links=told, health=health)]
+    gpus[-1] = replace(gpus[-1], links=told, health=health)
 
 
 def parse_p2p(text: str) -> tuple[tuple[Gpu, ...], tuple[GpuPair, ...], str] | None:

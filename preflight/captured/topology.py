@@ -312,4 +312,4 @@ def _links(ends: list[tuple[str, str]]) -> tuple[NvLink, ...]:
 
 def _nvlinks(code: str) -> int:
     """Count the links of "NV18"; 0 for every other way."""
-    return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,3}", code) else 0
+    return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,2}", code) else 0

@@ -29,11 +29,12 @@ from preflight.captured.archive import MAGIC, unpack
 from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
+from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
 from preflight.core.files import open_stream
 from preflight.core.ledger import Entry
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.core.text import plain_json, printable, wrapped
+from preflight.core.text import countable, plain_json, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
@@ -77,7 +78,22 @@ KINDS: Final = ", ".join((
 
 def captured(text: str) -> Captured | None:
     """Read a text by the first reader whose kind it is; None if it is of no kind that is known."""
-    return next((found for reader in READERS if (found := reader(text)) is not None), None)
+    text = countable(text)
+    found = next((found for reader in READERS if (found := reader(text)) is not None), None)
+    if found is None or (many := _crowd(found.facts)) <= _MOST_PORTS:
+        return found
+    damaged = f"it lists {many} ports, and a node has {_MOST_PORTS} at most: give each node's text"
+    return replace(found, facts=bare_facts(), damaged=damaged)
+
+
+_MOST_PORTS: Final = 1024
+"""RDMA ports or interfaces of one node, virtual ones included: each is held against all others."""
+
+
+def _crowd(facts: Facts) -> int:
+    """How many of them a text shows; a list of a whole fabric's may have any number."""
+    nics = sum(len(nic.ports) for nic in facts.nics or () if nic.hca_type not in (SWITCH, ADAPTER))
+    return max(nics, len((facts.network and facts.network.interfaces) or ()))
 
 
 CONDEMNED, UNJUDGED, EMPTY = 1, 3, 5

@@ -69,6 +69,14 @@ def last_line(text: bytes, width: int = WIDTH) -> str:
     return ""
 
 
+_ENDLESS: Final = re.compile(r"(?<!\d)\d{301,}")
+
+
+def countable(text: str) -> str:
+    """Cut out the numbers that no float holds: int() refuses some of them, and an error is all."""
+    return _ENDLESS.sub("...", text)
+
+
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 

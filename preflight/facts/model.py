@@ -232,9 +232,10 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     kernel: Line
     python: Python
     driver: Driver
-    gpus: tuple[Gpu, ...] | None = None
-    gpu_pairs: tuple[GpuPair, ...] | None = None
-    nics: tuple[Nic, ...] | None = None
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=64)] | None = None
+    """NVIDIA's driver takes 32: NV_MAX_DEVICES of its nvlimits.h."""
+    gpu_pairs: Annotated[tuple[GpuPair, ...], Meta(max_length=64 * 64)] | None = None
+    nics: Annotated[tuple[Nic, ...], Meta(max_length=1024)] | None = None
     network: Network | None = None
     gpudirect: GpuDirect | None = None
     topo_text: Annotated[str, Meta(max_length=131072)] | None = None

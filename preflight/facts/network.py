@@ -141,7 +141,7 @@ class Resolved(Struct, frozen=True, forbid_unknown_fields=True):
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything of a node's network that programs look at before they connect."""
 
-    interfaces: tuple[Interface, ...] | None = None
+    interfaces: Annotated[tuple[Interface, ...], Meta(max_length=8192)] | None = None
     """In the kernel's order (by index), in which NCCL takes them; None where unreadable."""
     ephemeral: tuple[Index, Index] | None = None
     """First and last port that the kernel gives to outgoing connections."""

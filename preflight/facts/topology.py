@@ -204,7 +204,7 @@ def _header(line: Line) -> Header | None:
 def _titles(words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The affinity columns of the header; a title that was cut off at the right does not count."""
     found: list[tuple[str, ...]] = []
-    while title := next((title for title in _TITLES if words[: len(title)] == title), None):
+    while title := next((t for t in _TITLES if t not in found and words[: len(t)] == t), None):
         found.append(title)
         words = words[len(title) :]
     return tuple(found)
@@ -239,6 +239,9 @@ def _affinities(line: Line, at: int, header: Header) -> tuple[str | None, str | 
 
 
 __all__ = ["Topology", "TopologyError", "parse_topo"]
+
+_MOST_GPUS, _MOST_DEVICES = 64, 1024
+"""GPUs: twice as many as NVIDIA's driver takes (NV_MAX_DEVICES of its nvlimits.h)."""
 
 _NUMBERED_NIC: Final = re.compile(r"NIC[0-9]+")
 
@@ -282,6 +285,8 @@ def parse_topo(text: str) -> Topology:
     """Read the first matrix in `text`; TopologyError says why there is none that is whole."""
     lines = readable_lines(text)
     number, header = find_header(lines)
+    if len(header.gpus) > _MOST_GPUS or len(header.devices) > _MOST_DEVICES:
+        raise TopologyError(f"its {len(header.devices)} devices are more than one node has")
     codes = legend_codes(text)
     rows: dict[str, Row] = {}
     end = len(lines)

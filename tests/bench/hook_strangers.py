@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.bench.hook_faults import Attempt, Fault, Rig
 from tests.lab import kernel_log
-from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS
+from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS, VERSIONS
 
 if TYPE_CHECKING:
     import random
@@ -63,7 +63,8 @@ def _kernel(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
         text = dice.choice(OF_A_PROCESS)
         comm = dice.choice([dice.choice(FORGED), _text(dice, 15)])
         path = dice.choice([dice.choice(PATHS), _text(dice, 60)])
-        said.append(_escaped(text.format(comm=comm, path=path)))
+        version = dice.choice(VERSIONS)
+        said.append(_escaped(text.format(comm=comm, path=path, version=version)))
     kernel_log.say(rig.node.folder / "kmsg", *said, ago_s=dice.choice([0, 1, 60]))
     return f"{len(said)} lines such as {said[0]!a:.70}"
 

@@ -1,131 +1,221 @@
-"""What strangers write takes time in proportion to its length: names, subjects, schedules."""
+"""No text makes more than linear work, whatever is repeated in it: in `explain` and in `read`."""
 
 from __future__ import annotations
 
-import json
-import random
-import time
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import ValidationError, convert, to_builtins
+from msgspec.structs import replace
 
-from preflight import cli
-from preflight.errors import UsageError
-from preflight.fleet.nodeset import expand, fold
-from preflight.fleet.sources import Wish, resolve
-from preflight.report.document import encode
-from tests.unit.report.nights import report
+from preflight.captured.captured import bare_facts
+from preflight.commands.read import captured, judge_captured
+from preflight.facts.model import Facts, Gpu, Nic
+from preflight.facts.network import Interface, Network
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
+from tests.patterns.growth import WAYS, logs, pasted, steepness, work
+from tests.unit.hang.logs import status, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Read = Callable[[Path, int], object]
+    Way = Callable[[str, int], str]
 
-_TIMES = 8.5
-"""Of four times the input, 4 is linear and 16 the square."""
-_LEAST_S = 0.005
-_WHOLE = encode(report(("n1", "n2"))).decode()
+EVERY_WAY = int(os.environ.get("PREFLIGHT_CASES", "0")) > 0
+"""`make bench-full` repeats each text in all ways, the inner loop every fifth in one of them."""
 
-
-def _names(many: int) -> list[str]:
-    chance = random.Random(1)  # noqa: S311  the same ones in each run
-    return [f"{a}{b}{c}" for a, b, c in zip(*(
-        [f"{letter}{chance.randrange(1000)}" for _ in range(many)] for letter in "abc"
-    ), strict=True)]  # fmt: skip
+_CHARS = 1500
+"""Of the shortest of three texts."""
+_STEEP = 1.13
+"""Where a twentieth of the work for some 50 lines grows by the square."""
 
 
-def _subject_of_dashes(folder: Path, length: int) -> None:
-    document = json.loads(_WHOLE)
-    document["verdicts"][0]["subject"] = "pair " + "-" * 25 * length
-    (folder / "report.json").write_text(json.dumps(document))
-    cli.main(["report", str(folder)])
+def _slow(name: str, long: Way, text: str, run: Callable[[str], object]) -> str:
+    """What was counted; "" where it is linear."""
+    times = _CHARS // len(text) + 1
+    run(long(text, 4 * times))  # reads tables, fills caches
+    counts = [work(lambda so=so: run(long(text, so * times))) for so in (1, 2, 4)]  # type: ignore[misc]
+    return f"{name} {long.__name__}: {counts}" if steepness(counts) > _STEEP else ""
 
 
-def _killed_run(folder: Path, length: int) -> None:
-    began = {
-        "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
-        "started": "2026-11-22T02:00:00+00:00", "owed": {"gpu.count": ["-" * 25 * length]},
-        "nodes": _names(length),
-    }  # fmt: skip
-    bent = {
-        "event": "verdict", "check": "gpu.count", "subject": "n1", "outcome": "fail", "advice": "",
-        "sentence": "bent", "evidence": {}, "blame": "pair " + "-" * 25 * length,
-    }  # fmt: skip
-    (folder / "events.jsonl").write_text(f"{json.dumps(began)}\n{json.dumps(bent)}\n")
-    cli.main(["report", str(folder)])
+def _ways(at: int) -> tuple[Way, ...]:
+    return WAYS if EVERY_WAY else (WAYS[at % len(WAYS)],) * (at % 5 == 0)
 
 
-def _blame(folder: Path, **sweep: object) -> None:
-    path = folder / "sweep.json"
-    path.write_text(json.dumps({"ladder": [], "rounds": [], "pairs": [], **sweep}))
-    cli.main(["blame", str(path)])
+def _explain(text: str, folder: Path) -> None:
+    (folder / "a.log").write_text(text)
+    explain(Scanner(shipped()).read([folder / "a.log"]))
 
 
-def _round(folder: Path, length: int) -> None:
-    names = [f"n{number}" for number in range(length * 4)]
-    pairs = list(zip(names[::2], names[1::2], strict=True))
-    _blame(folder, rounds=[[*pairs, (names[-1], "m1")]])
+def _read(text: str) -> None:
+    if (found := captured(text)) is not None:
+        judge_captured({"pasted": found})
 
 
-def _insides(folder: Path, length: int) -> None:
-    names = [f"n{number}" for number in range(length * 4)]
-    rails = {"backend": "gloo", "rails": [None, None]}
-    _blame(folder, inside=[{"node": name, **rails} for name in (*names, names[-1])])
+def test_logs_are_explained_in_linear_work(tmp_path: Path) -> None:
+    """Each symptom's own example, again and again, with the same numbers or with others."""
+    texts = list(logs())
+    cases = [(*one, way) for at, one in enumerate(texts) for way in _ways(at)]
+    assert len(texts) > 100
+    slow = [
+        said
+        for name, text, way in cases
+        if (said := _slow(name, way, text, lambda text: _explain(text, tmp_path)))
+    ]
+    assert not slow, "\n".join(slow)
 
 
-def _inventory(folder: Path, length: int) -> None:
-    path = folder / "fleet.toml"
-    path.write_text(f'[group.gpu]\nnodes = "{",".join(_names(length))}"\n')
-    assert resolve(Wish(inventory=str(path))).hosts
+def test_pasted_texts_are_read_in_linear_work() -> None:
+    """Each text of another tool that a test holds, again and again, line by line or as a whole."""
+    texts = [one for one in pasted() if captured(one[1]) is not None]
+    cases = [(*one, way) for at, one in enumerate(texts) for way in _ways(at)]
+    assert len(texts) > 40
+    slow = [said for name, text, way in cases if (said := _slow(name, way, text, _read))]
+    assert not slow, "\n".join(slow)
 
 
-def _suggestion(folder: Path, length: int) -> None:
-    """Long names that are alike, and one that is not of them."""
-    label = "ab" * (length // 40) or "ab"
-    path = folder / "fleet.toml"
-    nodes, odd = f"{label}.{label}.n[1-1000]", f"{label}.{label[::-1]}.m7"
-    path.write_text(f'[group.gpu]\nnodes = "{nodes}"\n[node."{odd}"]\nuser = "x"\n')
-    with pytest.raises(UsageError):
-        resolve(Wish(inventory=str(path)))
+_KERNEL = "Linux version 6.1\n"
+_XID = "[{0:5}.0] NVRM: Xid (PCI:{0:04x}:5d:00): {1}, pid=1, name=a, said\n"
+_PORT = (
+    "CA 'mlx5_{0}'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tFirmware version: 28.39.1002\n"
+    "\tPort 1:\n\t\tState: {1}\n\t\tPhysical state: LinkUp\n\t\tRate: 400\n"
+    "\t\tLink layer: InfiniBand\n"
+)
+_FAILED = (
+    "Root Cause (first observed failure):\n[0]:\n  rank      : {0} (local_rank: 1)\n"
+    "  exitcode  : 1 (pid: 9)\n"
+)
+_DIED = "[rank{0}]: traceback : Signal 9 (SIGKILL) received by PID {0}\n"
+_LINK = (
+    "[rank{0}]: NET/IB : Got completion from peer 10.0.{1}.{2}<4242> with error 12, opcode 0, "
+    "len 0, vendor err 129 (Recv)\n"
+)
+_HOSTILE_LOGS: dict[str, Callable[[range], str]] = {
+    "summaries, then deaths of nobody": lambda n: (
+        "".join(map(_FAILED.format, n))
+        + "\n" * 30
+        + "".join(_DIED.format(at).partition(": ")[2] for at in n)
+    ),
+    "links, then deaths": lambda n: (
+        "".join(_LINK.format(at, at // 256, at % 256) for at in n) + "".join(map(_DIED.format, n))
+    ),
+    "time-outs of all": lambda n: (
+        "".join(timed_out(at, 9) for at in n) + "".join(status(at, 8) for at in n)
+    ),
+}
+_HOSTILE: dict[str, Callable[[range], str]] = {
+    "each line another GPU": lambda n: _KERNEL + "".join(_XID.format(at, 79) for at in n),
+    "each line another Xid": lambda n: (
+        _KERNEL
+        + "".join(
+            f"[{at:5}.0] NVRM: Xid (PCI:0000:5d:00): {1000 + at}, pid=1, name=a, said\n" for at in n
+        )
+    ),
+    "an echo of each GPU": lambda n: (
+        _KERNEL + "".join(_XID.format(at, code) for code in (74, 154, 43, 79) for at in n)
+    ),
+    "the driver loaded again": lambda n: (
+        _KERNEL
+        + "".join(
+            _XID.format(at, 79) + f"[{at:5}.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
+            for at in n
+        )
+        + "".join(f"[{at:5}.2] NVRM: GPU {at:04x}:5d:00.0: RmInitAdapter failed!\n" for at in n)
+    ),
+    "crashes of one GPU": lambda n: (
+        _KERNEL
+        + "".join(
+            f"[{at * 90:7}.0] NVRM: Xid (PCI:0000:5d:00): 13, pid={at}, name=a, "
+            f"Graphics Exception on (GPC {at}, TPC {at}, SM 0)\n"
+            for at in n
+        )
+    ),
+    "a switch without its GPUs": lambda n: (
+        _KERNEL
+        + "".join(
+            f"[{at:5}.0] nvidia-nvswitch{at}: SXid (PCI:0000:{at:02x}:00.0): 20034, Fatal, Link 1\n"
+            for at in n
+        )
+    ),
+    "NICs that start again": lambda n: (
+        _KERNEL
+        + "".join(
+            f"[{at:5}.0] mlx5_core {at:04x}:1a:00.0: {said}\n"
+            for said in ("health compromised", "firmware version: 28.1", "Port: 1 Link DOWN")
+            for at in n
+        )
+    ),
+    "recoveries that fail": lambda n: (
+        _KERNEL
+        + "".join(
+            f"[1.0] nvidia {at:04x}:1a:00.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), a\n"
+            for at in n
+        )
+        + "".join(
+            f"[1.1] nvidia {at:04x}:1a:00.0: AER: can't recover (no error_detected callback)\n"
+            for at in n
+        )
+    ),
+    "GPUs of one reading": lambda n: "temperature.gpu\n" + "41\n" * len(n),
+    "devices of one kind": lambda n: "".join(_PORT.format(at, "Active") for at in n),
+    "GPUs with links": lambda n: "".join(
+        f"GPU {at % 1000}: NVIDIA H100 (UUID: GPU-{at})\n\t Link 0: 26.562 GB/s\n" for at in n
+    ),
+    "settings and launches": lambda n: (
+        "".join(f"export NCCL_A{at}=1\n" for at in n) + "torchrun --nnodes=2 a.py\n" * (3 * len(n))
+    ),
+}
 
 
-READ: list[Read] = [
-    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion,
-    lambda _, length: fold(_names(length)),
-]  # fmt: skip
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_what_is_joined_with_what_makes_linear_work(name: str) -> None:
+    """Texts in which many things may each be about any other."""
+    _linear(_HOSTILE[name], _read)
 
 
-def _cost_s(read: Read, folder: Path, length: int) -> float:
-    began = time.thread_time()
-    read(folder, length)
-    return time.thread_time() - began
+@pytest.mark.parametrize("name", _HOSTILE_LOGS)
+def test_what_is_joined_with_what_in_a_log_makes_linear_work(name: str, tmp_path: Path) -> None:
+    """Logs in which each line may tell of any other."""
+    _linear(_HOSTILE_LOGS[name], lambda text: _explain(text, tmp_path))
 
 
-@pytest.mark.parametrize("read", READ)
-def test_time_is_linear_in_what_is_read(tmp_path: Path, read: Read) -> None:
-    """Four times the names, or the length of a name, costs four times; 1,200 at most here."""
-    read(tmp_path, 20)  # modules are loaded once
-    for _ in range(3):
-        before_s, after_s = (_cost_s(read, tmp_path, length) for length in (300, 1200))
-        if after_s < _TIMES * max(before_s, _LEAST_S):
-            return
-    pytest.fail(f"{after_s / before_s:.1f} times the time for four times the input")
+def _linear(make: Callable[[range], str], run: Callable[[str], object]) -> None:
+    run(make(range(240)))  # reads tables, fills caches
+    counts = [work(lambda so=so: run(make(range(so)))) for so in (60, 120, 240)]  # type: ignore[misc]
+    assert steepness(counts) < _STEEP, counts
 
 
-def test_names_of_several_numbers_fold_alike_few_or_many() -> None:
-    """A grid of racks and nodes is one pattern at any size, and what is folded expands again."""
-    for racks in (4, 64):
-        grid = [f"rack{rack:02}n{node}" for rack in range(racks) for node in range(40)]
-        assert fold(grid) == f"rack[00-{racks - 1:02}]n[0-39]"
-        assert list(expand(",".join(grid))) == grid
-        assert set(expand(fold(grid[5:]))) == set(grid[5:])
-    names = _names(1000)
-    assert set(expand(fold(names))) == set(expand(",".join(names))) == set(names)
+def test_a_matrix_of_more_gpus_than_a_node_has_is_refused() -> None:
+    """It names each with each other, and each pair with all: a node has 16, the driver takes 32."""
+    names = [f"GPU{at}" for at in range(100)]
+    rows = (
+        "\t".join(
+            [a, *("X" if a == b else "NV2" if (a, b) == ("GPU0", "GPU1") else "NV4" for b in names)]
+        )
+        for a in names
+    )
+    found = captured(
+        "\t" + "\t".join(names) + "\tCPU Affinity\n" + "\t0-7\n".join(rows) + "\t0-7\n"
+    )
+    assert found is not None
+    assert found.damaged.startswith("its 100 devices are more than one node has; pass the whole")
+    assert not found.facts.gpus
 
 
-def test_many_names_of_several_numbers_are_combined_as_few_are() -> None:
-    """ClusterShell's operators count from left to right in long lists, too."""
-    for last in (9, 999):
-        said = f"a1b[1-{last}],c!a1b[2-3]&a[1-2]b[1-8],d^d1e1"
-        assert expand(said) == ("a1b1", "a1b4", "a1b5", "a1b6", "a1b7", "a1b8", "d", "d1e1")
+@pytest.mark.parametrize(
+    "many",
+    [
+        {"gpus": tuple(Gpu(index=at, uuid="", name="", bus_id="") for at in range(65))},
+        {"nics": tuple(Nic(name=f"mlx5_{at}") for at in range(1025))},
+        {"network": Network(interfaces=tuple(Interface(f"e{at}") for at in range(8193)))},
+    ],
+    ids=lambda many: next(iter(many)),
+)
+def test_more_devices_than_a_node_has_are_no_answer(many: dict[str, Any]) -> None:
+    """What each device is held against all others for is bounded: the whole answer is refused."""
+    with pytest.raises(ValidationError, match="length"):
+        convert(to_builtins(replace(bare_facts(), **many)), Facts)

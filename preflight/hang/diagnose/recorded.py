@@ -6,8 +6,10 @@ where it began. Only with this two ranks at the same line can be told apart.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -122,68 +124,72 @@ def differences(told: Mapping[int, Recording], missing: int = 0) -> list[Found]:
     `missing`: ranks without a recording, who may stand on either side.
     """
     groups: dict[str, dict[int, dict[int, Call]]] = {}
+    last: dict[str, dict[int, int]] = {}
     for rank, recording in told.items():
         for call in recording.calls:
             if not call.alone:
-                groups.setdefault(call.group, {}).setdefault(rank, {})[call.number] = call
+                groups.setdefault(call.group, {}).setdefault(call.number, {})[rank] = call
+                ends = last.setdefault(call.group, {})
+                ends[rank] = max(call.number, ends.get(rank, call.number))
     waits = frozenset(rank for rank, one in told.items() if any(call.pending for call in one.calls))
     found = [
         one
-        for calls in groups.values()
-        if len(calls) > 1
-        for one in _in_group(_Ranks(calls=calls, waits=waits, missing=missing))
+        for name, calls in groups.items()
+        if len(last[name]) > 1
+        for one in _in_group(_Ranks(calls=calls, last=last[name], waits=waits, missing=missing))
     ]
     return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].group))]
 
 
 class _Ranks(Struct, frozen=True, kw_only=True):
-    """The calls of one group, by rank and number."""
+    """The calls of one group."""
 
     calls: Mapping[int, Mapping[int, Call]]
+    """By number, then by rank."""
+    last: Mapping[int, int]
+    """The greatest number of each rank."""
     waits: frozenset[int]
     """Ranks with a call that has not ended, in whichever group."""
     missing: int
 
-    def few(self, ranks: tuple[int, ...]) -> bool:
-        """Whether they are the smaller part, whatever the missing ones did."""
-        return (len(ranks) + self.missing) * 2 < len(self.calls) + self.missing
-
-    def at(self, number: int) -> dict[int, Call]:
-        """Who made that call."""
-        return {rank: some[number] for rank, some in self.calls.items() if number in some}
+    def few(self, ranks: int) -> bool:
+        """Whether so many are the smaller part, whatever the missing ones did."""
+        return (ranks + self.missing) * 2 < len(self.last) + self.missing
 
 
 def _in_group(group: _Ranks) -> list[tuple[int, Found]]:
-    last = {rank: max(some) for rank, some in group.calls.items()}
-    begun = [n for some in group.calls.values() for n, call in some.items() if call.pending]
-    first = min([*begun, min(last.values()) + 1])
-    for number in range(first, max(last.values()) + 1):
-        here = group.at(number)
-        behind = tuple(sorted(rank for rank in last if last[rank] < number))
-        found = _differs(group, number) or _behind(group, number, behind) if here else None
+    # Who waits in another group is held up there, and is not the cause here.
+    idle = sorted((last, rank) for rank, last in group.last.items() if rank not in group.waits)
+    begun = [n for n, here in group.calls.items() if any(one.pending for one in here.values())]
+    first = min([*begun, min(group.last.values()) + 1])
+    for number in sorted(number for number in group.calls if number >= first):
+        behind = bisect_left(idle, number, key=itemgetter(0))
+        found = _differs(group, number) or _behind(group, number, idle, behind)
         if found is not None:
-            return [(min(one.begun_ns for one in here.values()), found)]
+            return [(min(one.begun_ns for one in group.calls[number].values()), found)]
     return []
 
 
 def _differs(group: _Ranks, number: int) -> Found | None:
-    told = _said(group.at(number))
+    told = _said(group.calls[number])
     if len(told) < 2:  # noqa: PLR2004  two sides
         return None
     few = tuple(sorted(rank for who, _ in told[1:] for rank in who))
     return Found(
-        group=_name(group, number), number=number, odd=few if group.few(few) else (), said=told
+        group=_name(group, number), number=number, odd=few if group.few(len(few)) else (), said=told
     )
 
 
-def _behind(group: _Ranks, number: int, behind: tuple[int, ...]) -> Found | None:
-    """Ranks that have ended all their calls while others wait in the next."""
-    here = group.at(number)
-    # Who waits in another group is held up there, and is not the cause here.
-    idle = tuple(rank for rank in behind if rank not in group.waits)
-    if not idle or not group.few(idle) or not any(call.pending for call in here.values()):
+def _behind(group: _Ranks, number: int, idle: list[tuple[int, int]], behind: int) -> Found | None:
+    """Ranks that have ended all their calls while others wait in the next.
+
+    `idle`: the last number of each rank that waits nowhere; the first `behind` are below this one.
+    """
+    here = group.calls[number]
+    if not behind or not group.few(behind) or not any(call.pending for call in here.values()):
         return None
-    return Found(group=_name(group, number), number=number, odd=idle, said=_said(here), absent=idle)
+    who = tuple(sorted(rank for _, rank in idle[:behind]))
+    return Found(group=_name(group, number), number=number, odd=who, said=_said(here), absent=who)
 
 
 def _said(here: Mapping[int, Call]) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -206,7 +212,7 @@ def _words(call: Call, *, shapes: bool) -> str:
 
 
 def _name(group: _Ranks, number: int) -> str:
-    call = next(iter(group.at(number).values()))
+    call = next(iter(group.calls[number].values()))
     about = call.about if call.about and call.about != "undefined" else ""
     return f"group {call.group}{f' ({about})' if about else ''}"
 

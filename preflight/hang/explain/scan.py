@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from preflight.core.files import open_stream
+from preflight.core.text import countable
 from preflight.errors import UsageError
 from preflight.hang.explain.model import Hit, Place, Speaker
 from preflight.hang.explain.tracebacks import Tracebacks, speaker_of, speaker_of_file, time_of
@@ -194,9 +195,9 @@ def text_of(line: bytes) -> str:
     """A line as text that a terminal and a report can show: no escapes, no control characters."""
     cut = _ESCAPES.sub(b"", _cut(line))
     text = cut.decode("utf-8", "replace").rstrip()
-    if text.isprintable():
-        return text
-    return "".join(char for char in text.replace("\t", " ") if char.isprintable())
+    if not text.isprintable():
+        text = "".join(char for char in text.replace("\t", " ") if char.isprintable())
+    return countable(text)
 
 
 def _cut(line: bytes) -> bytes:

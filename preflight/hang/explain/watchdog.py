@@ -140,16 +140,16 @@ def _missing(late: Sequence[Waiting], seen: set[int], world: int) -> Verdict:
     same = [one for one in late if (one.group, one.seq, one.op) == call]
     there = {one.rank for one in same}
     of = world or _size(first)
-    everybody = set(range(of))
-    missing = everybody - there
+    # Of a greater number more are missing than are there: nobody is named, and nothing is counted.
+    whole = 0 < of <= 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
+    missing = set(range(of)) - there if whole else set()
     words = f"{first.op} number {first.seq}"
     proofs = tuple(one.hit for one in same[:3])
-    whole = bool(of) and len(there) >= _LEAST and first.group in ("", "0")
     if whole and not missing:
         told = f"all {of} ranks waited in {words} and none got through"
         return Verdict(kind="all", ranks=(), sentence=told, proofs=proofs)
     # Whose log is not here cannot be told from who did not come.
-    if whole and missing and missing <= seen and len(missing) <= len(there):
+    if missing and missing <= seen and len(missing) <= len(there):
         told = f"{_numbers(missing)} did not come to {words}, in which {_ranks(same)} waited"
         return Verdict(kind="missing", ranks=tuple(sorted(missing)), sentence=told, proofs=proofs)
     of_all = f" of {of}" if of else ""
@@ -278,6 +278,7 @@ class Summaries:
 
     def __init__(self) -> None:
         self._told: list[tuple[Hit, Speaker]] = []
+        self._at: dict[tuple[str, int], Speaker] = {}
         self._alone: list[Place] = []
 
     def take(self, hit: Hit) -> int | None:
@@ -288,14 +289,13 @@ class Summaries:
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
         self._told.append((hit, named))
+        self._at.setdefault((hit.place.source, hit.place.number), named)
         return named.rank
 
     def within(self, place: Place) -> Speaker | None:
         """Whom the summary that a line stands in is of."""
-        for hit, named in self._told:
-            if hit.place.source == place.source and 0 < place.number - hit.place.number < _LONG:
-                return named
-        return None
+        above = range(place.number - _LONG + 1, place.number)
+        return next(filter(None, (self._at.get((place.source, number)) for number in above)), None)
 
     def named(self, raised: Sequence[Raised]) -> list[Raised]:
         """Exceptions with the ranks that are known from the summaries."""

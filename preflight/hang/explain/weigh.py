@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -24,7 +26,7 @@ from preflight.hang.explain.symptom import RANKING, Category
 from preflight.hang.explain.watchdog import of_exceptions, own_faults, survivors, with_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from preflight.facts.boards import Grade
     from preflight.hang.explain.model import Hit
@@ -47,7 +49,7 @@ def of_members(found: Found) -> Explanation | None:
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
     if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
         return None
-    missing = sorted(set(range(max(sizes))) - set(came))
+    missing = list(islice((rank for rank in range(max(sizes)) if rank not in came), 9))
     if not missing or found.lines - max(hit.order for hit in facts) > _LATER:
         return None
     words = ", ".join(map(str, missing[:8])) + " ..." * (len(missing) > 8)  # noqa: PLR2004
@@ -242,7 +244,7 @@ def explain(found: Found) -> Explanation:
     late = watchdog.judge(hits, found.ranks, found.world)
     thrown = own_faults(found.raised, survivors(hits))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit)]
-    ends = _times([*(hit for hit in signs if hit.symptom.id in DEATHS), *thrown])
+    ends = _first([*(hit for hit in signs if hit.symptom.id in DEATHS), *thrown])
     causes: list[Hit] = []
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit):
@@ -257,7 +259,7 @@ def explain(found: Found) -> Explanation:
         answer = _of_hit(causes[0], hits, found)
     elif thrown and not _before(telling, thrown):
         answer = of_exceptions(thrown, found.roots)
-    elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _times(telling)):
+    elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(telling)):
         answer = _of_watchdog(late)
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
@@ -311,16 +313,19 @@ def _in_time(hits: Sequence[Hit]) -> list[Hit]:
     return sorted(hits, key=lambda hit: hit.order)
 
 
-def _times(some: Iterable[Hit | Raised]) -> list[tuple[tuple[float, ...] | None, int]]:
-    return [(one.time, one.order) for one in some]
-
-
-def _follows(hit: Hit, ends: Sequence[tuple[tuple[float, ...] | None, int]]) -> bool:
-    """Whether a rank had died before this, by the clocks where both have one."""
-    return any(
-        time < hit.time if time is not None and hit.time is not None else order < hit.order
-        for time, order in ends
+def _first(some: Sequence[Hit | Raised]) -> tuple[tuple[float, ...], float, float]:
+    """Return the first clock, the first line, and the first line of those without a clock."""
+    return (
+        min((one.time for one in some if one.time is not None), default=(inf,)),
+        min((one.order for one in some), default=inf),
+        min((one.order for one in some if one.time is None), default=inf),
     )
+
+
+def _follows(hit: Hit, ends: tuple[tuple[float, ...], float, float]) -> bool:
+    """Whether a rank had died before this, by the clocks where both have one."""
+    time, order, timeless = ends
+    return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
 
 
 def _before(telling: Sequence[Hit], thrown: Sequence[Raised]) -> bool:

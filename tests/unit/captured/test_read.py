@@ -86,3 +86,37 @@ def test_standard_input_and_json(texts: Path) -> None:
     (row,) = document["files"]
     assert (row["file"], row["kind"]) == ("-", "nvidia-smi topo -m")
     assert [one["outcome"] for one in row["verdicts"]] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"NIC statistics:\n  rx_crc_errors: {'9' * 5000}\n  rx_packets: 1\n",
+        (
+            "| NVIDIA-SMI 535.1   Driver Version: 535.1    CUDA Version: 12.2 |\n| MIG devices: |\n"
+            f"|  0    7   0   0  |  10MiB / 9856MiB | 16   {'9' * 5000} |  1 0 |\n| Processes: |\n"
+        ),
+    ],
+    ids=["ethtool -S", "nvidia-smi"],
+)
+def test_a_number_without_end_silences_no_other_file(
+    texts: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """What no float holds is left out of its line; the other files are judged."""
+    (texts / "endless.txt").write_text(text)
+    assert main(["read", str(texts / "endless.txt"), str(texts / "torn.txt")]) == 1
+    assert "17 NVLinks up" in capsys.readouterr().out
+
+
+def test_what_is_too_much_for_a_node_is_refused(
+    texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thousand ports and interfaces are more than a node has; a script starts ranks once."""
+    (texts / "ports.txt").write_text(
+        "".join(f"link mlx5_{at}/1 state ACTIVE netdev ib{at}\n" for at in range(1025))
+    )
+    (texts / "launches.sh").write_text("export NCCL_DEBUG=INFO\n" + "torchrun a.py\n" * 65)
+    assert main(["read", str(texts / "ports.txt"), str(texts / "launches.sh")]) == 3
+    told = " ".join(capsys.readouterr().out.split())
+    assert "it lists 1025 ports, and a node has 1024 at most: give each node's text" in told
+    assert "it starts ranks over 64 times: give each script by itself" in told

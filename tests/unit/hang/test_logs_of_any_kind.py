@@ -6,6 +6,7 @@ import argparse
 import gzip
 import os
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from preflight.hang.explain.printed import lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain
-from tests.unit.hang.logs import explained, timed_out
+from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,3 +239,52 @@ def test_devices_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Scanner(shipped()).read([Path("/dev/zero")])
     assert kinds
     assert all(flags & os.O_PATH for flags in kinds)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        timed_out(4, 9, "ALLGATHER").replace("NumelOut=64", "NumelOut=192000000"),
+        communicator(9, 3_000_000) + timed_out(4, 9),
+    ],
+    ids=["by what is gathered", "by the communicator"],
+)
+def test_a_number_of_ranks_takes_no_memory(tmp_path: Path, log: str) -> None:
+    """Three million ranks in a line of 240 bytes are a number, and no list."""
+    explained(tmp_path, log)
+    tracemalloc.start()
+    try:
+        told = explained(tmp_path, log)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert "rank 4 of 3000000 waited" in told.sentence
+
+
+_DIGITS = "9" * 5000
+_TIMED_OUT = timed_out(4, 9)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        _TIMED_OUT.replace("SeqNum=9", f"SeqNum={_DIGITS}"),
+        _TIMED_OUT.replace("600000)", f"{_DIGITS})"),
+        _TIMED_OUT.replace("600000)", f"{_DIGITS[:400]})"),
+        communicator(9, 4).replace("nranks 4", f"nranks {_DIGITS}"),
+        status(1, 4).replace("enqueued work: 4", f"enqueued work: {_DIGITS}"),
+        f"  rank      : {_DIGITS} (local_rank: 1)\n  exitcode  : 1 (pid: 9)\n",
+        f'Traceback (most recent call last):\n  File "a.py", line {_DIGITS}, in f\n',
+        f"NVRM: Xid (PCI:0000:5d:00): {_DIGITS}, pid=1\n",
+        f"NVRM: Xid (PCI:0000:5d:00): {'9' * 2500}\x1b[0m{'9' * 2500}, pid=1\n",
+        f"NET/IB : Got completion from peer 10.9.8.7<4> with error {_DIGITS}, opcode 0, len 0\n",
+        f"NET/IB : Got completion with error 12, opcode 0, len 0, vendor err {_DIGITS} (Recv)\n",
+        f"NCCL WARN Call to ibv_modify_qp failed with error {_DIGITS} (errno)\n",
+    ],
+    ids=lambda line: line[:40].strip(),
+)
+def test_a_number_without_end_silences_no_other_line(tmp_path: Path, line: str) -> None:
+    """What no float holds is no number of a rank: its line is left out, the others are read."""
+    cause = "[rank3]: CUDA error: uncorrectable ECC error encountered\n"
+    told = explained(tmp_path, cause + line)
+    assert (told.category, told.culprits) == ("gpu_hardware", ("rank 3",))

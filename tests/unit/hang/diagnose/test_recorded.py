@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.hang.diagnose.judge import diagnose
+from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import collective, job, standing
 from tests.unit.hang.recordings import dump, entry, pending
 
@@ -105,3 +106,20 @@ def test_who_is_held_up_in_a_sub_group_is_not_late_in_another() -> None:
         job(8, lambda r: {**WAITING, "dump": held if r in (2, 3) else dump(*BEFORE, pending(7))})
     )
     assert told.category == "unknown"
+
+
+def test_only_the_numbers_that_are_there_are_walked() -> None:
+    """A file of some hundred bytes, a user's own: one call, and another a million numbers later."""
+    late = {0: (entry(1),), 1: (entry(1), pending(1_000_000))}
+    looks = job(2, lambda r: {**WAITING, "dump": dump(*late[r])})
+    assert work(lambda: diagnose(looks)) < 10_000
+
+
+def test_calls_that_nobody_shares_are_walked_once() -> None:
+    """Each rank waits in calls of its own numbers."""
+    counts = []
+    for many in (50, 100, 200):
+        calls = {r: [pending(r + 8 * at) for at in range(many)] for r in range(8)}
+        looks = job(8, lambda r, calls=calls: {**WAITING, "dump": dump(*calls[r])})  # type: ignore[misc]
+        counts.append(work(lambda looks=looks: diagnose(looks)))  # type: ignore[misc]
+    assert steepness(counts) < 1.13, counts

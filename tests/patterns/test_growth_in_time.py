@@ -1,0 +1,131 @@
+"""What strangers write takes time in proportion to its length: names, subjects, schedules."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight import cli
+from preflight.errors import UsageError
+from preflight.fleet.nodeset import expand, fold
+from preflight.fleet.sources import Wish, resolve
+from preflight.report.document import encode
+from tests.unit.report.nights import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Read = Callable[[Path, int], object]
+
+_TIMES = 8.5
+"""Of four times the input, 4 is linear and 16 the square."""
+_LEAST_S = 0.005
+_WHOLE = encode(report(("n1", "n2"))).decode()
+
+
+def _names(many: int) -> list[str]:
+    chance = random.Random(1)  # noqa: S311  the same ones in each run
+    return [f"{a}{b}{c}" for a, b, c in zip(*(
+        [f"{letter}{chance.randrange(1000)}" for _ in range(many)] for letter in "abc"
+    ), strict=True)]  # fmt: skip
+
+
+def _subject_of_dashes(folder: Path, length: int) -> None:
+    document = json.loads(_WHOLE)
+    document["verdicts"][0]["subject"] = "pair " + "-" * 25 * length
+    (folder / "report.json").write_text(json.dumps(document))
+    cli.main(["report", str(folder)])
+
+
+def _killed_run(folder: Path, length: int) -> None:
+    began = {
+        "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
+        "started": "2026-11-22T02:00:00+00:00", "owed": {"gpu.count": ["-" * 25 * length]},
+        "nodes": _names(length),
+    }  # fmt: skip
+    bent = {
+        "event": "verdict", "check": "gpu.count", "subject": "n1", "outcome": "fail", "advice": "",
+        "sentence": "bent", "evidence": {}, "blame": "pair " + "-" * 25 * length,
+    }  # fmt: skip
+    (folder / "events.jsonl").write_text(f"{json.dumps(began)}\n{json.dumps(bent)}\n")
+    cli.main(["report", str(folder)])
+
+
+def _blame(folder: Path, **sweep: object) -> None:
+    path = folder / "sweep.json"
+    path.write_text(json.dumps({"ladder": [], "rounds": [], "pairs": [], **sweep}))
+    cli.main(["blame", str(path)])
+
+
+def _round(folder: Path, length: int) -> None:
+    names = [f"n{number}" for number in range(length * 4)]
+    pairs = list(zip(names[::2], names[1::2], strict=True))
+    _blame(folder, rounds=[[*pairs, (names[-1], "m1")]])
+
+
+def _insides(folder: Path, length: int) -> None:
+    names = [f"n{number}" for number in range(length * 4)]
+    rails = {"backend": "gloo", "rails": [None, None]}
+    _blame(folder, inside=[{"node": name, **rails} for name in (*names, names[-1])])
+
+
+def _inventory(folder: Path, length: int) -> None:
+    path = folder / "fleet.toml"
+    path.write_text(f'[group.gpu]\nnodes = "{",".join(_names(length))}"\n')
+    assert resolve(Wish(inventory=str(path))).hosts
+
+
+def _suggestion(folder: Path, length: int) -> None:
+    """Long names that are alike, and one that is not of them."""
+    label = "ab" * (length // 40) or "ab"
+    path = folder / "fleet.toml"
+    nodes, odd = f"{label}.{label}.n[1-1000]", f"{label}.{label[::-1]}.m7"
+    path.write_text(f'[group.gpu]\nnodes = "{nodes}"\n[node."{odd}"]\nuser = "x"\n')
+    with pytest.raises(UsageError):
+        resolve(Wish(inventory=str(path)))
+
+
+READ: list[Read] = [
+    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion,
+    lambda _, length: fold(_names(length)),
+]  # fmt: skip
+
+
+def _cost_s(read: Read, folder: Path, length: int) -> float:
+    began = time.thread_time()
+    read(folder, length)
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("read", READ)
+def test_time_is_linear_in_what_is_read(tmp_path: Path, read: Read) -> None:
+    """Four times the names, or the length of a name, costs four times; 1,200 at most here."""
+    read(tmp_path, 20)  # modules are loaded once
+    for _ in range(3):
+        before_s, after_s = (_cost_s(read, tmp_path, length) for length in (300, 1200))
+        if after_s < _TIMES * max(before_s, _LEAST_S):
+            return
+    pytest.fail(f"{after_s / before_s:.1f} times the time for four times the input")
+
+
+def test_names_of_several_numbers_fold_alike_few_or_many() -> None:
+    """A grid of racks and nodes is one pattern at any size, and what is folded expands again."""
+    for racks in (4, 64):
+        grid = [f"rack{rack:02}n{node}" for rack in range(racks) for node in range(40)]
+        assert fold(grid) == f"rack[00-{racks - 1:02}]n[0-39]"
+        assert list(expand(",".join(grid))) == grid
+        assert set(expand(fold(grid[5:]))) == set(grid[5:])
+    names = _names(1000)
+    assert set(expand(fold(names))) == set(expand(",".join(names))) == set(names)
+
+
+def test_many_names_of_several_numbers_are_combined_as_few_are() -> None:
+    """ClusterShell's operators count from left to right in long lists, too."""
+    for last in (9, 999):
+        said = f"a1b[1-{last}],c!a1b[2-3]&a[1-2]b[1-8],d^d1e1"
+        assert expand(said) == ("a1b1", "a1b4", "a1b5", "a1b6", "a1b7", "a1b8", "d", "d1e1")
