@@ -343,7 +343,7 @@ def _content(path: Path) -> bytes:
             content = sys.stdin.buffer.read(LARGEST + 1)
         else:
             with open(open_stream(path), "rb") as file:  # noqa: PTH123  a descriptor
-                content = file.read(LARGEST + 1)
+                content = file.read(LARGEST + 1) or b""
     except IsADirectoryError as error:
         folder = f"cannot read {path}: it is a folder; type preflight read {path}/*"
         raise UsageError(folder) from error

@@ -222,8 +222,10 @@ def read_regular(path: Path, largest: int) -> bytes:
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
         _refuse_irregular_input(opened.st_mode)
-        # What grows meanwhile, or has no size of its own (/proc), is found out by reading.
-        content = b"" if opened.st_size > largest else file.read(largest + 1)
+        _refuse_endless(handle)
+        # What grows meanwhile, or has no size of its own (/proc), is found out by reading; it is
+        # None where nothing is there yet.
+        content = b"" if opened.st_size > largest else file.read(largest + 1) or b""
     if max(opened.st_size, len(content)) > largest:
         most = f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB"
         raise OSError(errno.EFBIG, f"it is larger than {most}")
@@ -265,7 +267,9 @@ def open_stream(path: Path) -> int:
     try:
         if stat.S_ISFIFO(kind):
             _await_text(handle)
-        os.set_blocking(handle, True)
+            os.set_blocking(handle, True)
+        else:
+            _refuse_endless(handle)
     except OSError:
         os.close(handle)
         raise
@@ -312,6 +316,18 @@ def _refuse_irregular_input(
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, said)
+
+
+def _refuse_endless(handle: int) -> None:
+    """OSError for what the kernel makes up, and lets one wait for: /proc/kmsg, trace_pipe.
+
+    Reading has no end there, and takes the text from its usual reader. Files that lie on a file
+    system cannot be waited for, but for those of FUSE, whose file systems have blocks.
+    """
+    if os.fstat(handle).st_size == 0 == os.fstatvfs(handle).f_blocks:
+        with suppress(PermissionError), select.epoll() as waiting:
+            waiting.register(handle)
+            raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
 
 
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:

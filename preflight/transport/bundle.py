@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import io
 import marshal
+import os
 import re
 import shutil
 import sys
@@ -21,6 +22,7 @@ import msgspec
 
 from preflight import __version__
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
+from preflight.core.trust import who_may_change
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
 from preflight.transport.protocol import Furnished
 
@@ -269,5 +271,6 @@ def _places() -> Iterator[Path]:
         files = []
     yield from (Path(str(file.locate())) for file in files if file.name == "py-spy")
     found = shutil.which("py-spy")
-    if found:
+    # Root of the nodes runs it: a link on PATH may lead to what is another user's.
+    if found and (os.geteuid() != 0 or not who_may_change(Path(found))):
         yield Path(found)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain.md"
@@ -44,6 +47,31 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert (
         told.stderr == "preflight: cannot read b.log: No such file or directory; give log files\n"
     )
+
+
+@pytest.mark.parametrize("verb", ["explain", "read", "lint"])
+@pytest.mark.parametrize("text", ["/proc/kmsg", "/proc/self/mountinfo"])
+def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: str) -> None:
+    """A link to /proc/kmsg held `explain` and `read` for ever, and took lines from syslogd."""
+    (tmp_path / "stderr.log").symlink_to(text)
+    told = subprocess.run(
+        [sys.executable, "-m", "preflight.cli", verb, "stderr.log"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    (line,) = told.stderr.splitlines()
+    assert (told.returncode, "stderr.log" in line) == (4, True), told
+    assert os.access(text, os.R_OK) == ("text that the kernel sends" in line)
+
+
+def test_the_environment_of_a_process_is_read(tmp_path: Path) -> None:
+    """/proc/PID/environ has an end, and nobody else is waiting for what it holds."""
+    words = [sys.executable, "-m", "preflight.cli", "read", "/proc/self/environ"]
+    environ = {"NCCL_DEBUG": "INFO", "PATH": os.environ["PATH"], "MASTER_ADDR": "gpu001"}
+    told = subprocess.run(
+        words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "environment" in told.stdout.splitlines()[1], told
 
 
 def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:

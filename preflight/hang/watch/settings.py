@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from preflight.core.files import read_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -170,8 +172,7 @@ def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for path in _places(environ):
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(_LARGEST)
+            text = read_regular(path, _LARGEST).decode(errors="replace")
         except OSError:
             continue
         for line in text.splitlines():

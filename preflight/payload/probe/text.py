@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import stat
+from contextlib import suppress
 
 LINE_LIMIT = 512
 """Characters of a name, state or version (`Line` in the document)."""
@@ -66,6 +68,22 @@ def opened(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
             code = errno.EISDIR if is_folder else errno.EINVAL
             raise OSError(code, os.strerror(code) if is_folder else "it is no regular file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.open("/proc/self/fd/%d" % seen, flags), status
+        file = os.open("/proc/self/fd/%d" % seen, flags)
     finally:
         os.close(seen)
+    if stat.S_ISREG(status.st_mode) and not status.st_size and _is_endless(file):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file, status
+
+
+def _is_endless(file: int) -> bool:
+    """Whether the kernel makes it up, and lets one wait for it: /proc/kmsg, tracefs's trace_pipe.
+
+    What is read of these nobody else reads. Files that lie on a file system cannot be waited for,
+    but for those of FUSE, whose file systems have blocks.
+    """
+    with suppress(PermissionError), select.epoll() as waiting:
+        waiting.register(file)
+        return not os.fstatvfs(file).f_blocks
+    return False

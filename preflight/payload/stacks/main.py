@@ -87,7 +87,7 @@ def _content(file: int, path: str, status: os.stat_result) -> dict[str, Any]:
     if status.st_size > LARGEST:
         return {**told, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
     with open(file, "rb", closefd=False) as stream:
-        packed = zlib.compress(stream.read(LARGEST), 6)
+        packed = zlib.compress(stream.read(LARGEST) or b"", 6)
     if len(packed) > _PACKED:
         return {**told, "why": f"it has {len(packed) >> 20} MiB compressed", "content": ""}
     return {**told, "content": base64.b64encode(packed).decode("ascii")}

@@ -153,6 +153,9 @@ _LIMIT = 4 << 20
 _MOST_FRAMES, _ALL_FRAMES = 1024, 32768
 """Of one process, and of all that are looked at together: the answer has an upper size."""
 _PLACES = ("/usr/local/bin", "/usr/bin", "/opt/conda/bin", os.path.expanduser("~/.local/bin"))
+_MOST_STEPS = 400
+"""Folders and links on the way to one program; links may lead in a circle."""
+
 _VERSION = re.compile(r"py-spy (\d[\w.]{0,30})")
 _STOPPED = "T"
 
@@ -243,10 +246,12 @@ def _let_go(pid: int) -> None:
 
 def installed(bins: Iterable[str], until: float) -> Spy | None:
     """Return the first py-spy that runs: beside the ranks' Python, on PATH, in common places."""
-    on_path = os.environ.get("PATH", "").split(os.pathsep)
-    for folder in dict.fromkeys([*bins, *on_path, *_PLACES]):
+    common = [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
+    for folder in filter(os.path.isabs, dict.fromkeys([*bins, *common])):
         path = os.path.join(folder, "py-spy")
-        if folder.startswith("/") and os.access(path, os.X_OK) and trusted(path):
+        if os.geteuid() == 0 or folder not in common:  # users name the folders of their ranks
+            path = resolved(path)
+        if path and os.access(path, os.X_OK):
             version = version_of(path, until)
             if version:
                 return Spy(path, f"py-spy {version} of this node")
@@ -262,25 +267,41 @@ def version_of(path: str, until: float) -> str:
     return found.group(1) if answered and found else ""
 
 
-def trusted(path: str) -> bool:
-    """Whether we may run a file: root runs only what nobody but root can have put there."""
-    if os.geteuid() != 0:
-        return True
-    real = os.path.realpath(path)
-    places = [real]
-    while places[-1] != "/":
-        places.append(os.path.dirname(places[-1]))
-    return all(map(_of_root, places))
+def resolved(path: str) -> str:
+    """Return the file that an absolute path leads to; "" where others could lead it elsewhere.
 
-
-def _of_root(path: str) -> bool:
+    Each step, links too, is seen after those before it: nobody else can exchange it by then.
+    """
+    place, steps, seen = "/", path.split("/")[::-1], 0
     try:
-        status = os.stat(path)
+        while steps and seen < _MOST_STEPS:
+            seen += 1
+            place = os.path.normpath(os.path.join(place, steps.pop()))
+            if not _is_ours(place):
+                return ""
+            if os.path.islink(place):
+                target = os.readlink(place)
+                steps += target.split("/")[::-1]
+                place = "/" if target.startswith("/") else os.path.dirname(place)
+        return place if not steps and os.path.isfile(place) else ""
     except OSError:
+        return ""
+
+
+def _is_ours(place: str) -> bool:
+    """Whether it is root's or our own, and nobody else could have put it there, or may change it.
+
+    A sticky folder keeps our folders in their places, but others may have moved in a link or file.
+    """
+    status, above = os.lstat(place), os.lstat(os.path.dirname(place))
+    others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
+    if status.st_uid not in (0, os.geteuid()):
         return False
-    others = stat.S_IWGRP | stat.S_IWOTH
-    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    return status.st_uid == 0 and (not status.st_mode & others or bool(sticky))
+    if stat.S_ISDIR(status.st_mode):
+        return not status.st_mode & others or bool(status.st_mode & stat.S_ISVTX)
+    return not above.st_mode & others and (
+        stat.S_ISLNK(status.st_mode) or not status.st_mode & others
+    )
 
 
 WAIT_S = 8.0

@@ -74,6 +74,14 @@ def test_what_is_no_plain_file_holds_nobody_up(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path) -> None:
+    """What is read of /proc/kmsg is missing in syslog; a list of mounts can be waited for, too."""
+    (tmp_path / "nccl.conf").symlink_to("/proc/self/mountinfo")
+    read = files(tmp_path, "/proc/kmsg")
+    assert read is not None
+    assert {one.error for one in read} <= {"it is no regular file", "Permission denied"}
+
+
 def test_dev_null_is_a_file_without_settings(tmp_path: Path) -> None:
     """NCCL_CONF_FILE=/dev/null is how a user switches his own file off."""
     read = files(tmp_path, os.devnull)

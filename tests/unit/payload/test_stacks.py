@@ -422,6 +422,36 @@ def test_a_dump_that_is_no_file_is_not_waited_for(start: Start, tmp_path: Path) 
     )  # fmt: skip
 
 
+@needs_root
+def test_root_runs_the_py_spy_that_was_checked(start: Start, tmp_path: Path) -> None:
+    """A link in a folder that a rank's user names led to root's py-spy, and then to his script."""
+    his, roots = tmp_path / "his" / "bin", tmp_path / "roots"
+    his.mkdir(parents=True)
+    roots.mkdir()
+    swapped = f"#!/bin/sh\nmv {his}/script {his}/py-spy\necho py-spy 9.9\n"
+    for program, does in ((roots / "py-spy", swapped), (his / "script", "#!/bin/sh\n")):
+        program.write_text(f"{does}echo $0 >>{tmp_path}/ran\n")
+        program.chmod(0o755)
+    (his / "py-spy").symlink_to(roots / "py-spy")
+    for path in (his.parent, his, his / "script", his / "py-spy"):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    (rank,) = look(start(python=system_python(), VIRTUAL_ENV=str(his.parent)).pid).ranks
+    assert not (tmp_path / "ran").exists()
+    assert "9.9" not in repr(rank)
+
+
+@needs_root
+def test_root_runs_what_roots_own_link_leads_to(start: Start, tmp_path: Path) -> None:
+    """As in /usr/local/bin: a py-spy is run that root alone could have put there."""
+    tool, own = tmp_path / "tool", tmp_path / "own" / "bin"
+    own.mkdir(parents=True)
+    tool.write_text(f"#!/bin/sh\necho $0 >>{tmp_path}/ran\necho py-spy 9.9\n")
+    tool.chmod(0o755)
+    (own / "py-spy").symlink_to("../../tool")
+    look(start(python=system_python(), VIRTUAL_ENV=str(own.parent)).pid)
+    assert {*(tmp_path / "ran").read_text().split()} == {str(tool)}
+
+
 def test_gpus_are_told_with_who_is_on_them(machine: Machine, start: Start) -> None:
     """Utilisation, power and clocks at the second look, and which GPU a rank has memory on."""
     from tests.lab.nvml.scenario import h100

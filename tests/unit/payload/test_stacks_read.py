@@ -272,10 +272,40 @@ def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho py-spy 9.9\n")
     program.chmod(0o755)
     os.chown(program, 65534, -1)
-    assert not pyspy.trusted(str(program))
+    assert not pyspy.resolved(str(program))
     found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
-    assert pyspy.trusted("/bin/sh")
+    assert pyspy.resolved("/bin/sh") == os.path.realpath("/bin/sh")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_an_account_runs_no_py_spy_that_another_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All may read with which Python another user's launcher was started, and what is beside it."""
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho py-spy 9.9\n")
+    program.chmod(0o755)
+    for path in (tmp_path, program):
+        os.chown(path, 65534, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 65533)
+    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
+    assert found is None or "9.9" not in found.by
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = pyspy.installed([], time.monotonic() + 20)
+    assert found is not None
+    assert "9.9" in found.by
+
+
+def test_a_link_that_leads_in_a_circle_is_no_py_spy(tmp_path: Path) -> None:
+    """It ends, and what it names is not run."""
+    (tmp_path / "py-spy").symlink_to("py-spy")
+    assert not pyspy.resolved(f"{tmp_path}/py-spy")
+    assert not pyspy.resolved(f"{tmp_path}/absent")
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    (tmp_path / "sticky" / "py-spy").symlink_to("/bin/sh")
+    assert not pyspy.resolved(f"{tmp_path}/sticky/py-spy")
 
 
 def test_an_installed_payload_runs_nothing_that_it_was_sent(

@@ -85,7 +85,7 @@ def test_what_lies_beside_a_key_is_a_reason(
     assert why_openssh(host, Effective(PLAIN)) == reason
 
 
-@pytest.mark.parametrize("target", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero", "/proc/kmsg", "/proc/self/mountinfo"])
 def test_what_lies_beside_a_key_may_have_no_end(tmp_path: Path, target: str) -> None:
     """A key may be anybody's: a pipe or a device in the place of its public half holds nobody."""
     os.mkfifo(tmp_path / "pipe")
