@@ -36,14 +36,19 @@ CHECKS = (
 
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
+_DRIVER = r"[\w-]{1,40}"
+"""No word with a colon, a comma or "=": what a user named may stand behind such a one."""
+
 Outcome = Literal["fatal", "unrecovered"]
 
 _CANNOT = re.compile(
-    rf"(?P<driver>\S+) (?P<device>{BDF}): (?:AER: )?"
+    rf"(?P<driver>{_DRIVER}) (?P<device>{BDF}): (?:AER: )?"
     r"(?:can't recover|device has no AER-aware driver)"
 )
-_ENDED = re.compile(rf"(?:\S+ )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)")
-_BY = re.compile(rf"(?P<driver>\S+) {BDF}: PCIe Bus Error")
+_ENDED = re.compile(
+    rf"(?:{_DRIVER} )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)"
+)
+_BY = re.compile(rf"(?P<driver>{_DRIVER}) {BDF}: PCIe Bus Error")
 _VITAL = {"nvidia", "mlx5_core"}
 """A job dies with these; a node without its audio or USB still works."""
 _APART_S = 10.0
@@ -114,17 +119,17 @@ _FAULT_HINT = re.compile(
 # What a user may name stands in some lines: each pattern begins where the line does.
 _MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
 _AER = re.compile(
-    rf"(?:\S+ )?(?P<agent>{BDF}): PCIe Bus Error: severity=(?P<grade>Un)?[Cc]orrect(?:ed|able)"
-    r"(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?",
+    rf"(?:{_DRIVER} )?(?P<agent>{BDF}): PCIe Bus Error: severity="
+    r"(?P<grade>Un)?[Cc]orrect(?:ed|able)(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?, type=",
     re.IGNORECASE,
 )
 _AER_SUMMARY = re.compile(
-    rf"(?:\S+ )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
+    rf"(?:{_DRIVER} )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
     rf"(?: \((?P<fatal>(?:Non-)?Fatal)\))? error (?:message )?received:? "
     rf"(?:from )?(?P<agent>{BDF})?",
     re.IGNORECASE,
 )
-_DPC = re.compile(rf"(?:\S+ )?(?P<agent>{BDF}): DPC: containment event")
+_DPC = re.compile(rf"(?:{_DRIVER} )?(?P<agent>{BDF}): DPC: containment event, status:")
 _BANK = re.compile(
     rf"{_MCE}CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
     r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{16})"

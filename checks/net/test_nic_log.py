@@ -51,13 +51,16 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("stalled", r"NETDEV WATCHDOG: (?P<name>\S+) .*timed out"),
     ("stalled", rf"{_MLX}.*timeout\. Will cause a leak"),
     ("stalled", rf"mlx5_core {_BDF} \S{{1,15}}: TX timeout detected"),
-    ("down", rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own"),
+    (
+        "down",
+        rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Dd]own",
+    ),
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
 )
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 _UP = re.compile(
-    rf"(?:\S{{1,32}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
+    rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
 )
 _STARTED = re.compile(rf"{_MLX}firmware version")
 

@@ -45,16 +45,18 @@ _TURN = re.compile(
 _PROGRAM = re.compile(r"pid='?\d+'?, name=[^,]*,")
 _CRASH = "): 13,"
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_LEVEL = r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: ?"
 _STAMP = re.compile(
     "(?:"
     + "|".join(
         (
-            r"<\d{1,3}>",
-            r"(?:kern|user|daemon|syslog) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ?",
-            r"\d{1,3},\d+,(?P<micro>\d+),[^;]{1,20};",
+            # Of the kernel's facility, 0, and whole: what programs sent keeps what it began with.
+            r"<[0-7]>",
+            rf"kern *:{_LEVEL}",
+            r"[0-7],\d+,(?P<micro>\d+),(?!c[,;])[^;]{1,20};",
             r"\[ *(?P<boot>\d{1,10}\.\d{1,9})(?: <[ \d.]+>)?\] ?",
             r"\[ *[TC]\d+\] ?",
             r"\[ *\+\d+\.\d+\] ?",
@@ -76,7 +78,7 @@ _HOST = re.compile(
 )
 """What pdsh and clush put before the lines of each node."""
 _TICKET = re.compile(
-    r"^(?!traps:|umip:|input:)[\w.:;-]{1,60}[;:] ?"
+    rf"^(?!traps:|umip:|input:|(?!kern)\w+ *:{_LEVEL})[\w.:;-]{{1,60}}[;:] ?"
     r"(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
 )
 """A word that some ticket or script put before a line of hardware; behind a stamp it is no such."""
@@ -90,15 +92,19 @@ _FOREIGN = re.compile(
 """What a program or a person wrote: it may quote the kernel, and says nothing of this node."""
 
 OF_A_USER = (
-    r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
+    r"input: |oom-kill:|process '"
+    r"|(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
-    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15} (?:(?:PHYS|MAC)\w{0,5}=\S{0,99} ){0,5}"
-    r"(?:MACPROTO=|SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED)"
+    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
+    r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"
+    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$)"
 )
 """Lines that begin with a user's word, as the node's own reader knows them (a test compares)."""
 
 _OF_A_USER = re.compile(OF_A_USER)
+_ESCAPED = re.compile(r"\\x[0-9a-f]{2}|#[0-7]{3}")
+"""One character of a user's, as dmesg and rsyslog print it."""
 _INDENT = 2
 
 
@@ -136,7 +142,7 @@ class _Kept:
             if self._harmless <= MOST_LINES:
                 self.lines.append(LogLine(said, at_s, at_s))
             return
-        if _FOREIGN.match(said) or _OF_A_USER.match(said):
+        if _FOREIGN.match(said) or _OF_A_USER.match(_ESCAPED.sub("?", said)):
             return
         self._turns += _TURN.search(said) is not None
         # How often programs crashed is told by when: of those each line counts.

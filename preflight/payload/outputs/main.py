@@ -32,18 +32,23 @@ _JOURNAL, _DMESG, _ENV = "journalctl.txt", "dmesg.txt", "env.txt"
 _COMMANDS = {
     "ibstat.txt": ["ibstat"],
     "ibdev2netdev.txt": ["ibdev2netdev"],
-    _JOURNAL: ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"],
-    _DMESG: ["dmesg"],
+    _JOURNAL: [
+        "journalctl", "-k", "-b", "-q", "--no-pager", "-a", "-o", "short-monotonic",
+        "SYSLOG_FACILITY=0",
+    ],
+    _DMESG: ["dmesg", "-k"],
     "nvidia-smi-q.txt": ["nvidia-smi", "-q"],
     "nvidia-smi-topo-m.txt": ["nvidia-smi", "topo", "-m"],
     "nvidia-smi-nvlink-s.txt": ["nvidia-smi", "nvlink", "-s"],
-}
+}  # fmt: skip
 """All are started at once; of two readers of one log the second counts where the first has none."""
 
 _KERNEL = re.compile(
     rb"NVRM|nvidia|mlx5|mlx4|ib_core|infiniband|pcieport|PCIe|AER:|bnxt_|\befa\b|gdrdrv",
     re.IGNORECASE,
 )
+_CONTROL = re.compile(rb"[\0-\x08\x0b-\x1f\x7f]")
+"""One for one: as an escape it would take with it what the kernel wrote behind a user's word."""
 _LINE_END = re.compile(rb"\n(?=[^ \t]|$)")
 """What goes on indented belongs to the line before it: alone it reads as a line of the kernel's."""
 
@@ -97,7 +102,7 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     said = bytes(child.said[:most])
     one["cut"] = len(child.said) > most
     if kernel:
-        lines = _LINE_END.split(said)
+        lines = _LINE_END.split(_CONTROL.sub(b"?", said))
         kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         one["cut"] = one["cut"] or len(kept) > MOST_BYTES
         said = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept

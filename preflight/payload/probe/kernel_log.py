@@ -40,113 +40,120 @@ _CHARS = 300
 # Lines that begin with the name of a process, up to 15 characters of a user's choice. Linux 4.18 to
 # 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/;
 # and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c. And those of netfilter, which
-# begin with the words of whoever wrote the rule: net/netfilter/nf_log_syslog.c.
+# begin with the words of whoever wrote the rule: net/netfilter/nf_log_syslog.c and
+# net/bridge/netfilter/ebt_log.c. The first are whole lines of words of a user.
 OF_A_USER = (
-    r"(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
+    r"input: |oom-kill:|process '"
+    r"|(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
     r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
-    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15} (?:(?:PHYS|MAC)\w{0,5}=\S{0,99} ){0,5}"
-    r"(?:MACPROTO=|SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED)"
+    r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
+    r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"
+    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$)"
 )
-_BDF = rb"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_MLX = rb"mlx5_core " + _BDF
-_NETDEV = _MLX + rb"(?: \S{1,15})?: "
+_BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_DRIVER = r"[\w-]{1,40} " + _BDF
+"""Whose device it is: behind any other word at a line's beginning may stand a user's."""
+_MLX = r"mlx5_core " + _BDF
+_NETDEV = _MLX + r"(?: \S{1,15})?: "
 """Maybe with a network device's name, a container's choice: it has no blank and no colon."""
 
-_FS = rb"(?:(?:EXT[234]-fs|F2FS-fs|BTRFS:?)(?: \w+)?|XFS) \("
+_FS = r"(?:(?:EXT[234]-fs|F2FS-fs|BTRFS:?)(?: \w+)?|XFS) \("
 _SHUT = (
-    rb"(?:Filesystem has been shut down|User initiated shutdown|xfs_do_force_shutdown"
-    rb"|.*Shutting down filesystem)"
+    r"(?:Filesystem has been shut down|User initiated shutdown|xfs_do_force_shutdown"
+    r"|.*Shutting down filesystem)"
 )
 
-_KINDS: tuple[tuple[str, bytes], ...] = (
+_KINDS: tuple[tuple[str, str], ...] = (
     # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
-    ("era", rb"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"),
-    ("era", rb"NVRM: loading NVIDIA "),
+    ("era", r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"),
+    ("era", r"NVRM: loading NVIDIA "),
     (
         "era",
-        rb"NVRM: Xid \([^)]*\): 154, .{0,200}recovery action changed .{0,99} to \S{1,40} \(None\)",
+        r"NVRM: Xid \([^)]*\): 154, .{0,200}recovery action changed .{0,99} to \S{1,40} \(None\)",
     ),
-    ("era", _MLX + rb": firmware version"),
-    ("sm", rb"NVRM: Xid \([^)]*\): 13,"),
+    ("era", _MLX + r": firmware version"),
+    ("sm", r"NVRM: Xid \([^)]*\): 13,"),
     # What users bring about has kinds of its own: it crowds out nothing else.
-    ("app", rb"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
-    ("xid", rb"NVRM: Xid \("),
-    ("sxid", rb"nvidia-nvswitch\d*: SXid \("),
+    ("app", r"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
+    ("xid", r"NVRM: Xid \("),
+    ("sxid", r"nvidia-nvswitch\d*: SXid \("),
     # Not "NVRM: API mismatch", in which a program's own version stands, nor a netdev of that name.
     (
         "nvrm",
-        rb"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
+        r"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
     ),
-    ("nvrm", rb"NVRM: Rate limiting GSP RPC .*GPU likely needs to be reset"),
-    ("nvrm", rb"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
-    ("nvrm", rb"nvidia(?: " + _BDF + rb")?: probe (?:of|with driver) "),
-    ("nic", rb"nvidia-peermem .*ERROR"),
-    ("cmd", _MLX + rb": mlx5_cmd_(?:out_err|check):"),
-    ("nic", _MLX + rb": .*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
-    ("nic", _MLX + rb": .*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
-    ("nic", _NETDEV + rb"(?:TX timeout detected|.*Link (?:[Dd]own|DOWN|[Uu]p\b))"),
-    ("nic", rb"mlx5_core: probe of " + _BDF + rb" failed"),
-    ("nic", rb"(?:\S+ " + _BDF + rb" )?\S{1,20}: (?:NIC )?Link is Down"),
-    ("nic", rb"\S+ " + _BDF + rb" \S{1,20}: (?:NIC )?Link is Up\b"),
-    ("nic", rb"NETDEV WATCHDOG: "),
-    ("aer", rb"\S+ " + _BDF + rb": PCIe Bus Error: severity="),
-    ("aer", rb"\S+ " + _BDF + rb": AER: (?:Multiple )?(?:Un)?[Cc]orrect"),
-    ("aer", rb"\S+ " + _BDF + rb": (?:AER: )?(?:can't recover|device has no AER-aware driver)"),
-    ("aer", rb"\S+ " + _BDF + rb": (?:AER: )?[Dd]evice recovery (?:failed|successful)"),
-    ("aer", rb"\S+ " + _BDF + rb": DPC: containment event"),
-    ("mce", rb"(?:mce: |MCE: )?\[Hardware Error\]: CPU ?\d+: Machine Check"),
+    ("nvrm", r"NVRM: Rate limiting GSP RPC .*GPU likely needs to be reset"),
+    ("nvrm", r"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
+    ("nvrm", r"nvidia(?: " + _BDF + r")?: probe (?:of|with driver) "),
+    ("nic", r"nvidia-peermem .*ERROR"),
+    ("cmd", _MLX + r": mlx5_cmd_(?:out_err|check):"),
+    ("nic", _MLX + r": .*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
+    ("nic", _MLX + r": .*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", _NETDEV + r"(?:TX timeout detected|.*Link (?:[Dd]own|DOWN|[Uu]p\b))"),
+    ("nic", r"mlx5_core: probe of " + _BDF + r" failed"),
+    ("nic", r"(?:" + _DRIVER + r" )?\S{1,20}: (?:NIC )?Link is Down"),
+    ("nic", _DRIVER + r" \S{1,20}: (?:NIC )?Link is Up\b"),
+    ("nic", r"NETDEV WATCHDOG: "),
+    ("aer", _DRIVER + r": PCIe Bus Error: severity="),
+    ("aer", _DRIVER + r": AER: (?:Multiple )?(?:Un)?[Cc]orrect"),
+    ("aer", _DRIVER + r": (?:AER: )?(?:can't recover|device has no AER-aware driver)"),
+    ("aer", _DRIVER + r": (?:AER: )?[Dd]evice recovery (?:failed|successful)"),
+    ("aer", _DRIVER + r": DPC: containment event, status:"),
+    ("mce", r"(?:mce: |MCE: )?\[Hardware Error\]: CPU ?\d+: Machine Check"),
     (
         "mce",
-        rb"(?:mce: )?\[Hardware Error\]: (?:Corrected error|Uncorrected|Deferred|System Fatal)",
+        r"(?:mce: )?\[Hardware Error\]: (?:Corrected error|Uncorrected|Deferred|System Fatal)",
     ),
-    ("mce", rb"\{\d+\}\[Hardware Error\]: event severity:"),
-    ("mce", rb"BERT: .*(?:records found|\[Hardware Error\])"),
-    ("kill", rb"MCE: Killing .{1,15}:\d+ due to hardware memory corruption "),
-    ("mce", rb"Memory failure: 0x|mce: Uncorrected hardware memory error in user-access at "),
-    ("edac", rb"EDAC [^:]+: \d+ [CU]E (?:.{1,200} )?on \S.{0,200}? \(.*page:0x"),
-    ("disk", rb"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
-    ("disk", rb"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
-    ("fs", _FS + rb".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
-    ("fs", rb"XFS \([^)]+\): " + _SHUT),
-    ("fs", rb"nfs: server .* not responding"),
-    ("oom", rb"(?:Out of memory|Memory cgroup out of memory): Kill"),
-    ("hang", rb"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
-    ("hang", rb"rcu: INFO: \w+ (?:self-)?detected|(?:NMI )?[Ww]atchdog.*hard LOCKUP"),
-    ("hang", rb"BUG: unable to handle|Oops: |general protection fault"),
+    ("mce", r"\{\d+\}\[Hardware Error\]: event severity:"),
+    ("mce", r"BERT: .*(?:records found|\[Hardware Error\])"),
+    ("kill", r"MCE: Killing .{1,15}:\d+ due to hardware memory corruption "),
+    ("mce", r"Memory failure: 0x|mce: Uncorrected hardware memory error in user-access at "),
+    ("edac", r"EDAC [^:]+: \d+ [CU]E (?:.{1,200} )?on \S.{0,200}? \(.*page:0x"),
+    ("disk", r"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
+    ("disk", r"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
+    ("fs", _FS + r".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
+    ("fs", r"XFS \([^)]+\): " + _SHUT),
+    ("fs", r"nfs: server .* not responding"),
+    ("oom", r"(?:Out of memory|Memory cgroup out of memory): Kill"),
+    ("hang", r"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
+    ("hang", r"rcu: INFO: \w+ (?:self-)?detected|(?:NMI )?[Ww]atchdog.*hard LOCKUP"),
+    ("hang", r"BUG: unable to handle|Oops: |general protection fault"),
 )
 
-_ANY = re.compile(b"|".join(b"(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_KINDS)), re.DOTALL)
+_ANY = re.compile(
+    "|".join("(?P<k%d>%s)" % (n, p) for n, (_, p) in enumerate(_KINDS)), re.DOTALL | re.ASCII
+)
 
-_OF_A_USER = re.compile(OF_A_USER.encode())
+_OF_A_USER = re.compile(OF_A_USER, re.ASCII)
 
 _NAMED = re.compile(
-    rb" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
+    r" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
 )
 """A user's words, which tell no two lines apart."""
 
 # What tells two lines of one kind apart; of a kind without such words, all but its numbers.
 _XID = re.compile(
-    rb"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
+    r"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
 )
 _TELLS = {
     "xid": _XID,
     "app": _XID,
-    "sxid": re.compile(rb"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
-    "oom": re.compile(rb"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
-    "disk": re.compile(rb"error|dev \S+|nvme\d+"),
+    "sxid": re.compile(r"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
+    "oom": re.compile(r"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
+    "disk": re.compile(r"error|dev \S+|nvme\d+"),
     "fs": re.compile(
-        rb"^nfs: server \S+|^[^(]{1,30}\([^)]{1,99}\)(?:: (?:[Rr]emounting|forced readonly|"
+        r"^nfs: server \S+|^[^(]{1,30}\([^)]{1,99}\)(?:: (?:[Rr]emounting|forced readonly|"
         + _SHUT
-        + rb"|.*?[Cc]orrupt))?"
+        + r"|.*?[Cc]orrupt))?"
     ),
-    "edac": re.compile(rb"[CU]E|on \S+"),
-    "hang": re.compile(rb"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
+    "edac": re.compile(r"[CU]E|on \S+"),
+    "hang": re.compile(r"task [^:]+|lockup|LOCKUP|detected|Oops|BUG|fault"),
 }
 _SM = re.compile(
-    rb"NVRM: Xid \(([^)]*)\): 13,(?: pid='?([^,']*))?.*?(?:\((GPC \d+, TPC \d+)|$)", re.DOTALL
+    r"NVRM: Xid \(([^)]*)\): 13,(?: pid='?([^,']*))?.*?(?:\((GPC \d+, TPC \d+)|$)", re.DOTALL
 )
-_NUMBER = re.compile(rb"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
+_NUMBER = re.compile(r"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
 
 
 def told(
@@ -158,13 +165,14 @@ def told(
     crashes = _Crashes()
     ages: dict[str, dict[tuple[object, ...], None]] = {}
     dropped: dict[str, int] = {}
-    for at_s, record in records:
+    for at_s, raw in records:
         seen += 1
         if begins_s is None:
             begins_s = at_s
-        if source == "dmesg" and any(map(_ANY.match, record.split(b"\n")[1:])):
+        if source == "dmesg" and any(map(_ANY.match, map(_printable, raw.split(b"\n")[1:]))):
             # A user's word, or the kernel's within the same microsecond: nobody can tell.
             dropped["any"] = dropped.get("any", 0) + 1
+        record = _printable(raw)
         hit = _ANY.match(record)
         if hit is None or _OF_A_USER.match(record):
             continue
@@ -206,16 +214,16 @@ class _Crashes:
     """
 
     def __init__(self) -> None:
-        self._last: dict[bytes, tuple[float | None, int, bytes]] = {}
+        self._last: dict[str, tuple[float | None, int, str]] = {}
         self._told: set[tuple[object, ...]] = set()
 
-    def told_apart(self, text: bytes, at_s: float | None) -> tuple[object, ...]:
+    def told_apart(self, text: str, at_s: float | None) -> tuple[object, ...]:
         """Return what is the same for lines that need not be told twice."""
         said = _SM.match(text)
-        slot, pid, place = said.groups(b"") if said else (b"", b"", b"")
-        last_s, number, first = self._last.get(slot, (None, 0, b""))
+        slot, pid, place = said.groups("") if said else ("", "", "")
+        last_s, number, first = self._last.get(slot, (None, 0, ""))
         if at_s is not None and last_s is not None and at_s - last_s > APART_S:
-            number, first = number + 1, b""
+            number, first = number + 1, ""
         first = first or place
         self._last[slot] = (at_s, number, first)
         where = "" if not place else "first" if place == first else "other"
@@ -226,9 +234,17 @@ class _Crashes:
         return tells
 
 
-def _told_apart(kind: str, text: bytes) -> bytes:
-    tells, text = _TELLS.get(kind), _NAMED.sub(b"", text, count=1)
-    return b" ".join(tells.findall(text)) if tells else _NUMBER.sub(b"#", text)
+def _told_apart(kind: str, text: str) -> str:
+    tells, text = _TELLS.get(kind), _NAMED.sub("", text, count=1)
+    return " ".join(tells.findall(text)) if tells else _NUMBER.sub("#", text)
+
+
+def _printable(raw: bytes) -> str:
+    """One character for each: a user's escape must not take what the driver wrote behind it."""
+    said = raw.decode("utf-8", "replace")
+    if said.isprintable():
+        return said
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in said)
 
 
 if TYPE_CHECKING:
@@ -249,11 +265,14 @@ _MOST_BYTES = 32 << 20
 _PROGRAMS = {
     "journal": (
         "journalctl", "-k", "-b", "-q", "--no-pager", "-o", "json",
-        "--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP",
+        "--output-fields=MESSAGE,SYSLOG_FACILITY,_SOURCE_MONOTONIC_TIMESTAMP", "SYSLOG_FACILITY=0",
     ),
-    "dmesg": ("dmesg",),
+    "dmesg": ("dmesg", "-k"),
 }  # fmt: skip
-_STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?")
+"""Of both only the kernel's own records: programs write there, too. busybox's dmesg has no -k."""
+_STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?(?:\[\s*[TC]\d{1,10}\]\s?)?")
+_KERNELS = tuple(b"%d" % level for level in range(8))
+"""Priorities of syslog's facility 0."""
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
@@ -388,8 +407,9 @@ def _records(lines: Iterator[bytes]) -> Iterator[Record]:
         fields = head.split(b",")
         if not semicolon or len(fields) < 3 or not fields[2].isdigit():  # noqa: PLR2004
             continue
-        if fields[0].isdigit() and int(fields[0][:9]) >> 3:
-            continue  # a program wrote it (syslog's facility): it may name anything
+        if fields[3:4] == [b"c"] or fields[0] not in _KERNELS:
+            # The rest of a text that was torn apart, or a program wrote it: it may name anything.
+            continue
         yield int(fields[2]) / 1e6, _ESCAPED.sub(_unescape, text)
 
 
@@ -402,10 +422,12 @@ def _entries(said: bytes) -> Iterator[Record]:
     for line in said.splitlines():
         try:
             entry = json.loads(line)
+            if entry.get("SYSLOG_FACILITY") != "0":
+                continue  # a program wrote it, or nobody knows who did
             text = entry["MESSAGE"]  # numbers where it is no text, null where it is too long
             at_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
             record = int(at_us) / 1e6, text.encode() if isinstance(text, str) else bytes([*text])
-        except (ValueError, TypeError, KeyError):
+        except (AttributeError, ValueError, TypeError, KeyError):
             continue
         yield record
 
@@ -424,8 +446,8 @@ def _stamped(said: bytes) -> Iterator[Record]:
             text += b"\n" + rest if rest else b""
             continue
         if text:
-            yield at_s, text
+            yield at_s, _ESCAPED.sub(b"?", text)
         stamp, text = found.group(1), line[found.end() :]
         at_s = float(stamp)
     if at_s is not None:
-        yield at_s, text
+        yield at_s, _ESCAPED.sub(b"?", text)

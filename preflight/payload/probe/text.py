@@ -15,7 +15,8 @@ LINE_LIMIT = 512
 TEXT_LIMIT = 2048
 """Characters of a command or message; half of what the document allows."""
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)", re.DOTALL)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)")
+"""An escape without its end takes nothing with it: who wrote it may not hide what is behind it."""
 
 
 def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -333,7 +334,7 @@ _READERS = ("journalctl", "dmesg")
 def entry(at_s: float, message: object) -> str:
     """One entry as `journalctl -o json` prints it."""
     stamps = {"__MONOTONIC_TIMESTAMP": "1", "_SOURCE_MONOTONIC_TIMESTAMP": f"{at_s * 1e6:.0f}"}
-    return json.dumps({**stamps, "MESSAGE": message}) + "\n"
+    return json.dumps({**stamps, "SYSLOG_FACILITY": "0", "MESSAGE": message}) + "\n"
 
 
 def test_a_line_end_in_a_users_word_begins_no_line_of_the_journal(tmp_path: Path) -> None:
@@ -364,6 +365,75 @@ def test_a_line_end_in_a_users_word_begins_no_line_of_dmesg(tmp_path: Path) -> N
     assert (told.source, told.seen, told.begins_s) == ("dmesg", 4, 1.0)
     assert [(line.text, line.at_s, line.times) for line in told.lines] == [(fault, 3.5, 1)]
     assert told.dropped_of == {"any": 1}
+
+
+def test_of_dmesg_only_the_kernels_own_records_are_asked(tmp_path: Path) -> None:
+    """The real dmesg leaves out what programs sent, also where it has no word before it."""
+    dmesg, *options = kernel_log._PROGRAMS["dmesg"]
+    if shutil.which(dmesg) is None:
+        pytest.skip("no dmesg here")
+    (tmp_path / "ring").write_text(
+        f"<3>[    1.000000] {XID.format('1b', 48, 'DBE')}\n"
+        f"<13>[    2.000000] {XID.format('2b', 79, 'x')}\n<30>[    3.000000] systemd[1]: x\n"
+    )
+    argv = [dmesg, *options, "-F", str(tmp_path / "ring")]
+    said = subprocess.run(argv, capture_output=True, check=True, env={"LC_ALL": "C"}).stdout
+    assert [at_s for at_s, _text in kernel_log._stamped(said)] == [1.0]
+
+
+_JOURNALD = """
+import json, os, pty, socket, subprocess, sys, threading, time, tty
+kmsg, device = pty.openpty()
+tty.setraw(kmsg), tty.setraw(device)
+os.environ["JOURNAL_STREAM"] = ""
+sh = "mount -t tmpfs t /run && mkdir -p /run/systemd/journald.conf.d /run/log/journal"
+sh += " && mount --bind %s /dev/kmsg && mount -t tmpfs t /var/log" % os.ttyname(device)
+subprocess.run(sh, shell=True, check=True)
+with open("/run/systemd/journald.conf.d/x.conf", "w") as conf:
+    conf.write("[Journal]\\nStorage=volatile\\nForwardToKMsg=no\\n")
+number = 0
+def record(priority, text):
+    global number
+    number += 1
+    os.write(kmsg, b"%d,%d,%d,-;%s\\n" % (priority, number, number * 1000000, text))
+    time.sleep(0.1)
+daemon = subprocess.Popen([sys.argv[2]], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+try:
+    while not os.path.exists("/run/systemd/journal/stdout"):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    for priority, text in json.loads(sys.argv[3]):
+        record(priority, text.encode())
+    subprocess.run(["journalctl", "--sync"], check=True)
+    sys.path.insert(0, sys.argv[1])
+    from probe import kernel_log
+    problems = []
+    print(json.dumps(kernel_log.Asked("/nowhere", None).finish(time.monotonic() + 20, problems)))
+finally:
+    daemon.kill()
+    daemon.wait()
+"""
+JOURNALD = Path("/lib/systemd/systemd-journald")
+
+
+def test_of_the_journal_only_the_kernels_own_records_are_asked() -> None:
+    """The real journald reads back from /dev/kmsg what programs sent there, as the kernel's."""
+    if os.geteuid() != 0 or not JOURNALD.exists():
+        pytest.skip("needs root and journald to start one of its own")
+    fault, forged = XID.format("1b", 48, "DBE"), XID.format("2b", 79, "x")
+    said = [
+        (6, "Linux version 6.1"),
+        (3, fault),
+        (13, f"x[7]: {forged}"),
+        (13, f"kernel: {forged}"),
+    ]
+    payload = Path(__file__).parents[3] / "preflight" / "payload"
+    argv = ["unshare", "--mount", sys.executable, "-c", _JOURNALD, payload, JOURNALD]
+    done = subprocess.run(
+        [*map(str, argv), json.dumps(said)], capture_output=True, text=True, check=True, timeout=60
+    )
+    log = convert(json.loads(done.stdout.splitlines()[-1]), KernelLog)
+    assert (log.source, [line.text for line in log.lines]) == ("journal", [fault])
 
 
 def test_what_dmesg_goes_on_with_is_one_text(tmp_path: Path) -> None:

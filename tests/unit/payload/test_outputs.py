@@ -89,6 +89,22 @@ def test_a_file_whose_name_has_two_lines_stays_one_text(tmp_path: Path) -> None:
     assert troubles(parse(text).lines) == []
 
 
+def test_no_name_of_a_process_hides_a_line_of_the_kernels(tmp_path: Path) -> None:
+    """An escape that it holds takes nothing with it; `journalctl -a` prints it as it is."""
+    lines = [
+        f"[    {n}.000000] node7 kernel: NVRM: Xid (PCI:0000:1b:00): {n}, {words}"
+        for n, words in (
+            (3, "pid=7, name=\\033], caused by previous Xid 79"),
+            (4, "name=\\033"),
+            (5, "x"),
+        )
+    ]
+    script = "printf '" + "\\n".join(lines) + "\\n'"
+    seen = _asked(_tools(tmp_path / "bin", journalctl=script))["journalctl.txt"]
+    assert seen.text.splitlines() == [line.replace("\\033", "?") for line in lines]
+    assert {"-a", "SYSLOG_FACILITY=0"} < set(seen.command.split())
+
+
 def test_what_hangs_is_left_and_named_and_what_is_endless_is_cut(tmp_path: Path) -> None:
     """A driver that never answers costs its own output only; a flood is kept to its bound."""
     env = _tools(

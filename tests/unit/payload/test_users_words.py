@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -38,14 +41,26 @@ def live(*texts: str) -> KernelLog:
     return convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
 
 
-def by_dmesg(*texts: str) -> KernelLog:
-    """What leaves a node without /dev/kmsg: each part of a text has the stamp of the whole."""
+def escaped(text: str) -> str:
+    """As dmesg prints what is not printable."""
+    return "".join(chr(c) if 32 <= c < 127 else f"\\x{c:02x}" for c in text.encode())
+
+
+def by_dmesg(*texts: str, caller: str = " ") -> KernelLog:
+    """What leaves a node without /dev/kmsg: each part of a text has the stamp of the whole.
+
+    In the locale C dmesg escapes each byte that is no ASCII.
+    """
     said = "".join(
-        f"[{n:5}.000001] {part}\n"
+        f"[{n:5}.000001]{caller}{escaped(part)}\n"
         for n, text in enumerate(("Linux version 6.1", *texts))
         for part in text.split("\n")
     )
     return convert(kernel_log.told("dmesg", kernel_log._stamped(said.encode()), 0.0), KernelLog)
+
+
+CALLERS = (" ", "[  T123] ", "[    C7] ", " [ T1946] ")
+"""What CONFIG_PRINTK_CALLER puts between stamp and text, and util-linux makes of it."""
 
 
 def judged(log: KernelLog) -> list[Verdict]:
@@ -67,7 +82,13 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
     texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
     bare = "\n".join(" ".join(text.splitlines()) for text in texts)
-    for log in (live(*texts), by_dmesg(*texts), parse(pasted), parse(bare)):
+    hexed = "\n".join(f"[  100.000000] {escaped(text)}" for text in texts)
+    rsyslog = "\n".join(re.sub("[\0-\x1f]", lambda c: f"#{ord(c[0]):03o}", text) for text in texts)
+    for log in (
+        live(*texts),
+        *(by_dmesg(*texts, caller=each) for each in CALLERS),
+        *map(parse, (pasted, bare, hexed, rsyslog)),
+    ):
         for verdict in judged(log):
             assert verdict.outcome in {Outcome.OK, Outcome.WARN, Outcome.UNKNOWN}, verdict
 
@@ -78,13 +99,84 @@ def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -
 @example("already poisoned")
 @example("IN= OUT= SRC=x ")
 @example("IN= OUT= ARP HT")
+@example("IN= OUT=")
+@example("\x1b]")
+@example("\x1b[")
+@example("\x9d")
+@example("\u200b\u2028\x85")
 @MANY
 def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     """A fault that names the process that met it is as grave as with any other name."""
     shown = live(f"Memory failure: 0x7740c0: Sending SIGBUS to {comm[:15]}:4711 due to hardware")
     assert hardware(replace(node(), kernel_log=shown)).outcome is Outcome.FAIL
-    said = xid(145, said=f"pid=4711, name={comm[:15]}, RLW_REMAP Fatal XC0 i0 Link 02")
-    assert judge_xid(HGX, replace(node(), kernel_log=live(said))).outcome is Outcome.FAIL
+    for code, words in (
+        (145, "RLW_REMAP Fatal XC0 i0 Link 02"),
+        (45, "Ch 00000001, errorString CTX SWITCH TIMEOUT, caused by previous Xid 79"),
+    ):
+        said = xid(code, said=f"pid=4711, name={comm[:15]}, {words}")
+        assert judge_xid(HGX, replace(node(), kernel_log=live(said))).outcome is Outcome.FAIL
+
+
+FAULTS = (
+    "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    "mce: [Hardware Error]: CPU 17: Machine Check: 0 Bank 9: be00000000800400",
+    "Memory failure: 0x7740c0: recovery action for dirty LRU page: Recovered",
+    "pcieport 0000:02:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+    "pcieport 0000:02:00.0: DPC: containment event, status:0x1f01 source:0x0000",
+    "mlx5_core 0000:1a:00.0: poll_health:840:(pid 0): device's health compromised",
+)
+NAMES = ("kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron")
+
+
+@pytest.mark.parametrize("facility", range(len(NAMES)))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_only_the_kernels_own_records_count(facility: int, fault: str) -> None:
+    """What a program sent there has another facility, in each form in which logs have one."""
+    field = {"SYSLOG_FACILITY": str(facility)}
+    entries = [
+        {"MESSAGE": "Linux version 6.1", "SYSLOG_FACILITY": "0"},
+        {"MESSAGE": fault, **field},
+    ]
+    stamps = {"__MONOTONIC_TIMESTAMP": "9000000"}
+    journal = "".join(json.dumps({**each, **stamps}) + "\n" for each in entries).encode()
+    kmsg = f"6,1,5,-;Linux version 6.1\n{facility * 8 + 3},2,9000000,-;{fault}\n"
+    decoded = f"{NAMES[facility]:<6}:err   : "
+    records = kernel_log._records(iter(kmsg.encode().split(b"\n")))
+    for log in (
+        convert(kernel_log.told("journal", kernel_log._entries(journal), 0.0), KernelLog),
+        convert(kernel_log.told("kmsg", records, 0.0), KernelLog),
+        parse(kmsg),
+        parse(f"kern  :info  : [    1.0] Linux version 6.1\n{decoded}[    9.0] {fault}\n"),
+        parse(f"kern  :info  : Linux version 6.1\n{decoded}{fault}\n"),
+        parse(f"<6>[    1.0] Linux version 6.1\n<{facility * 8 + 3}>[    9.0] {fault}\n"),
+    ):
+        failed = Outcome.FAIL in [verdict.outcome for verdict in judged(log)]
+        assert failed is (facility == 0), log
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_kernel_that_prints_its_callers_hides_no_fault(fault: str, caller: str) -> None:
+    """CONFIG_PRINTK_CALLER puts the thread or CPU behind the stamp."""
+    log = by_dmesg(fault, caller=caller)
+    assert Outcome.FAIL in [verdict.outcome for verdict in judged(log)]
+
+
+def test_a_journal_without_facilities_is_not_believed() -> None:
+    """With each record of the kernel journald writes one: without it nobody knows who wrote it."""
+    said = json.dumps({"MESSAGE": FAULTS[0], "__MONOTONIC_TIMESTAMP": "9000000"})
+    assert list(kernel_log._entries(said.encode())) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_piece_of_a_text_is_no_line_of_its_own(fault: str) -> None:
+    """Another CPU's line can tear the oom-kill line apart just before a cgroup's name."""
+    kmsg = f"6,1,5,-;oom-kill:constraint=CONSTRAINT_MEMCG,cpuset=\n6,3,6,{{}};{fault}"
+    for flags, torn in (("c", True), ("c,caller=T7", True), ("-", False), ("-,caller=T7", False)):
+        records = kernel_log._records(iter(kmsg.format(flags).encode().split(b"\n")))
+        log = convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
+        for each in (log, parse(kmsg.format(flags))):
+            assert (Outcome.FAIL not in [v.outcome for v in judged(each)]) is torn
 
 
 @given(netdevs, st.sampled_from(["Link down", "Link up", "TX timeout detected"]))
