@@ -77,6 +77,7 @@ def test_a_sweep_looks_at_idle_nodes_only(
     early = sweep("--reservation=preflight", "--plan")
     assert "is not active, it starts" in early.stderr
     assert early.returncode == 4
+    slurm.run(["scontrol", "delete", "reservation=preflight"])  # at night it would overlap the next
     now = ["StartTime=now", "Duration=10", "Users=root", "Flags=IGNORE_JOBS", "Nodes=h[1-3]"]
     slurm.run(["scontrol", "create", "reservation", "ReservationName=now", *now])
     until(lambda: slurm.states()["h1"] == "reserved", "the reservation to begin", 60)
