@@ -1,7 +1,7 @@
 """What one run leaves behind as plain values, and `coverage.json`: what was measured of a fleet.
 
-It holds node names, round numbers and durations; nothing in it is run, and a wrong number in it can
-only change which pairs are measured first.
+`coverage.json` holds node names, round numbers and durations. A wrong number in it can only change
+which pairs are measured first.
 """
 
 from __future__ import annotations

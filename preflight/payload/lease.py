@@ -1,7 +1,8 @@
 """A node works only while its controller says that it is there: a line can die without a sound.
 
 A cut cable or a firewall that drops ends no connection, so silence itself must end us. The clock is
-CLOCK_MONOTONIC of this node: nobody's idea of the date matters.
+CLOCK_MONOTONIC of this node: nobody's idea of the date matters. And no process outlives its parent:
+the kernel kills it, and its GPU, its ports and its pipes are given back.
 """
 
 from __future__ import annotations

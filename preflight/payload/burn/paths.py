@@ -1,12 +1,12 @@
 """How fast data moves within a node: in memory, through each RDMA NIC, between GPUs.
 
-A DIMM that runs at half speed, or a governor that saves power, slows every data loader.
+Memory: a DIMM that runs at half speed, or a governor that saves power, slows every data loader.
 
-The server and the client are both here; nothing goes over a cable. All of it goes through the
-memory of the NIC's NUMA node, which one NIC at 400 Gb/s loads with 50 GB/s each way: so one NIC at
-a time on each NUMA node, and the NUMA nodes side by side.
+NICs: perftest's server and client both run here, so nothing goes over a cable. A NIC at 400 Gb/s
+loads the memory of its NUMA node with 50 GB/s each way: so one NIC at a time on each NUMA node, and
+the NUMA nodes side by side.
 
-One pair after the other: two that share a link would measure each other.
+GPUs: one pair after the other, since two pairs that share a link would measure each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure_host(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit:
     for side, cpus in sides:
         error = ""
         try:
-            one = crew.Worker("preflight-host", Work(side, cpus, plan["host"]).serve)
+            one = crew.Worker("preflight-host", MemoryWork(side, cpus, plan["host"]).serve)
             one.tell({})
             answer = one.answer(time.monotonic() + limit_s, limit_s)
         except OSError as failure:
@@ -64,7 +64,7 @@ def measure_host(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit:
             emit({"event": "trouble", "what": "host", "error": f"NUMA node {side}: {error}"[:500]})
 
 
-class Work:
+class MemoryWork:
     """The process on one side."""
 
     def __init__(self, side: int, cpus: list[int], how: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def sides(sysfs: str) -> list[tuple[int, list[int]]]:
     allowed = os.sched_getaffinity(0)
     folder = sysfs + "/devices/system/node"
     found = []
-    for name in _kernel_names(folder):
+    for name in _names(folder):
         match = _NODE.match(name)
         cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
         usable = [cpu for cpu in cpus if cpu in allowed]
@@ -122,9 +122,9 @@ def expand(cpulist: str) -> list[int]:
     return cpus
 
 
-def _kernel_names(folder: str) -> list[str]:
+def _names(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)
+        return sorted(os.listdir(folder))
     except OSError:
         return []
 
@@ -225,8 +225,8 @@ def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, 
 def active(folder: str) -> list[tuple[str, int]]:
     """(device, port) of every port that is up, the first of each device."""
     found = []
-    for name in _nic_names(folder):
-        for port in _nic_names(f"{folder}/{name}/ports"):
+    for name in _names(folder):
+        for port in _names(f"{folder}/{name}/ports"):
             if port.isdigit() and "ACTIVE" in attempt(f"{folder}/{name}/ports/{port}/state"):
                 found.append((clean(name, 64), int(port)))
                 break
@@ -285,13 +285,6 @@ def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
-
-
-def _nic_names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 _MOST_LOST = 3

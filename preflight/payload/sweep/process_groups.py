@@ -3,15 +3,14 @@
 `new_group` and `split_group` need every rank of the job to take part, so one hung host would block
 them all; a raw process group over a prefix of the store concerns its members alone.
 
-Their options have underscores in torch's Python, but no public equivalents.
-
-Each agent hears its own controller line. The store adds the sweep as a whole: when its host is cut
-off, frozen or dead, nobody can go on, however alive the other lines look.
+The options of such a group have names with underscores in torch; there are no public ones.
 
 All members meet at the store before each round. When the wait runs out, one of them notes who is
-missing: those sit that round out, and may come to the next. Whoever misses a second round, or has
-never come to one, or is lost to the controller, is struck from the list; from then on nobody waits
-for it.
+missing: those sit that round out, and may come to the next. A member that misses a second round, or
+never came to one, or is lost to the controller, is struck from the list: nobody waits for it again.
+
+Each agent has a line of its own to the controller. The store stands for the sweep as a whole: when
+its host is cut off, frozen or dead, no agent can go on, however alive the other lines look.
 """
 
 from __future__ import annotations
