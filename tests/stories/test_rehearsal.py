@@ -27,7 +27,9 @@ pytestmark = pytest.mark.lab
 BY_NAME = {one.name: one for one in SITUATIONS}
 TOGETHER = (("GPU missing", "NVLink fallback", "NIC port down"),
             ("slow exit", "init skew", "host stalls"),
-            ("no connection", "connection breaks"))  # fmt: skip
+            ("no connection", "connection breaks"),
+            ("slow rail", "wrong sum"),
+            ("socket fallback", "spikes"))  # fmt: skip
 """Situations that do not mix, each on a host of its own, in one run: the machine has two cores."""
 
 LEFT_OUT = ("healthy", "hung always")
