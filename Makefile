@@ -16,6 +16,7 @@ WORKERS ?= 4
 LABS ?= 3
 LIGHT = -m "not (lab or busy)"
 HEAVY = -m "lab or busy"
+HEAVY_IN = tests/lab tests/stories tests/unit/burn tests/unit/fabric
 QUICK = -m "not (lab or busy or slow)"
 # What fails is run once more, alone: most drive real processes on real clocks, and other work on the
 # machine can upset that. Both results stay on the screen; what fails twice, fails.
@@ -35,8 +36,8 @@ quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
 
 test: $(STAMP) ## run every test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
-	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY) --cache-clear $(PYTEST_ARGS) \
-		|| $(ONCE_MORE) $(HEAVY)
+	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY_IN) $(HEAVY) --cache-clear $(PYTEST_ARGS) \
+		|| $(ONCE_MORE) $(HEAVY_IN) $(HEAVY)
 
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ raise is raised here, and the commit says why.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
@@ -63,3 +64,18 @@ def test_no_modules_import_each_other_in_a_circle(monkeypatch: pytest.MonkeyPatc
         graph = grimp.build_graph(*packages)
         below = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
         TopologicalSorter(below).prepare()
+
+
+def test_each_test_with_a_lab_or_a_sweep_is_in_a_folder_that_make_collects() -> None:
+    """`make test` collects few folders for them: a test elsewhere would never run."""
+    found = re.search(r"^HEAVY_IN = (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert found
+    folders = [ROOT / each for each in found[1].split()]
+    heavy = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.(lab|busy)\b", path.read_text()) and path != Path(__file__)
+    ]
+    assert len(heavy) > len(folders)
+    for path in heavy:
+        assert any(path.is_relative_to(folder) for folder in folders), path
