@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 
@@ -173,7 +173,7 @@ def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
     return answer
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True):
     """One line of a script that will do harm: what is there, what will happen, what to do."""
 
     rule: str
@@ -184,15 +184,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-class Found(Struct, frozen=True):
+class Found(NamedTuple):
     """What a rule says of one line; the rule adds its name and severity."""
 
     line: int
     sentence: str
     will: str
     remedy: str
-    severity: Severity | None = None
-    """Where this one is graver or lighter than the rule's others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +200,8 @@ class Rule:
     id: str
     severity: Severity
     find: Callable[[Script], Iterable[Found]]
+
+
+def rule(id_: str, severity: Severity) -> Callable[[Callable[[Script], Iterable[Found]]], Rule]:
+    """Make a rule of the function that finds the mistake."""
+    return partial(Rule, id_, severity)
