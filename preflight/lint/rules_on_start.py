@@ -198,11 +198,6 @@ def local_rank_argument(script: Script) -> Iterator[Found]:
 
 
 def _asks_environment(script: Script) -> bool:
-    told = (variable(call.node, script.imports) for call in script.calls)
-    if "LOCAL_RANK" in told:
-        return True
-    import ast
-
     return any(
         isinstance(node, ast.Constant) and node.value == "LOCAL_RANK"
         for node in ast.walk(script.tree)
