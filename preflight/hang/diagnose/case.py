@@ -140,6 +140,12 @@ class Case:
         ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
         return [tuple(group) for group in ordered]
 
+    def meeting(self, seats: tuple[Seat, ...]) -> str:
+        """` in all_reduce (train.py:41)` where all of them stand in one place, else nothing."""
+        groups = self.spots(seats)
+        place = groups[0][0].place
+        return f" in {place.where}" if place and len(groups) == 1 else ""
+
 
 def moved(seat: Seat) -> bool:
     """Whether it went on: other lines, bytes from other ranks, or turns of work while it waited."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.hang.explain.model import Explanation, Hit, Speaker, names, proofs
+from preflight.hang.explain.tracebacks import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -123,7 +124,7 @@ def _behind(late: Sequence[Waiting], hits: Sequence[Hit]) -> Verdict | None:
     if not odd:
         return None
     _, (_, enqueued, ahead) = next(iter(odd.items()))
-    who = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, sorted(odd)))}"
+    who = _numbers(set(odd), most=len(odd))
     return Verdict(
         kind="behind",
         ranks=tuple(sorted(odd)),
@@ -171,26 +172,19 @@ def _ranks(some: Sequence[Waiting]) -> str:
     return _numbers({one.rank for one in some})
 
 
-def _numbers(ranks: set[int]) -> str:
+def _numbers(ranks: Collection[int], most: int = 8) -> str:
     shown = sorted(ranks)
-    words = ", ".join(map(str, shown[:8])) + (" ..." if len(shown) > 8 else "")  # noqa: PLR2004
+    words = ", ".join(map(str, shown[:most])) + (" ..." if len(shown) > most else "")
     return f"rank{'s' * (len(shown) > 1)} {words}"
 
 
-ECHOES = frozenset(
-    {
-        *("ChildFailedError", "DistBackendError", "DistStoreError", "DistNetworkError"),
-        *(
-            "RendezvousTimeoutError",
-            "RendezvousConnectionError",
-            "RendezvousClosedError",
-            "ProcessRaisedException",
-        ),
-        *("ProcessExitedException", "SignalException", "CalledProcessError", "SystemExit"),
-        *("KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"),
-        *("RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"),
-    }
-)
+ECHOES = frozenset((
+    "ChildFailedError", "DistBackendError", "DistStoreError", "DistNetworkError",
+    "RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError",
+    "ProcessRaisedException", "ProcessExitedException", "SignalException", "CalledProcessError",
+    "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
+    "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
+))  # fmt: skip
 """Exceptions that tell of somebody else's end, or that have symptoms of their own."""
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
@@ -225,7 +219,7 @@ def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanati
     `roots`: ranks that torchrun saw fail first.
     """
     seen_first = [one for one in thrown if one.speaker.rank in roots]
-    first = _first(seen_first or thrown)
+    first = in_time(seen_first or thrown)[0]
     same = [one for one in thrown if (one.kind, one.said) == (first.kind, first.said)]
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
@@ -233,7 +227,7 @@ def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanati
     who = first.speaker.words or "a rank"
     named = names(first.speaker)
     if len(ranks) > 1:
-        who = f"ranks {', '.join(map(str, ranks[:8]))}{' ...' * (len(ranks) > 8)}"  # noqa: PLR2004
+        who = _numbers(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
     said = f": {first.said}" if first.said else ""
     return Explanation(
@@ -255,13 +249,6 @@ def with_script(words: str, raised: Sequence[Raised]) -> str:
         return words
     (script,) = scripts
     return f"{words.removesuffix('SCRIPT')}{shlex.quote(script)}"
-
-
-def _first(thrown: Sequence[Raised]) -> Raised:
-    """By their clocks where all have one, else as they were read."""
-    if all(one.time is not None for one in thrown):
-        return min(thrown, key=lambda one: (one.time or (), one.order))
-    return min(thrown, key=lambda one: one.order)
 
 
 SUMMARY, ALONE = "child_failed", "failed_alone"

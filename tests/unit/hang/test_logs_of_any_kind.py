@@ -18,10 +18,9 @@ from preflight.commands import read
 from preflight.core import files
 from preflight.errors import UsageError
 from preflight.hang.explain import scan
-from preflight.hang.explain.printed import lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
-from preflight.hang.explain.weigh import explain
+from preflight.hang.explain.weigh import explain, lines
 from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
