@@ -102,14 +102,12 @@ class Case:
 
     def _flows(self) -> bool:
         """Most of the job's nodes move data through their RDMA ports: no rank's kernel tells."""
-        nodes = {one.node for one in self.seats}
-        looks = [one.look for one in self.state.nodes if one.look and one.node in nodes]
         spans = {one.node: one.look.look_s for one in self.seats}
+        looks = {node: look for node, look in self.state.looks.items() if node in spans}
         moved_bytes = [
-            max((p.received for p in node.look.ports or () if "/" in p.name), default=0)
-            / max(spans[node.node], 0.1)
-            for node in self.state.nodes
-            if node.look and node.node in nodes
+            max((p.received for p in look.ports or () if "/" in p.name), default=0)
+            / max(spans[node], 0.1)
+            for node, look in looks.items()
         ]
         return sum(each >= _FLOW for each in moved_bytes) * 2 > len(looks)
 

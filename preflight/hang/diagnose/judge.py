@@ -28,7 +28,7 @@ _GRANT = "ask as the user whose job it is, or as root"
 def nothing(state: JobState) -> Diagnosis:
     """No rank was seen: no job, or none that may be read, or no node that answers."""
     silent = [node for node in state.nodes if node.look is None]
-    looks = [node.look for node in state.nodes if node.look is not None]
+    looks = state.looks.values()
     hidden = sum(look.hidden for look in looks)
     launchers = sum(len(look.launchers) for look in looks)
     if launchers and not state.job:
@@ -250,19 +250,19 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     ]
     if case.roll.absent and not case.roll.silent and category not in _LOST:
         told.append(f"{ranks(case.roll.absent)}: on no node that was looked at; name all its nodes")
-    for node in case.state.nodes:
-        if node.look is not None and node.look.hidden:
-            several = count(node.look.hidden, "process")
-            told.append(f"node {node.node}: {several} of another user; ask as that user or as root")
+    for node, look in case.state.looks.items():
+        if look.hidden:
+            several = count(look.hidden, "process")
+            told.append(f"node {node}: {several} of another user; ask as that user or as root")
     return (*told, *_problems(case))
 
 
 def _problems(case: Case) -> list[str]:
     """What the nodes themselves could not read: a driver that does not answer is told here."""
     nodes: dict[str, list[str]] = {}
-    for node in case.state.nodes:
-        for problem in node.look.problems if node.look else ():
-            nodes.setdefault(problem, []).append(node.node)
+    for node, look in case.state.looks.items():
+        for problem in look.problems:
+            nodes.setdefault(problem, []).append(node)
     return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
 
 

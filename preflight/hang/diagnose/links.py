@@ -127,7 +127,7 @@ def _ports(case: Case) -> Diagnosis | None:
 
 def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
     mine = {seat.node for seat in case.seats}
-    looks = {one.node: one.look for one in case.state.nodes if one.look and one.node in mine}
+    looks = {node: look for node, look in case.state.looks.items() if node in mine}
     up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
     found = []
     for node, look in looks.items():
@@ -188,7 +188,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
 
 
 def _xids(case: Case, node: str) -> list[str]:
-    look = next((one.look for one in case.state.nodes if one.node == node), None)
+    look = case.state.looks.get(node)
     lines = look.log.lines if look and look.log else ()
     return [f"Xid {found[2]} of {found[1]}" for line in lines if (found := _XID.search(line.text))]
 

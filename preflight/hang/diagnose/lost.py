@@ -150,7 +150,7 @@ def _bare(case: Case) -> list[str]:
     if not case.roll.absent or case.roll.silent:
         return []
     manned = {one.node for one in case.seats}
-    looks = [(one.node, one.look) for one in case.state.nodes if one.look is not None]
+    looks = case.state.looks.items()
     return [node for node, look in looks if node not in manned and not look.hidden]
 
 
@@ -187,15 +187,14 @@ def _worker_killed(case: Case) -> Diagnosis | None:
 def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
     """What tells of a kill for memory on these nodes since the job began."""
     told = []
-    for node in case.state.nodes:
-        if node.look is None or node.node not in nodes:
+    oldest = max((one.look.age_s for one in case.seats), default=0.0)
+    for node, look in case.state.looks.items():
+        if node not in nodes:
             continue
-        here = [one for one in case.seats if one.node == node.node]
-        oldest = max((one.look.age_s for one in case.seats), default=0.0)
-        told += [f"{node.node}: {line}" for line in _kills(node.look, oldest, pids)]
-        kills = max((one.look.oom_kills for one in here), default=0)
-        if kills:
-            told.append(f"{node.node}: {count(kills, 'kill')} in the job's memory cgroup")
+        told += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
+        here = (one.look.oom_kills for one in case.seats if one.node == node)
+        if kills := max(here, default=0):
+            told.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(told[:6])
 
 

@@ -43,6 +43,11 @@ class JobState(Struct, frozen=True, kw_only=True):
     here: bool = False
     """The only node is the machine that asks: no command needs its name."""
 
+    @property
+    def looks(self) -> dict[str, NodeLook]:
+        """What the nodes that answered showed, by node."""
+        return {one.node: one.look for one in self.nodes if one.look is not None}
+
 
 class Standing(Struct, frozen=True, kw_only=True):
     """Where a rank stands, in a row of the table: equal ones are folded by the report."""
@@ -161,13 +166,9 @@ _FEW = 3
 
 def folded(ranks: Iterable[int]) -> str:
     """`0-15,18-31`."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    from ClusterShell.RangeSet import RangeSet
+
+    return str(RangeSet(",".join(map(str, ranks)) or None))
 
 
 def ranks(some: Iterable[int]) -> str:

@@ -197,10 +197,10 @@ def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
 def _clocks(case: Case, seats: tuple[Seat, ...]) -> list[str]:
     """What holds their GPUs back, as the driver tells."""
     held = [
-        (gpu, node.node)
-        for node in case.state.nodes
-        for gpu in (node.look.gpus or () if node.look else ())
-        if gpu.throttled and any(s.node == node.node and s.gpu == gpu.index for s in seats)
+        (gpu, node)
+        for node, look in case.state.looks.items()
+        for gpu in look.gpus or ()
+        if gpu.throttled and any(s.node == node and s.gpu == gpu.index for s in seats)
     ]
     return [
         f"GPU {gpu.index} of {node} is held back: {', '.join(gpu.throttled)}"

@@ -113,7 +113,7 @@ class Roll(Struct, frozen=True, kw_only=True):
 
 def jobs_of(state: JobState) -> tuple[str, ...]:
     """The jobs that were seen, the largest first."""
-    counts = Counter(one.job for node in state.nodes if node.look for one in node.look.ranks)
+    counts = Counter(one.job for look in state.looks.values() for one in look.ranks)
     return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
 
 
@@ -132,6 +132,7 @@ def roll_of(state: JobState, job: str) -> Roll:
     absent = () if nameless else absent
     wires = wires_of(((s.rank, s.node, s.look) for s in seats.values()), complete=not absent)
     natives = _natives(seats.values())
+    launchers = [one for look in state.looks.values() for one in look.launchers]
     fed = Counter[int]()
     for wire in wires:
         fed[wire.rank] += wire.end.received
@@ -147,17 +148,7 @@ def roll_of(state: JobState, job: str) -> Roll:
         nameless=nameless,
         wires=wires,
         silent=tuple(node for node in state.nodes if node.look is None),
-        launchers=tuple(
-            sorted(
-                {
-                    one.kind
-                    for node in state.nodes
-                    if node.look
-                    for one in node.look.launchers
-                    if one.job in (job, "")
-                }
-            )
-        ),
+        launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
     )
 
 
@@ -197,7 +188,7 @@ def _rather(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
 
 
 def _children(state: JobState) -> frozenset[int]:
-    looks = [node.look for node in state.nodes if node.look]
+    looks = state.looks.values()
     return frozenset(pid for look in looks for one in look.launchers for pid in one.children)
 
 
