@@ -113,18 +113,14 @@ class Function:
     """One function or method of the script."""
 
     name: str
-    line: int
     parameters: frozenset[str]
     decorators: tuple[str, ...]
-    owner: str = ""
-    """The class that it is a method of."""
 
 
 @dataclass(frozen=True)
 class Script:
     """All that is known of one file."""
 
-    path: str
     tree: ast.Module
     imports: Mapping[str, str]
     """Name in the script → what it stands for: `dist` → `torch.distributed`."""

@@ -93,7 +93,6 @@ _USED_MIB, _UUID = 2048, 4
 class Roll(Struct, frozen=True, kw_only=True):
     """The job, as far as it could be seen."""
 
-    job: str
     world: int
     seats: tuple[Seat, ...]
     """By rank."""
@@ -137,7 +136,6 @@ def roll_of(state: JobState, job: str) -> Roll:
     for wire in wires:
         fed[wire.rank] += wire.end.received
     return Roll(
-        job=job,
         world=world,
         seats=tuple(
             replace(one, fed=fed[one.rank], place=_with_native(one, natives))

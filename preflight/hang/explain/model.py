@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.facts.boards import known
 from preflight.hang.answer import Alternative
@@ -42,7 +43,7 @@ class Place(Struct, frozen=True):
     """Where a line stands."""
 
     source: str
-    number: int
+    line: int
     text: str
     """Cleaned and cut."""
 
@@ -60,14 +61,6 @@ class Hit(Struct, frozen=True, kw_only=True):
     """The how-many-th line it is of all that were read."""
 
 
-class Proof(Struct, frozen=True):
-    """A line that proves something."""
-
-    source: str
-    line: int
-    text: str
-
-
 class Explanation(Struct, frozen=True, kw_only=True):
     """The answer; `preflight explain --json` prints it as it is (docs/explain.md)."""
 
@@ -76,7 +69,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """`rank 3`, `node gpu004`, `gpu 2`, `hca mlx5_1`, `port 29500`."""
     sentence: str
     advice: str
-    evidence: tuple[Proof, ...] = ()
+    evidence: tuple[Place, ...] = ()
     confidence: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
     cause: str = ""
@@ -153,16 +146,13 @@ def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
     return tuple(f"{word} {one.strip()}" for one in several)
 
 
-def proofs(places: Iterable[Place]) -> tuple[Proof, ...]:
+def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
     """The first few lines, each once, on one line each."""
-    seen: dict[tuple[str, int], Proof] = {}
+    seen: dict[tuple[str, int], Place] = {}
     for place in places:
-        seen.setdefault((place.source, place.number), _proof(place))
+        text = re.sub(r"\s+", " ", place.text).strip()[:240]
+        seen.setdefault((place.source, place.line), replace(place, text=text))
     return tuple(seen.values())[:_PROOFS]
-
-
-def _proof(place: Place) -> Proof:
-    return Proof(place.source, place.number, re.sub(r"\s+", " ", place.text).strip()[:240])
 
 
 def decoded(hit: Hit) -> dict[str, str]:

@@ -328,7 +328,7 @@ class Scanner:
         found = self._found
         found.raised = self._summaries.named(found.raised)
         by_place = {
-            (one.place.source, one.place.number): one.speaker
+            (one.place.source, one.place.line): one.speaker
             for one in found.raised
             if one.speaker.rank is not None
         }
@@ -440,5 +440,5 @@ class Scanner:
             self._found.ranks.add(rank)
             return replace(hit, speaker=replace(speaker, rank=rank))
         named = self._summaries.within(hit.place)
-        named = named or raised.get((hit.place.source, hit.place.number))
+        named = named or raised.get((hit.place.source, hit.place.line))
         return hit if named is None else replace(hit, speaker=named)

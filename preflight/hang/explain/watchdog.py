@@ -276,12 +276,12 @@ class Summaries:
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
         self._told.append((hit, named))
-        self._at.setdefault((hit.place.source, hit.place.number), named)
+        self._at.setdefault((hit.place.source, hit.place.line), named)
         return named.rank
 
     def within(self, place: Place) -> Speaker | None:
         """Whom the summary that a line stands in is of."""
-        above = range(place.number - _LONG + 1, place.number)
+        above = range(place.line - _LONG + 1, place.line)
         return next(filter(None, (self._at.get((place.source, number)) for number in above)), None)
 
     def named(self, raised: Sequence[Raised]) -> list[Raised]:
@@ -294,7 +294,7 @@ class Summaries:
             return one
         if alone is not None and one is alone[0]:
             return replace(one, speaker=alone[1])
-        named = self.within(replace(one.place, number=one.began))
+        named = self.within(replace(one.place, line=one.began))
         return one if named is None else replace(one, speaker=named)
 
     def _of_the_only_one(self, raised: Sequence[Raised]) -> tuple[Raised, Speaker] | None:
@@ -307,14 +307,14 @@ class Summaries:
         hit, named = self._told[0]
         place = hit.place
         alone = any(
-            one.source == place.source and 0 < place.number - one.number <= _ABOVE
+            one.source == place.source and 0 < place.line - one.line <= _ABOVE
             for one in self._alone
         )
         own = [
             one
             for one in raised
             if one.kind not in ECHOES
-            and not (one.place.source == place.source and one.place.number > place.number)
+            and not (one.place.source == place.source and one.place.line > place.line)
         ]
         if not alone or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
             return None

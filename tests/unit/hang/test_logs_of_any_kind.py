@@ -130,7 +130,7 @@ def test_several_gzips_in_one_file(tmp_path: Path, pad: bytes) -> None:
     path.write_bytes(gzip.compress(STEPS.encode()) + gzip.compress(DEAD.encode()) + pad)
     found = Scanner(shipped()).read([path])
     assert (explain(found).category, found.troubles) == ("oom_one_rank", [])
-    assert found.hits[0].place.number == 20_001
+    assert found.hits[0].place.line == 20_001
 
 
 def test_a_gzip_that_swells(tmp_path: Path) -> None:
