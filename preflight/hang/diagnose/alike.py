@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.lost import line_of, lint_of
 from preflight.hang.diagnose.model import IDLE, Diagnosis, count, doing, named, verb
 from preflight.hang.diagnose.places import channel_words

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.hang.answer import rows
+from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import alike, links, lost, odd, pace, recorded
 from preflight.hang.diagnose.case import Case
 from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks

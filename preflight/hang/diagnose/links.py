@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import shared_cause
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.lost import line_of
 from preflight.hang.diagnose.model import Diagnosis, count, folded, verb
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
 
 if TYPE_CHECKING:

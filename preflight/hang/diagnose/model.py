@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.facts.job import GpuLook, NodeLook, RankLook
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.case import moved
 from preflight.hang.diagnose.lost import line_of, lint_of
 from preflight.hang.diagnose.model import Diagnosis, count, doing, named, verb

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import median
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
 from preflight.hang.diagnose.places import short
 

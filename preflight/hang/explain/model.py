@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.facts.boards import known
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.explain.symptom import Category, Symptom
 
 if TYPE_CHECKING:

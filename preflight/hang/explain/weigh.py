@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.facts.boards import known
-from preflight.hang.answer import Alternative, rows
+from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.model import (
     Explanation,

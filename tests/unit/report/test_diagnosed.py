@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preflight.hang.answer import Alternative
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.judge import lines
 from preflight.hang.diagnose.model import Diagnosis, Standing
 
