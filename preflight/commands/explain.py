@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight.core.text import printable
-from preflight.hang.explain.printed import lines, logs_of
-from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
-from preflight.hang.explain.weigh import explain
+from preflight.hang.explain.weigh import explain, lines
 
 if TYPE_CHECKING:
     import argparse

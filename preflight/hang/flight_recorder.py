@@ -29,9 +29,6 @@ MOST_STEPS = 6_000_000
 _WIDEST = 16
 """Bytes of a number."""
 
-_FOUR = struct.Struct("<i")
-_COUNT = struct.Struct("<I")
-_LONG_COUNT = struct.Struct("<Q")
 _FLOAT = struct.Struct(">d")
 _MARK = object()
 
@@ -50,7 +47,7 @@ def plain_values(data: bytes) -> Any:
     machine = _Machine(data)
     try:
         return machine.run()
-    except (IndexError, KeyError, struct.error) as error:
+    except (IndexError, KeyError) as error:
         raise RefusedError(f"it is torn or damaged at byte {machine.at}") from error
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, RefusedError):
@@ -98,10 +95,9 @@ class _Machine:
             raise IndexError(number)
         return self.data[begin : self.at]
 
-    def byte(self) -> int:
-        """The next byte as a number."""
-        self.at += 1
-        return self.data[self.at - 1]
+    def count(self, size: int) -> int:
+        """The next bytes as a number without a sign."""
+        return int.from_bytes(self.take(size), "little")
 
     def word(self, size: int) -> None:
         self.stack.append(self.take(size).decode("utf-8", "replace"))
@@ -175,15 +171,15 @@ _STEPS: dict[int, Any] = {
     ord("N"): lambda m: m.stack.append(None),
     0x88: lambda m: m.stack.append(True),
     0x89: lambda m: m.stack.append(False),
-    ord("K"): lambda m: m.stack.append(m.byte()),
-    ord("M"): lambda m: m.stack.append(int.from_bytes(m.take(2), "little")),
-    ord("J"): lambda m: m.stack.append(_FOUR.unpack(m.take(4))[0]),
-    0x8A: lambda m: m.number(m.byte()),
-    0x8B: lambda m: m.number(_FOUR.unpack(m.take(4))[0]),
+    ord("K"): lambda m: m.stack.append(m.count(1)),
+    ord("M"): lambda m: m.stack.append(m.count(2)),
+    ord("J"): lambda m: m.number(4),
+    0x8A: lambda m: m.number(m.count(1)),
+    0x8B: lambda m: m.number(int.from_bytes(m.take(4), "little", signed=True)),
     ord("G"): lambda m: m.stack.append(_FLOAT.unpack(m.take(8))[0]),
-    ord("X"): lambda m: m.word(_COUNT.unpack(m.take(4))[0]),
-    0x8C: lambda m: m.word(m.byte()),
-    0x8D: lambda m: m.word(_LONG_COUNT.unpack(m.take(8))[0]),
+    ord("X"): lambda m: m.word(m.count(4)),
+    0x8C: lambda m: m.word(m.count(1)),
+    0x8D: lambda m: m.word(m.count(8)),
     ord("]"): lambda m: m.stack.append([]),
     ord("}"): lambda m: m.stack.append({}),
     ord(")"): lambda m: m.stack.append(()),
@@ -196,11 +192,11 @@ _STEPS: dict[int, Any] = {
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
     ord("l"): lambda m: m.stack.append(m.since_mark()),
-    ord("q"): lambda m: m.keep(m.byte()),
-    ord("r"): lambda m: m.keep(_COUNT.unpack(m.take(4))[0]),
+    ord("q"): lambda m: m.keep(m.count(1)),
+    ord("r"): lambda m: m.keep(m.count(4)),
     0x94: lambda m: m.keep(len(m.memo)),
-    ord("h"): lambda m: m.stack.append(m.memo[m.byte()]),
-    ord("j"): lambda m: m.stack.append(m.memo[_COUNT.unpack(m.take(4))[0]]),
+    ord("h"): lambda m: m.stack.append(m.memo[m.count(1)]),
+    ord("j"): lambda m: m.stack.append(m.memo[m.count(4)]),
     ord("0"): _Machine.dropped,
 }
 
@@ -209,7 +205,7 @@ T = TypeVar("T")
 
 MOST_CALLS = 4096
 """The newest so many; torch keeps 2,000 unless told otherwise."""
-_TENSORS, _DIMENSIONS, _FRAMES, _GROUPS = 64, 16, 64, 1024
+_TENSORS, _DIMENSIONS, _FRAMES = 64, 16, 64
 _CHARS = 256
 _DONE = "completed"
 
@@ -237,8 +233,6 @@ class Call(Struct, frozen=True, kw_only=True):
     """`all_reduce`, `_all_gather_base`, `send 0->1`."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Shapes of what goes in."""
-    gives: tuple[tuple[int, ...], ...] = ()
-    """Shapes of what comes out."""
     types: tuple[str, ...] = ()
     state: str = ""
     """`scheduled`, `started` or `completed`; gloo tells the first only."""
@@ -255,24 +249,11 @@ class Call(Struct, frozen=True, kw_only=True):
         return self.state != _DONE and self.retired is not True
 
 
-class Group(Struct, frozen=True, kw_only=True):
-    """A process group, and how far this rank is in it."""
-
-    name: str
-    about: str = ""
-    ranks: tuple[int, ...] = ()
-    enqueued: int | None = None
-    started: int | None = None
-    completed: int | None = None
-
-
 class Recording(Struct, frozen=True, kw_only=True):
     """All of one rank."""
 
-    version: str
     calls: tuple[Call, ...]
     """The oldest first."""
-    groups: tuple[Group, ...] = ()
     dropped: int = 0
     """Calls that made no sense or were too many."""
 
@@ -313,9 +294,7 @@ def read(data: bytes) -> Recording | Unreadable:
     calls = [once(_call, one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
     kept = tuple(one for one in calls if one is not None)
     return Recording(
-        version=_text(told.get("version")),
         calls=kept,
-        groups=_groups(told.get("pg_config"), told.get("pg_status"), once),
         dropped=len(entries) - len(kept),
     )
 
@@ -363,7 +342,6 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
         alone=alone,
         op=op,
         sizes=once(_sizes, entry.get("input_sizes")),
-        gives=once(_sizes, entry.get("output_sizes")),
         types=once(_types, entry.get("input_dtypes")),
         state=_text(entry.get("state")),
         retired=retired if isinstance(retired, bool) else None,
@@ -385,35 +363,6 @@ def _line(frame: Any, _: _Once) -> Line:
     return Line(
         _text(told.get("name")), _text(told.get("filename")), _number(told.get("line")) or 0
     )
-
-
-def _groups(config: Any, status: Any, once: _Once) -> tuple[Group, ...]:
-    config = config if isinstance(config, dict) else {}
-    status = status if isinstance(status, dict) else {}
-    names = [*config, *(one for one in status if one not in config)][:_GROUPS]
-    found = []
-    for name in names:
-        told, state = config.get(name), status.get(name)
-        told = told if isinstance(told, dict) else {}
-        state = state if isinstance(state, dict) else {}
-        found.append(
-            Group(
-                name=_text(told.get("name")) or _text(name),
-                about=_text(told.get("desc")),
-                ranks=once(_members, told.get("ranks")),
-                enqueued=_number(state.get("last_enqueued_collective")),
-                started=_number(state.get("last_started_collective")),
-                completed=_number(state.get("last_completed_collective")),
-            )
-        )
-    return tuple(found)
-
-
-def _members(ranks: Any, _: _Once) -> tuple[int, ...]:
-    """Torch writes them as the text "[0, 1, 2]"."""
-    if isinstance(ranks, str):
-        ranks = [_number(one.strip()) for one in ranks.strip("[] ")[: 1 << 20].split(",")]
-    return tuple(one for one in _list(ranks, 1 << 17) if isinstance(one, int) and one >= 0)
 
 
 def _sizes(value: Any, _: _Once) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from preflight.lint import rules_on_collectives, rules_on_start
 from preflight.lint.names import is_distributed
 from preflight.lint.reading import Unread, read_script
-from preflight.lint.script import Finding, Severity
+from preflight.lint.script import Finding, Rule, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,21 +17,11 @@ if TYPE_CHECKING:
     from preflight.lint.script import Script
 
 
-RULES = (
-    rules_on_collectives.COLLECTIVE_ON_SOME_RANKS,
-    rules_on_collectives.CHECKPOINT_ON_ONE_RANK,
-    rules_on_collectives.SKIPPED_STEP,
-    rules_on_collectives.UNEVEN_BATCHES,
-    rules_on_collectives.BARRIER_AFTER_LONG_WORK,
-    rules_on_start.NO_SET_DEVICE,
-    rules_on_start.FIXED_DEVICE,
-    rules_on_start.GLOBAL_RANK_AS_DEVICE,
-    rules_on_start.LOCAL_RANK_ARGUMENT,
-    rules_on_start.CUDA_VISIBLE_DEVICES,
-    rules_on_start.INIT_TIMEOUT,
-    rules_on_start.INIT_DEVICE_ID,
-    rules_on_start.NO_RECORD,
-    rules_on_start.NO_DESTROY,
+RULES = tuple(
+    one
+    for module in (rules_on_collectives, rules_on_start)
+    for one in vars(module).values()
+    if isinstance(one, Rule)
 )
 """Every rule; their ids are a promise, scripts name them in comments."""
 
@@ -82,14 +72,7 @@ def _found(script: Script) -> Iterator[Finding]:
         for one in rule.find(script):
             if one.line not in seen:
                 seen.add(one.line)
-                yield Finding(
-                    rule=rule.id,
-                    severity=one.severity or rule.severity,
-                    line=one.line,
-                    sentence=one.sentence,
-                    will=one.will,
-                    remedy=one.remedy,
-                )
+                yield Finding(rule.id, rule.severity, *one)
 
 
 def _switched_off(script: Script, finding: Finding) -> bool:

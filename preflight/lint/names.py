@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.script import Who, once
@@ -95,9 +96,6 @@ _WRAPS: Final = (DDP, "torch.distributed.fsdp.FullyShardedDataParallel",
 _FRAMEWORKS: Final = ("accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod",
                       "composer", "ray")  # fmt: skip
 _MINUTE_S: Final = 60
-_UNITS_S: Final = {"weeks": 604800, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1,
-                   "milliseconds": 1e-3, "microseconds": 1e-6}  # fmt: skip
-_IN_ORDER: Final = ("days", "seconds", "microseconds", "milliseconds", "minutes", "hours", "weeks")
 
 
 @once
@@ -172,15 +170,14 @@ def _seconds(script: Script, node: ast.expr) -> float | None:
     """`timedelta(minutes=30)`, in seconds; None where it is computed."""
     if not isinstance(node, ast.Call) or script.dotted(node.func).split(".")[-1] != "timedelta":
         return None
-    named = [(one.arg or "", one.value) for one in node.keywords]
-    pairs = [*zip(_IN_ORDER, node.args, strict=False), *named]
-    total = 0.0
-    for unit, value in pairs:
-        number = _number(value)
-        if number is None or unit not in _UNITS_S:
-            return None
-        total += number * _UNITS_S[unit]
-    return total
+    positional = [_number(one) for one in node.args]
+    named = {one.arg or "": _number(one.value) for one in node.keywords}
+    if None in positional or None in named.values():
+        return None
+    try:
+        return timedelta(*positional, **named).total_seconds()  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return None
 
 
 def _number(node: ast.expr) -> float | None:

@@ -25,39 +25,26 @@ _GROUP_AT: Final = {
 }  # fmt: skip
 """torch.distributed's collectives, and where each takes its group."""
 
-_ALL_RANKS: Final = {
-    "torch.distributed.new_group": "new_group",
-    "torch.distributed.new_subgroups": "new_subgroups",
-    "torch.distributed.init_device_mesh": "init_device_mesh",
-    "torch.distributed.device_mesh.init_device_mesh": "init_device_mesh",
-    "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
-    "torch.distributed.fsdp.FullyShardedDataParallel": "FullyShardedDataParallel",
-    "horovod.torch.allreduce": "allreduce",
-    "horovod.torch.allgather": "allgather",
-    "horovod.torch.broadcast": "broadcast",
-    "horovod.torch.broadcast_parameters": "broadcast_parameters",
-    "horovod.torch.broadcast_optimizer_state": "broadcast_optimizer_state",
-    "accelerate.utils.wait_for_everyone": "wait_for_everyone",
-    "accelerate.utils.gather": "gather",
-    "accelerate.utils.gather_object": "gather_object",
-    "accelerate.utils.broadcast": "broadcast",
-    "accelerate.utils.broadcast_object_list": "broadcast_object_list",
-    "accelerate.utils.reduce": "reduce",
-}  # fmt: skip
+_ALL_RANKS: Final = frozenset(f"{module}.{name}" for module, names in {
+    "torch.distributed": ("new_group", "new_subgroups", "init_device_mesh"),
+    "torch.distributed.device_mesh": ("init_device_mesh",),
+    "torch.nn.parallel": ("DistributedDataParallel",),
+    "torch.distributed.fsdp": ("FullyShardedDataParallel",),
+    "horovod.torch": ("allreduce", "allgather", "broadcast", "broadcast_parameters",
+                      "broadcast_optimizer_state"),
+    "accelerate.utils": ("wait_for_everyone", "gather", "gather_object", "broadcast",
+                         "broadcast_object_list", "reduce"),
+}.items() for name in names)  # fmt: skip
 """Calls that every rank of the job must make, whichever group they are about."""
 
-SAVES: Final = {
-    "torch.distributed.checkpoint.save": "torch.distributed.checkpoint.save",
-    "torch.distributed.checkpoint.async_save": "torch.distributed.checkpoint.async_save",
-    "torch.distributed.checkpoint.save_state_dict": "torch.distributed.checkpoint.save_state_dict",
-    "torch.distributed.checkpoint.load": "torch.distributed.checkpoint.load",
-    "torch.distributed.checkpoint.state_dict.get_model_state_dict": "get_model_state_dict",
-    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict": "get_optimizer_state_dict",
-    "torch.distributed.checkpoint.state_dict.get_state_dict": "get_state_dict",
-    "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict": "FSDP.optim_state_dict",
-    "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict":
-        "FSDP.full_optim_state_dict",
-}  # fmt: skip
+_SAVES: Final = {f"{module}.{name}": label + name for module, label, names in (
+    ("torch.distributed.checkpoint", "torch.distributed.checkpoint.",
+     ("save", "async_save", "save_state_dict", "load")),
+    ("torch.distributed.checkpoint.state_dict", "",
+     ("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict")),
+    ("torch.distributed.fsdp.FullyShardedDataParallel", "FSDP.",
+     ("optim_state_dict", "full_optim_state_dict")),
+) for name in names}  # fmt: skip
 """Ways to a checkpoint that gather shards from every rank."""
 
 _OBJECTS: Final = {
@@ -109,10 +96,10 @@ def operation(script: Script, call: Call) -> Operation | None:
     if module == "torch.distributed" and last in _GROUP_AT:
         return None if _own_group(script, call, last) else Operation(last, call.line, call)
     if name in _ALL_RANKS:
-        return Operation(_ALL_RANKS[name], call.line, call)
-    if name in SAVES:
+        return Operation(last, call.line, call)
+    if name in _SAVES:
         own = call.keyword("process_group")
-        return None if own is not None else Operation(SAVES[name], call.line, call, saves=True)
+        return None if own is not None else Operation(_SAVES[name], call.line, call, saves=True)
     if last == "log" and _is_true(call.keyword("sync_dist")) and script.imported("lightning"):
         return Operation("self.log(sync_dist=True)", call.line, call)
     return _of_object(script, call)

@@ -104,16 +104,13 @@ class Walker:
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         around = place.function
-        owner = around if around in self.classes else ""
-        prefix = f"{around}." if owner else f"{around}.<locals>." if around else ""
+        prefix = f"{around}." if around in self.classes else f"{around}.<locals>." if around else ""
         name = f"{prefix}{node.name}"
         arguments = node.args
         every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
         decorators = tuple(dotted(one, self._imports) for one in node.decorator_list)
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
-        self.functions[name] = Function(
-            name, node.lineno, frozenset(one.arg for one in every), decorators, owner
-        )
+        self.functions[name] = Function(name, frozenset(one.arg for one in every), decorators)
         only = next((one for one in decorators if one.rpartition(".")[2] in _FIRST_ONLY), "")
         guards = (Guard(Who.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
         self._block(node.body, Place(function=name, guards=guards))
@@ -268,15 +265,15 @@ def read_script(content: bytes, path: str) -> Script | Unread:
         return Unread(said, "save it as UTF-8, or name its encoding in its first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
         return Unread("it is a notebook", "export it: jupyter nbconvert --to script FILE")
-    return _parsed(text, path)
+    return _parsed(text)
 
 
-def _parsed(text: str, path: str) -> Script | Unread:
+def _parsed(text: str) -> Script | Unread:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its odd escapes are no business of ours
             tree = ast.parse(text)
-        return _script(tree, text, path)
+        return _script(tree, text)
     except (RecursionError, MemoryError):
         return Unread("it is nested too deeply to be read", "give the script, not its data")
     except (SyntaxError, ValueError) as error:
@@ -298,14 +295,13 @@ def _short(error: Exception) -> str:
     return str(getattr(error, "msg", None) or error)[:120]
 
 
-def _script(tree: ast.Module, text: str, path: str) -> Script:
+def _script(tree: ast.Module, text: str) -> Script:
     imports = imports_of(tree)
     ranks = Ranks(imports)
     ranks.learn(tree)
     walker = Walker(imports, ranks)
     walker.module(tree)
     return Script(
-        path=path,
         tree=tree,
         imports=imports,
         functions=walker.functions,

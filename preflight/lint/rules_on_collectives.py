@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.lint.names import alone_words, init_calls, timeout_words, wraps_model
 from preflight.lint.operations import operation, reached
 from preflight.lint.ranks import divided
-from preflight.lint.script import Found, Rule, Severity, Who, once
+from preflight.lint.script import Found, Severity, Who, once, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,98 +21,9 @@ if TYPE_CHECKING:
     from preflight.lint.script import Assign, Call, Script
 
 
-if TYPE_CHECKING:
-    _Before = tuple[int, bool, Call]
-    """A line, whether every rank is needed there, and the call in it."""
-
-_LONG: Final = re.compile(
-    r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
-    r"generate|tokeni[sz]e_(?:data|dataset|files|corpus)|prepare_(?:data|dataset|datasets)|"
-    r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$)"
-)
-_WAITS: Final = frozenset(("barrier", "monitored_barrier"))
-
-
-def _find_barrier_after_long_work(script: Script) -> Iterator[Found]:
-    inits = init_calls(script)
-    if not inits or any(call.keyword("timeout") is not None or call.open_ended for call in inits):
-        return
-    for barrier in script.calls:
-        one = operation(script, barrier)
-        if one is None or one.label not in _WAITS or barrier.keyword("timeout") is not None:
-            continue
-        work = None if barrier.place.guard else _alone_before(script, barrier)
-        if work is not None:
-            yield Found(
-                barrier.line,
-                f"every rank waits in this barrier while rank 0 alone does {work.last}() "
-                f"(line {work.line}), and init_process_group (line {inits[0].line}) sets no "
-                "timeout",
-                f"if {work.last}() takes longer than {timeout_words(script)}, the other ranks "
-                "are ended in the barrier",
-                "init_process_group(timeout=timedelta(hours=2)), or do the work before the job",
-            )
-
-
-def _alone_before(script: Script, barrier: Call) -> Call | None:
-    """The last long work of rank 0 before the barrier, with no other barrier between."""
-    place = barrier.place
-    own: list[_Before] = []
-    for depth in range(len(place.loops) + 1):
-        there = _before(script).get((place.function, place.loops[:depth]), [])
-        at = bisect_left(there, barrier.line, key=itemgetter(0))
-        own += there[max(at - 1, 0) : at]
-    last = max(own, key=itemgetter(0, 1), default=None)
-    return None if last is None or last[1] else last[2]
-
-
-@once
-def _before(script: Script) -> dict[tuple[str, tuple[int, ...]], list[_Before]]:
-    """By function and loops: every operation of all ranks, and all long work of rank 0."""
-    found: dict[tuple[str, tuple[int, ...]], list[_Before]] = {}
-    for call in script.calls:
-        every = operation(script, call) is not None
-        if every or _is_long(call):
-            there = found.setdefault((call.place.function, call.place.loops), [])
-            there.append((call.line, every, call))
-    for there in found.values():
-        there.sort(key=itemgetter(0, 1))
-    return found
-
-
-def _is_long(call: Call) -> bool:
-    guard = call.place.guard
-    alone = guard is not None and guard.who is Who.FIRST and not guard.left
-    return alone and _LONG.search(call.last) is not None
-
-
-BARRIER_AFTER_LONG_WORK = Rule(
-    "barrier-after-long-work", Severity.WARNING, _find_barrier_after_long_work
-)
-
-
-def _find_checkpoint_on_one_rank(script: Script) -> Iterator[Found]:
-    for one in divided(script):
-        if not one.operation.saves:
-            continue
-        subject, waits = alone_words(one.guard.who)
-        yield Found(
-            one.operation.call.line,
-            f"{one.operation.words} gathers from every rank, and only {subject} "
-            f"{'gets' if waits == 'waits' else 'get'} to it "
-            f"(`{one.guard.text}`, line {one.guard.line})",
-            f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
-            "then the job dies without a checkpoint",
-            "call it on every rank; it writes once by itself, or write its result on rank 0",
-        )
-
-
-CHECKPOINT_ON_ONE_RANK = Rule(
-    "checkpoint-on-one-rank", Severity.ERROR, _find_checkpoint_on_one_rank
-)
-
-
-def _find_collective_on_some_ranks(script: Script) -> Iterator[Found]:
+@rule("collective-on-some-ranks", Severity.ERROR)
+def collective_on_some_ranks(script: Script) -> Iterator[Found]:
+    """Some ranks alone get to a call that waits for every rank."""
     for one in divided(script):
         if not one.operation.saves:
             yield Found(one.operation.call.line, _said(one), _will(script, one), _remedy(one))
@@ -148,9 +59,22 @@ def _remedy(one: Divided) -> str:
     return "call it on every rank; leave only what one rank does (print, write) in the condition"
 
 
-COLLECTIVE_ON_SOME_RANKS = Rule(
-    "collective-on-some-ranks", Severity.ERROR, _find_collective_on_some_ranks
-)
+@rule("checkpoint-on-one-rank", Severity.ERROR)
+def checkpoint_on_one_rank(script: Script) -> Iterator[Found]:
+    """A checkpoint that gathers from every rank is written by some ranks alone."""
+    for one in divided(script):
+        if not one.operation.saves:
+            continue
+        subject, waits = alone_words(one.guard.who)
+        yield Found(
+            one.operation.call.line,
+            f"{one.operation.words} gathers from every rank, and only {subject} "
+            f"{'gets' if waits == 'waits' else 'get'} to it "
+            f"(`{one.guard.text}`, line {one.guard.line})",
+            f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
+            "then the job dies without a checkpoint",
+            "call it on every rank; it writes once by itself, or write its result on rank 0",
+        )
 
 
 if TYPE_CHECKING:
@@ -163,7 +87,9 @@ _OWN: Final = frozenset((
 ))  # fmt: skip
 
 
-def _find_skipped_step(script: Script) -> Iterator[Found]:
+@rule("skipped-step", Severity.WARNING)
+def skipped_step(script: Script) -> Iterator[Found]:
+    """A rank skips its step because of its own loss, and the others wait for its gradients."""
     if not wraps_model(script):
         return
     for call in script.called(_OWN):
@@ -227,15 +153,14 @@ def _agreed(script: Script, call: Call) -> bool:
     return first is not None and first <= call.line
 
 
-SKIPPED_STEP = Rule("skipped-step", Severity.WARNING, _find_skipped_step)
-
-
 _LOADER: Final = "torch.utils.data.DataLoader"
 _STREAM: Final = "torch.utils.data.IterableDataset"
 _EVEN: Final = ("drop_last", "join", "Join", "even_batches", "islice", "cycle")
 
 
-def _find_uneven_batches(script: Script) -> Iterator[Found]:
+@rule("uneven-batches", Severity.WARNING)
+def uneven_batches(script: Script) -> Iterator[Found]:
+    """Each rank loads a part of its own, and nothing makes the parts equally long."""
     if not wraps_model(script) or _cares(script):
         return
     for call in script.called([_LOADER]):
@@ -317,4 +242,68 @@ def _step(script: Script) -> Call | None:
     return None
 
 
-UNEVEN_BATCHES = Rule("uneven-batches", Severity.WARNING, _find_uneven_batches)
+if TYPE_CHECKING:
+    _Before = tuple[int, bool, Call]
+    """A line, whether every rank is needed there, and the call in it."""
+
+_LONG: Final = re.compile(
+    r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
+    r"generate|tokeni[sz]e_(?:data|dataset|files|corpus)|prepare_(?:data|dataset|datasets)|"
+    r"build_(?:dataset|index|cache)|load_dataset|snapshot_download|test_model|benchmark)$)"
+)
+_WAITS: Final = frozenset(("barrier", "monitored_barrier"))
+
+
+@rule("barrier-after-long-work", Severity.WARNING)
+def barrier_after_long_work(script: Script) -> Iterator[Found]:
+    """All ranks wait in a barrier for long work of rank 0, under the default time-out."""
+    inits = init_calls(script)
+    if not inits or any(call.keyword("timeout") is not None or call.open_ended for call in inits):
+        return
+    for barrier in script.calls:
+        one = operation(script, barrier)
+        if one is None or one.label not in _WAITS or barrier.keyword("timeout") is not None:
+            continue
+        work = None if barrier.place.guard else _alone_before(script, barrier)
+        if work is not None:
+            yield Found(
+                barrier.line,
+                f"every rank waits in this barrier while rank 0 alone does {work.last}() "
+                f"(line {work.line}), and init_process_group (line {inits[0].line}) sets no "
+                "timeout",
+                f"if {work.last}() takes longer than {timeout_words(script)}, the other ranks "
+                "are ended in the barrier",
+                "init_process_group(timeout=timedelta(hours=2)), or do the work before the job",
+            )
+
+
+def _alone_before(script: Script, barrier: Call) -> Call | None:
+    """The last long work of rank 0 before the barrier, with no other barrier between."""
+    place = barrier.place
+    own: list[_Before] = []
+    for depth in range(len(place.loops) + 1):
+        there = _before(script).get((place.function, place.loops[:depth]), [])
+        at = bisect_left(there, barrier.line, key=itemgetter(0))
+        own += there[max(at - 1, 0) : at]
+    last = max(own, key=itemgetter(0, 1), default=None)
+    return None if last is None or last[1] else last[2]
+
+
+@once
+def _before(script: Script) -> dict[tuple[str, tuple[int, ...]], list[_Before]]:
+    """By function and loops: every operation of all ranks, and all long work of rank 0."""
+    found: dict[tuple[str, tuple[int, ...]], list[_Before]] = {}
+    for call in script.calls:
+        every = operation(script, call) is not None
+        if every or _is_long(call):
+            there = found.setdefault((call.place.function, call.place.loops), [])
+            there.append((call.line, every, call))
+    for there in found.values():
+        there.sort(key=itemgetter(0, 1))
+    return found
+
+
+def _is_long(call: Call) -> bool:
+    guard = call.place.guard
+    alone = guard is not None and guard.who is Who.FIRST and not guard.left
+    return alone and _LONG.search(call.last) is not None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, TypeVar, cast
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 
@@ -113,18 +113,14 @@ class Function:
     """One function or method of the script."""
 
     name: str
-    line: int
     parameters: frozenset[str]
     decorators: tuple[str, ...]
-    owner: str = ""
-    """The class that it is a method of."""
 
 
 @dataclass(frozen=True)
 class Script:
     """All that is known of one file."""
 
-    path: str
     tree: ast.Module
     imports: Mapping[str, str]
     """Name in the script → what it stands for: `dist` → `torch.distributed`."""
@@ -173,7 +169,7 @@ def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
     return answer
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True):
     """One line of a script that will do harm: what is there, what will happen, what to do."""
 
     rule: str
@@ -184,15 +180,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     remedy: str
 
 
-class Found(Struct, frozen=True):
+class Found(NamedTuple):
     """What a rule says of one line; the rule adds its name and severity."""
 
     line: int
     sentence: str
     will: str
     remedy: str
-    severity: Severity | None = None
-    """Where this one is graver or lighter than the rule's others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +196,8 @@ class Rule:
     id: str
     severity: Severity
     find: Callable[[Script], Iterable[Found]]
+
+
+def rule(id_: str, severity: Severity) -> Callable[[Callable[[Script], Iterable[Found]]], Rule]:
+    """Make a rule of the function that finds the mistake."""
+    return partial(Rule, id_, severity)

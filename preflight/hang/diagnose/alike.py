@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.lost import line_of, lint_of
-from preflight.hang.diagnose.model import IDLE, Diagnosis, Doubt, count, doing, named, verb
+from preflight.hang.diagnose.model import IDLE, Diagnosis, count, doing, named, verb
 from preflight.hang.diagnose.places import channel_words
 
 if TYPE_CHECKING:
@@ -21,11 +22,9 @@ _LONGEST_S = 10
 """The longest look that `preflight diagnose` takes."""
 
 _BETWEEN_RANKS = (
-    Doubt(category="link", sentence="the data do not get through", confidence=0.4),
-    Doubt(
-        category="desync",
-        sentence="they are at different turns of the same line, or with other shapes",
-        confidence=0.25,
+    Alternative("link", "the data do not get through", 0.4),
+    Alternative(
+        "desync", "they are at different turns of the same line, or with other shapes", 0.25
     ),
 )
 """What it may be instead where all wait in one place."""
@@ -62,10 +61,10 @@ def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
         ),
         confidence=0.4 if passing else sure,
         alternatives=(
-            Doubt(
-                category="link",
-                sentence="they are of different groups, and the data of one do not get through",
-                confidence=0.4 if passing else 0.1,
+            Alternative(
+                "link",
+                "they are of different groups, and the data of one do not get through",
+                0.4 if passing else 0.1,
             ),
         ),
         next=lint_of(few if clear else groups[0]),
@@ -77,14 +76,12 @@ def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
     where = place.where if place else ""
     longer = look_longer(case)
     return Diagnosis(
-        category="unknown",
         sentence=f"all {count(len(group))} that can be read wait in {where}, nothing moves, and "
         "nothing that was looked at says why",
         advice=("look longer first: one step may take more time than that; " * bool(longer))
         + "measure the paths between these nodes; start the next run under preflight watch, "
         "whose flight recorder tells whose call differs",
         line=line_of(group),
-        confidence=0.0,
         alternatives=(*(_BETWEEN_RANKS if case.roll.world > 1 else ()), _long_steps(case)),
         next=longer or "pytest --preflight",
     )
@@ -95,10 +92,10 @@ def look_longer(case: Case) -> str:
     return f"preflight diagnose --look-s={_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
 
 
-def _long_steps(case: Case) -> Doubt:
+def _long_steps(case: Case) -> Alternative:
     told = f"it goes on, and no step ended within the {_looked_s(case):g} s of this look"
     sure = 0.2 if look_longer(case) else 0.1
-    return Doubt(category="progresses", sentence=told, confidence=sure)
+    return Alternative("progresses", told, sure)
 
 
 def _looked_s(case: Case) -> float:
@@ -135,9 +132,7 @@ def judge_blind(case: Case) -> Diagnosis | None:
             for one in odd[:6]
         ),
         confidence=0.55 if case.read else 0.45,
-        alternatives=(
-            Doubt(category="unknown", sentence="it sleeps elsewhere by chance", confidence=0.3),
-        ),
+        alternatives=(Alternative("unknown", "it sleeps elsewhere by chance", 0.3),),
         next="preflight diagnose",
     )
 

@@ -102,14 +102,12 @@ class Case:
 
     def _flows(self) -> bool:
         """Most of the job's nodes move data through their RDMA ports: no rank's kernel tells."""
-        nodes = {one.node for one in self.seats}
-        looks = [one.look for one in self.state.nodes if one.look and one.node in nodes]
         spans = {one.node: one.look.look_s for one in self.seats}
+        looks = {node: look for node, look in self.state.looks.items() if node in spans}
         moved_bytes = [
-            max((p.received for p in node.look.ports or () if "/" in p.name), default=0)
-            / max(spans[node.node], 0.1)
-            for node in self.state.nodes
-            if node.look and node.node in nodes
+            max((p.received for p in look.ports or () if "/" in p.name), default=0)
+            / max(spans[node], 0.1)
+            for node, look in looks.items()
         ]
         return sum(each >= _FLOW for each in moved_bytes) * 2 > len(looks)
 
@@ -139,6 +137,12 @@ class Case:
             groups.setdefault(seat.place.key if seat.place else None, []).append(seat)
         ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
         return [tuple(group) for group in ordered]
+
+    def meeting(self, seats: tuple[Seat, ...]) -> str:
+        """` in all_reduce (train.py:41)` where all of them stand in one place, else nothing."""
+        groups = self.spots(seats)
+        place = groups[0][0].place
+        return f" in {place.where}" if place and len(groups) == 1 else ""
 
 
 def moved(seat: Seat) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.text import printable, wrapped
+from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import alike, links, lost, odd, pace, recorded
 from preflight.hang.diagnose.case import Case
 from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks
@@ -28,7 +28,7 @@ _GRANT = "ask as the user whose job it is, or as root"
 def nothing(state: JobState) -> Diagnosis:
     """No rank was seen: no job, or none that may be read, or no node that answers."""
     silent = [node for node in state.nodes if node.look is None]
-    looks = [node.look for node in state.nodes if node.look is not None]
+    looks = state.looks.values()
     hidden = sum(look.hidden for look in looks)
     launchers = sum(len(look.launchers) for look in looks)
     if launchers and not state.job:
@@ -46,16 +46,13 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
     if hidden:
         others = _others(hidden)
         return Diagnosis(
-            category="unknown",
             sentence=f"{count(launchers, 'launcher')}, and {others}: its ranks, as far as one can "
             "tell",
             advice=_GRANT,
-            confidence=0.0,
             next="sudo preflight diagnose",
             unseen=(others,),
         )
     return Diagnosis(
-        category="unknown",
         sentence=f"{count(launchers, 'launcher')} but no rank: it has not started any yet, "
         "or they have ended",
         advice="start the launch on every node; see that all name the same endpoint",
@@ -70,20 +67,16 @@ def _unanswered(silent: list[NodeState]) -> Diagnosis:
     why = first.sentence or _NO_ANSWER
     if len(silent) > 1:
         return Diagnosis(
-            category="unknown",
             sentence=f"none of {count(len(silent), 'node')} answers, the first: {why}",
             advice="look at this machine first: its load, its way to the nodes, the login; then "
             "ask again",
-            confidence=0.0,
             next="pytest --preflight -k reach",
         )
     if first.late:
         return Diagnosis(
-            category="unknown",
             sentence=f"{first.node} is there, and could not look in time: {why}",
             advice="look at its load (uptime, top) and ask again; one process alone is read by: "
             "py-spy dump --nonblocking --pid N",
-            confidence=0.0,
             next="preflight diagnose",
         )
     return Diagnosis(
@@ -115,10 +108,8 @@ def several(jobs: tuple[str, ...]) -> Diagnosis:
     """Several jobs run on these nodes."""
     names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return Diagnosis(
-        category="unknown",
         sentence=f"{len(jobs)} jobs run on these nodes: {names}",
         advice="say which one is meant with --job",
-        confidence=0.0,
     )
 
 
@@ -134,11 +125,9 @@ def unknown(case: Case) -> Diagnosis:
     longer = alike.look_longer(case)
     let_read = "; let py-spy read all ranks, on all nodes"
     return Diagnosis(
-        category="unknown",
         sentence=f"{seen} show where they stand, and that names nobody",
         advice=("look longer: a step may take more time than that" if longer else "look again")
         + let_read * (len(case.read) < case.roll.world),
-        confidence=0.0,
         next=longer or "preflight explain LOG",
     )
 
@@ -146,10 +135,8 @@ def unknown(case: Case) -> Diagnosis:
 def _unreadable(case: Case) -> Diagnosis:
     why = case.unread[0].look.no_stacks or "no stack was read"
     return Diagnosis(
-        category="unknown",
         sentence=f"none of {count(len(case.unread))} shows where it stands: {why}",
         advice="let their stacks be read, then look again (docs/diagnose.md: Stacks, and py-spy)",
-        confidence=0.0,
         next="sudo preflight diagnose" if "root" in why else "preflight diagnose",
     )
 
@@ -158,12 +145,10 @@ def _alone(case: Case) -> Diagnosis:
     """A job of one rank waits for no other: its line is all that there is to tell."""
     one = case.read[0]
     return Diagnosis(
-        category="unknown",
         sentence=f"{one.name} is alone in its job, and {doing(one)}",
         advice="look at that line: it waits for no other rank",
         line=lost.line_of((one,)),
         evidence=one.place.calls[:5] if one.place else (),
-        confidence=0.0,
         next=alike.look_longer(case) or lost.lint_of((one,)),
     )
 
@@ -175,12 +160,10 @@ def _together(case: Case) -> Diagnosis | None:
     if len(largest) * 2 <= case.roll.world or len(waits) != 1 or waits & {"", LOCKED, "sleeps"}:
         return None
     return Diagnosis(
-        category="unknown",
         sentence=f"{named(largest)} {doing(largest[0], len(largest))}: what they wait for is "
         "outside of the job",
         advice=advice_for(largest[0]),
         line=lost.line_of(largest),
-        confidence=0.0,
         next="pytest --preflight",
     )
 
@@ -267,19 +250,19 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     ]
     if case.roll.absent and not case.roll.silent and category not in _LOST:
         told.append(f"{ranks(case.roll.absent)}: on no node that was looked at; name all its nodes")
-    for node in case.state.nodes:
-        if node.look is not None and node.look.hidden:
-            several = count(node.look.hidden, "process")
-            told.append(f"node {node.node}: {several} of another user; ask as that user or as root")
+    for node, look in case.state.looks.items():
+        if look.hidden:
+            several = count(look.hidden, "process")
+            told.append(f"node {node}: {several} of another user; ask as that user or as root")
     return (*told, *_problems(case))
 
 
 def _problems(case: Case) -> list[str]:
     """What the nodes themselves could not read: a driver that does not answer is told here."""
     nodes: dict[str, list[str]] = {}
-    for node in case.state.nodes:
-        for problem in node.look.problems if node.look else ():
-            nodes.setdefault(problem, []).append(node.node)
+    for node, look in case.state.looks.items():
+        for problem in look.problems:
+            nodes.setdefault(problem, []).append(node)
     return [f"{_first(some)}: {problem}" for problem, some in nodes.items()][:_PROBLEMS]
 
 
@@ -287,38 +270,27 @@ def _first(nodes: list[str]) -> str:
     return f"node {nodes[0]}" + f" and {len(nodes) - 1} more" * (len(nodes) > 1)
 
 
-_INDENT = " " * 10
 _ROWS = 12
 """Of the table; what else there is, is in --json."""
 
 
 def lines(told: Diagnosis, width: int) -> list[str]:
     """Everything of it, wrapped."""
-
-    def row(label: str, text: str) -> list[str]:
-        return wrapped(text, first=f"{label:<10}", indent=_INDENT, width=width) if text else []
-
-    def rows(label: str, texts: list[str]) -> list[str]:
-        shown: list[str] = []
-        for number, text in enumerate(texts):
-            shown += row("" if number else label, text)
-        return shown
-
-    shown = [f"{told.category}  ({_sure(told.confidence)})", *row("what", told.sentence)]
-    shown += row("who", _who(told.culprits))
-    shown += row("line", told.line)
-    shown += row("do", told.advice)
-    shown += row("next", told.next)
-    shown += rows("proof", list(told.evidence))
-    shown += rows(
-        "or",
-        [f"{one.category} ({one.confidence:.0%}): {one.sentence}" for one in told.alternatives],
-    )
     table = [f"{folded(one.ranks)}  {one.what or one.where}" for one in told.standings]
     left = len(table) - _ROWS
-    shown += rows("ranks", table[:_ROWS] + [f"and {left} more rows: --json"] * (left > 0))
-    shown += rows("unseen", list(told.unseen))
-    return [_cut(printable(line), width) for line in shown]
+    labelled = (
+        ("what", [told.sentence]),
+        ("who", [_who(told.culprits)]),
+        ("line", [told.line]),
+        ("do", [told.advice]),
+        ("next", [told.next]),
+        ("proof", told.evidence),
+        ("or", [one.words for one in told.alternatives]),
+        ("ranks", table[:_ROWS] + [f"and {left} more rows: --json"] * (left > 0)),
+        ("unseen", told.unseen),
+    )
+    shown = rows(told.category, told.confidence, labelled, width)
+    return [_cut(line, width) for line in shown]
 
 
 def _who(culprits: tuple[str, ...]) -> str:
@@ -331,7 +303,3 @@ def _who(culprits: tuple[str, ...]) -> str:
 
 def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: max(width - 3, 1)] + "..."
-
-
-def _sure(confidence: float) -> str:
-    return f"{confidence:.0%} sure" if confidence else "not a guess"

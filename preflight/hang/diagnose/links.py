@@ -7,14 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import shared_cause
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.lost import line_of
-from preflight.hang.diagnose.model import Diagnosis, Doubt, count, folded, verb
-from preflight.hang.diagnose.rank_inventory import gpu_of
+from preflight.hang.diagnose.model import Diagnosis, count, folded, verb
 
 if TYPE_CHECKING:
     from preflight.facts.job import PortLook
     from preflight.hang.diagnose.case import Case
-    from preflight.hang.diagnose.model import Seat
     from preflight.hang.diagnose.rank_inventory import Wire
 
 _SPINS, _IDLES = 90, 5
@@ -57,9 +56,7 @@ def _resent(case: Case) -> Diagnosis | None:
         line=line_of(case.waiting),
         evidence=(*(_proof(one) for one in shown), *_port_proofs(case)),
         confidence=sure,
-        alternatives=(
-            Doubt(category="link", sentence="a firewall or route between them", confidence=0.2),
-        ),
+        alternatives=(Alternative("link", "a firewall or route between them", 0.2),),
         next=f"pytest --preflight --preflight-nodes={','.join(sorted(set(sum(pairs, ()))))}",
     )
 
@@ -123,18 +120,14 @@ def _ports(case: Case) -> Diagnosis | None:
         line=line_of(case.waiting),
         evidence=tuple(f"{node}: {one.name} {why}" for _, one, why in odd[:6]),
         confidence=0.6,
-        alternatives=(
-            Doubt(
-                category="unknown", sentence="the errors are older than the hang", confidence=0.3
-            ),
-        ),
+        alternatives=(Alternative("unknown", "the errors are older than the hang", 0.3),),
         next=f"pytest --preflight --preflight-nodes={node}",
     )
 
 
 def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
     mine = {seat.node for seat in case.seats}
-    looks = {one.node: one.look for one in case.state.nodes if one.look and one.node in mine}
+    looks = {node: look for node, look in case.state.looks.items() if node in mine}
     up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
     found = []
     for node, look in looks.items():
@@ -158,7 +151,7 @@ def _port_proofs(case: Case) -> list[str]:
 def _idle_gpu(case: Case) -> Diagnosis | None:
     """Everybody's GPU turns inside of the collective, and a few have nothing to do."""
     busy = {
-        seat.rank: percent for seat in case.waiting if (percent := _busy(case, seat)) is not None
+        seat.rank: percent for seat in case.waiting if (percent := seat.busy_percent) is not None
     }
     idle = [seat for seat in case.waiting if busy.get(seat.rank, 100) <= _IDLES]
     spinning = [rank for rank, percent in busy.items() if percent >= _SPINS]
@@ -189,27 +182,18 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
             *told[:4],
         ),
         confidence=0.7 if told else 0.55,
-        alternatives=(
-            Doubt(category="desync", sentence="its call has other shapes", confidence=0.2),
-        ),
+        alternatives=(Alternative("desync", "its call has other shapes", 0.2),),
         next=f"pytest --preflight --preflight-nodes={idle[0].node}",
     )
 
 
-def _busy(case: Case, seat: Seat) -> int | None:
-    gpu = gpu_of(case.state, seat)
-    return gpu.busy_percent if gpu is not None else None
-
-
 def _xids(case: Case, node: str) -> list[str]:
-    look = next((one.look for one in case.state.nodes if one.node == node), None)
+    look = case.state.looks.get(node)
     lines = look.log.lines if look and look.log else ()
     return [f"Xid {found[2]} of {found[1]}" for line in lines if (found := _XID.search(line.text))]
 
 
 def _all_wait(case: Case) -> str:
-    groups = case.spots(case.waiting)
-    place = groups[0][0].place
     number = len(case.waiting)
-    where = f" in {place.where}" if place and len(groups) == 1 else ""
+    where = case.meeting(case.waiting)
     return f"{f'all {count(number)}' if number == case.roll.world else count(number)} wait{where}"

@@ -6,10 +6,13 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from preflight.hang.diagnose.model import Diagnosis, Doubt, count, named, ranks, verb
+from preflight.hang.answer_text import Alternative
+from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
 
 if TYPE_CHECKING:
-    from preflight.facts.job import NodeLook
+    from collections.abc import Iterable
+
+    from preflight.facts.job import Frame, NodeLook
     from preflight.hang.diagnose.case import Case
     from preflight.hang.diagnose.model import Seat
 
@@ -119,19 +122,27 @@ def silent(case: Case) -> Diagnosis | None:
         advice=lacking[0].advice or "look at its console; drain it and start the job without it",
         evidence=tuple(f"{one.node}: {one.sentence or 'no answer'}" for one in lacking[:6]),
         confidence=0.35 if refused or late else 0.75,
-        alternatives=(
-            Doubt(category="unknown", sentence=doubted, confidence=0.5 if refused or late else 0.2),
-        ),
+        alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
         next=f"pytest --preflight --preflight-nodes={lacking[0].node} -k reach",
     )
 
 
-def lint_of(seats: tuple[Seat, ...]) -> str:
+def user_frame(seats: Iterable[Seat]) -> Frame | None:
+    """The line of the user's code of the first that has one."""
+    places = (one.place for one in seats)
+    return next((one.user for one in places if one is not None and one.user is not None), None)
+
+
+def lint_of(seats: Iterable[Seat]) -> str:
     """The command that reads the script of the first whose line is known."""
-    for seat in seats:
-        if seat.place is not None and seat.place.user is not None:
-            return f"preflight lint {shlex.quote(seat.place.user.file)}"
-    return "preflight lint SCRIPT"
+    user = user_frame(seats)
+    return f"preflight lint {shlex.quote(user.file) if user else 'SCRIPT'}"
+
+
+def line_of(seats: Iterable[Seat]) -> str:
+    """The user's line of the first that has one: `/home/u/train.py:88 in evaluate`."""
+    user = user_frame(seats)
+    return f"{user.file}:{user.line} in {user.function}" if user else ""
 
 
 def _bare(case: Case) -> list[str]:
@@ -139,7 +150,7 @@ def _bare(case: Case) -> list[str]:
     if not case.roll.absent or case.roll.silent:
         return []
     manned = {one.node for one in case.seats}
-    looks = [(one.node, one.look) for one in case.state.nodes if one.look is not None]
+    looks = case.state.looks.items()
     return [node for node, look in looks if node not in manned and not look.hidden]
 
 
@@ -149,15 +160,6 @@ def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
     if not bare or not case.waiting or any(one.went_on for one in case.waiting):
         return []
     return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.roll.absent]
-
-
-def line_of(seats: tuple[Seat, ...]) -> str:
-    """The user's line of the first that has one: `/home/u/train.py:88 in evaluate`."""
-    for seat in seats:
-        if seat.place is not None and seat.place.user is not None:
-            user = seat.place.user
-            return f"{user.file}:{user.line} in {user.function}"
-    return ""
 
 
 def _worker_killed(case: Case) -> Diagnosis | None:
@@ -185,15 +187,14 @@ def _worker_killed(case: Case) -> Diagnosis | None:
 def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
     """What tells of a kill for memory on these nodes since the job began."""
     told = []
-    for node in case.state.nodes:
-        if node.look is None or node.node not in nodes:
+    oldest = max((one.look.age_s for one in case.seats), default=0.0)
+    for node, look in case.state.looks.items():
+        if node not in nodes:
             continue
-        here = [one for one in case.seats if one.node == node.node]
-        oldest = max((one.look.age_s for one in case.seats), default=0.0)
-        told += [f"{node.node}: {line}" for line in _kills(node.look, oldest, pids)]
-        kills = max((one.look.oom_kills for one in here), default=0)
-        if kills:
-            told.append(f"{node.node}: {count(kills, 'kill')} in the job's memory cgroup")
+        told += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
+        here = (one.look.oom_kills for one in case.seats if one.node == node)
+        if kills := max(here, default=0):
+            told.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(told[:6])
 
 
@@ -214,11 +215,8 @@ def _meanwhile(case: Case, without: tuple[Seat, ...]) -> str:
     waiting = tuple(one for one in case.waiting if one not in without)
     if not waiting:
         return ""
-    groups = case.spots(waiting)
-    place = groups[0][0].place
     number = len(waiting)
-    where = f" in {place.where}" if place and len(groups) == 1 else ""
-    return f" while {count(number)} {verb(number, 'waits', 'wait')}{where}"
+    return f" while {count(number)} {verb(number, 'waits', 'wait')}{case.meeting(waiting)}"
 
 
 def _culprits(seats: tuple[Seat, ...]) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.facts.job import NodeLook, RankLook
+from preflight.facts.job import GpuLook, NodeLook, RankLook
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
 
 if TYPE_CHECKING:
@@ -14,18 +15,9 @@ if TYPE_CHECKING:
 
 
 Category = Literal[
-    "progresses",
-    "straggler",
-    "odd_rank",
-    "desync",
-    "link",
-    "dead_rank",
-    "stopped_rank",
-    "out_of_memory",
-    "node_unreachable",
-    "no_job",
-    "unknown",
-]
+    "progresses", "straggler", "odd_rank", "desync", "link", "dead_rank", "stopped_rank",
+    "out_of_memory", "node_unreachable", "no_job", "unknown",
+]  # fmt: skip
 """`odd_rank`: the others wait in a collective while it is elsewhere. `link`: all are in the same
 one and nothing moves. `straggler`: everything moves, at the pace of the slowest."""
 
@@ -51,13 +43,10 @@ class JobState(Struct, frozen=True, kw_only=True):
     here: bool = False
     """The only node is the machine that asks: no command needs its name."""
 
-
-class Doubt(Struct, frozen=True, kw_only=True):
-    """What it might be instead."""
-
-    category: Category
-    sentence: str
-    confidence: float
+    @property
+    def looks(self) -> dict[str, NodeLook]:
+        """What the nodes that answered showed, by node."""
+        return {one.node: one.look for one in self.nodes if one.look is not None}
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -73,7 +62,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 class Diagnosis(Struct, frozen=True, kw_only=True):
     """The answer; `preflight diagnose --json` prints it as it is (docs/diagnose.md)."""
 
-    category: Category
+    category: Category = "unknown"
     culprits: tuple[str, ...] = ()
     """`rank 17`, `node gpu003`, `gpu 1`, `path gpu001-gpu004`, `port mlx5_3/1`."""
     sentence: str
@@ -81,8 +70,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     line: str = ""
     """The line of the user's code that matters: `/home/u/train.py:88 in evaluate`."""
     evidence: tuple[str, ...] = ()
-    confidence: float
-    alternatives: tuple[Doubt, ...] = ()
+    confidence: float = 0.0
+    alternatives: tuple[Alternative, ...] = ()
     standings: tuple[Standing, ...] = ()
     next: str = ""
     """What to check next with preflight."""
@@ -102,7 +91,8 @@ class Seat(Struct, frozen=True, kw_only=True):
     rank: int
     node: str
     look: RankLook
-    gpu: int | None = None
+    gpu_look: GpuLook | None = None
+    """What the driver tells of its GPU."""
     place: Place | None = None
     """At the last look."""
     before: Place | None = None
@@ -111,6 +101,16 @@ class Seat(Struct, frozen=True, kw_only=True):
     """Of many quick looks between the two: where, and how often."""
     fed: int = 0
     """Bytes that came from other ranks between the looks."""
+
+    @property
+    def gpu(self) -> int | None:
+        """The index of its GPU on its node."""
+        return self.gpu_look.index if self.gpu_look else None
+
+    @property
+    def busy_percent(self) -> int | None:
+        """Of the time that its GPU was busy."""
+        return self.gpu_look.busy_percent if self.gpu_look else None
 
     @property
     def name(self) -> str:
@@ -166,13 +166,9 @@ _FEW = 3
 
 def folded(ranks: Iterable[int]) -> str:
     """`0-15,18-31`."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    from ClusterShell.RangeSet import RangeSet
+
+    return str(RangeSet(",".join(map(str, ranks)) or None))
 
 
 def ranks(some: Iterable[int]) -> str:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.case import moved
 from preflight.hang.diagnose.lost import line_of, lint_of
-from preflight.hang.diagnose.model import Diagnosis, Doubt, count, doing, named, verb
+from preflight.hang.diagnose.model import Diagnosis, count, doing, named, verb
 from preflight.hang.diagnose.places import (
     CODE,
     LOCKED,
@@ -20,7 +21,6 @@ from preflight.hang.diagnose.places import (
     place_of,
     short,
 )
-from preflight.hang.diagnose.rank_inventory import gpu_of
 
 if TYPE_CHECKING:
     from preflight.facts.job import Frame
@@ -107,8 +107,7 @@ def evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:
 
 def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
     """Who waits inside of a collective has a busy GPU; who has not come there has none."""
-    busy = {one.rank: gpu.busy_percent for one in case.seats if (gpu := gpu_of(case.state, one))}
-    known = {rank: percent for rank, percent in busy.items() if percent is not None}
+    known = {one.rank: used for one in case.seats if (used := one.busy_percent) is not None}
     rest = [percent for rank, percent in known.items() if all(rank != one.rank for one in apart)]
     if not rest:
         return []
@@ -251,7 +250,6 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
     groups = case.spots(apart)
     largest = groups[0]
     return Diagnosis(
-        category="unknown",
         sentence=f"{len(largest)} of {case.roll.world} ranks: {named(largest)} "
         f"{doing(largest[0], len(largest))}, while {waits_for(case, len(apart))}: "
         + (
@@ -263,9 +261,7 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
         line=line_of(largest),
         evidence=evidence(case, apart),
         confidence=0.4,
-        alternatives=(
-            Doubt(category="odd_rank", sentence="they come late, each by itself", confidence=0.3),
-        ),
+        alternatives=(Alternative("odd_rank", "they come late, each by itself", 0.3),),
         next="pytest --preflight",
     )
 
@@ -305,18 +301,16 @@ def _open(seat: Seat) -> bool:
     return channel_words(seat.look.wait_channel) in ("", LOCKED)
 
 
-def _doubts(case: Case, apart: tuple[Seat, ...]) -> tuple[Doubt, ...]:
+def _doubts(case: Case, apart: tuple[Seat, ...]) -> tuple[Alternative, ...]:
     doubts = []
     if any(moved(one) for one in apart) or _fresh(case):
         healthy = 0.4 if _busy(apart) else 0.2
         told = "no hang: it will come, as long as it ends before the group's time-out"
-        doubts.append(Doubt(category="progresses", sentence=told, confidence=healthy))
+        doubts.append(Alternative("progresses", told, healthy))
     if any(_open(one) for one in apart):
         doubts.append(
-            Doubt(
-                category="desync",
-                sentence="its line may itself wait for a collective that was begun before",
-                confidence=0.15,
+            Alternative(
+                "desync", "its line may itself wait for a collective that was begun before", 0.15
             )
         )
     return tuple(doubts)

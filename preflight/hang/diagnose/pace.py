@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import median
-from preflight.hang.diagnose.model import Diagnosis, Doubt, count, named, ranks, verb
+from preflight.hang.answer_text import Alternative
+from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
 from preflight.hang.diagnose.places import short
-from preflight.hang.diagnose.rank_inventory import gpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def _met_waiting(seats: Sequence[Seat]) -> bool:
 
 def _slow_gpu(case: Case) -> Diagnosis | None:
     """GPUs at work whose clock is far below that of the job's other GPUs: all go at their pace."""
-    found = [(one, gpu) for one in case.seats if (gpu := gpu_of(case.state, one)) is not None]
+    found = [(one, gpu) for one in case.seats if (gpu := one.gpu_look) is not None]
     clocks = [gpu.clock_mhz for _, gpu in found if gpu.clock_mhz]
     if len(clocks) < _PEERS or len(clocks) < len(case.seats):
         return None
@@ -119,14 +119,14 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
     )
 
 
-def _perhaps(case: Case) -> tuple[Doubt, ...]:
+def _perhaps(case: Case) -> tuple[Alternative, ...]:
     """A few that were at work of their own in both looks while all others waited in both."""
     own = {one.rank: sum(_works(place) for place in (one.place, one.before)) for one in case.read}
     slow = [rank for rank, times in own.items() if times == 2]  # noqa: PLR2004  both looks
     if not slow or len(slow) * 2 >= len(own) or sum(own.values()) > 2 * len(slow):
         return ()
     told = f"{ranks(slow)} may set the pace: at work in both looks, while the others waited in both"
-    return (Doubt(category="straggler", sentence=told, confidence=0.3),)
+    return (Alternative("straggler", told, 0.3),)
 
 
 def _works(place: Place | None) -> bool:
@@ -197,10 +197,10 @@ def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
 def _clocks(case: Case, seats: tuple[Seat, ...]) -> list[str]:
     """What holds their GPUs back, as the driver tells."""
     held = [
-        (gpu, node.node)
-        for node in case.state.nodes
-        for gpu in (node.look.gpus or () if node.look else ())
-        if gpu.throttled and any(s.node == node.node and s.gpu == gpu.index for s in seats)
+        (gpu, node)
+        for node, look in case.state.looks.items()
+        for gpu in look.gpus or ()
+        if gpu.throttled and any(s.node == node and s.gpu == gpu.index for s in seats)
     ]
     return [
         f"GPU {gpu.index} of {node} is held back: {', '.join(gpu.throttled)}"

@@ -35,14 +35,19 @@ OTHERS = frozenset({"collective", "p2p", "rendezvous"})
 """Kinds in which a rank waits for other ranks."""
 
 
-class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of place."""
+class Native(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What functions in C and C++ tell."""
 
     kind: str
-    files: tuple[str, ...]
     functions: tuple[str, ...]
     words: str
     waits: Waits
+
+
+class Row(Native, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of place."""
+
+    files: tuple[str, ...]
     around: bool = False
     label: str = ""
 
@@ -51,15 +56,6 @@ class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         files, functions = _row(self)
         name = function.rpartition(".")[2]
         return functions.fullmatch(name) is not None and files.search(file) is not None
-
-
-class Native(Struct, frozen=True, forbid_unknown_fields=True):
-    """What functions in C and C++ tell."""
-
-    kind: str
-    functions: tuple[str, ...]
-    words: str
-    waits: Waits
 
 
 class Channel(Struct, frozen=True, forbid_unknown_fields=True):

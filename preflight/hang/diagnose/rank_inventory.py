@@ -93,7 +93,6 @@ _USED_MIB, _UUID = 2048, 4
 class Roll(Struct, frozen=True, kw_only=True):
     """The job, as far as it could be seen."""
 
-    job: str
     world: int
     seats: tuple[Seat, ...]
     """By rank."""
@@ -113,7 +112,7 @@ class Roll(Struct, frozen=True, kw_only=True):
 
 def jobs_of(state: JobState) -> tuple[str, ...]:
     """The jobs that were seen, the largest first."""
-    counts = Counter(one.job for node in state.nodes if node.look for one in node.look.ranks)
+    counts = Counter(one.job for look in state.looks.values() for one in look.ranks)
     return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
 
 
@@ -132,11 +131,11 @@ def roll_of(state: JobState, job: str) -> Roll:
     absent = () if nameless else absent
     wires = wires_of(((s.rank, s.node, s.look) for s in seats.values()), complete=not absent)
     natives = _natives(seats.values())
+    launchers = [one for look in state.looks.values() for one in look.launchers]
     fed = Counter[int]()
     for wire in wires:
         fed[wire.rank] += wire.end.received
     return Roll(
-        job=job,
         world=world,
         seats=tuple(
             replace(one, fed=fed[one.rank], place=_with_native(one, natives))
@@ -147,17 +146,7 @@ def roll_of(state: JobState, job: str) -> Roll:
         nameless=nameless,
         wires=wires,
         silent=tuple(node for node in state.nodes if node.look is None),
-        launchers=tuple(
-            sorted(
-                {
-                    one.kind
-                    for node in state.nodes
-                    if node.look
-                    for one in node.look.launchers
-                    if one.job in (job, "")
-                }
-            )
-        ),
+        launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
     )
 
 
@@ -197,7 +186,7 @@ def _rather(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
 
 
 def _children(state: JobState) -> frozenset[int]:
-    looks = [node.look for node in state.nodes if node.look]
+    looks = state.looks.values()
     return frozenset(pid for look in looks for one in look.launchers for pid in one.children)
 
 
@@ -222,7 +211,7 @@ def _seat(look: RankLook, node: NodeState) -> Seat:
         rank=look.pid if look.rank is None else look.rank,
         node=node.node,
         look=look,
-        gpu=_gpu(look, node.look),
+        gpu_look=_gpu(look, node.look),
         place=later or first,
         before=first if later is not None else None,
         seen=tuple((place_in(one.frames), one.times) for one in look.sightings if one.frames),
@@ -245,11 +234,11 @@ def _with_native(seat: Seat, natives: dict[object, Native]) -> Place | None:
     return deeper(seat.place, natives.get(seat.place.key))
 
 
-def _gpu(look: RankLook, node: NodeLook | None) -> int | None:
+def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
     """The GPU that it has memory on; with several, or where none is told, the one of its place."""
     if node is None or not node.gpus:
         return None
-    owned = [one.index for one in node.gpus if one.uuid in look.gpus or look.pid in one.pids]
+    owned = [one for one in node.gpus if one.uuid in look.gpus or look.pid in one.pids]
     if len(owned) == 1 or look.local_rank is None:
         return owned[0] if len(owned) == 1 else None
     listed = [one.strip() for one in (look.visible or "").split(",") if one.strip()]
@@ -257,17 +246,10 @@ def _gpu(look: RankLook, node: NodeLook | None) -> int | None:
         return None
     mine = listed[look.local_rank] if listed else str(look.local_rank)
     for gpu in node.gpus:
-        used = gpu.index in owned or (gpu.memory_used_mib or 0) >= _USED_MIB
+        used = gpu in owned or (gpu.memory_used_mib or 0) >= _USED_MIB
         if used and (str(gpu.index) == mine or (len(mine) > _UUID and gpu.uuid.startswith(mine))):
-            return gpu.index
+            return gpu
     return None
-
-
-def gpu_of(state: JobState, seat: Seat) -> GpuLook | None:
-    """What the driver tells of a rank's GPU."""
-    look = next((one.look for one in state.nodes if one.node == seat.node), None)
-    gpus = (look.gpus or ()) if look else ()
-    return next((one for one in gpus if one.index == seat.gpu), None)
 
 
 def _gone(state: JobState, seats: dict[int, Seat]) -> list[tuple[int, str]]:

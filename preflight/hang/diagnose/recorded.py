@@ -101,7 +101,7 @@ def _absent(found: Found, some: tuple[Seat, ...]) -> Diagnosis:
 
 def recordings(case: Case) -> dict[int, Recording]:
     """Each rank's file, where it is of this process and of this moment."""
-    ages = {one.node: one.look.time_s for one in case.state.nodes if one.look}
+    ages = {node: look.time_s for node, look in case.state.looks.items()}
     fresh = [
         (seat, seat.look.dump.written_s)
         for seat in case.seats

@@ -6,8 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.facts.boards import known
+from preflight.hang.answer_text import Alternative
 from preflight.hang.explain.symptom import Category, Symptom
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Place(Struct, frozen=True):
     """Where a line stands."""
 
     source: str
-    number: int
+    line: int
     text: str
     """Cleaned and cut."""
 
@@ -59,32 +61,16 @@ class Hit(Struct, frozen=True, kw_only=True):
     """The how-many-th line it is of all that were read."""
 
 
-class Proof(Struct, frozen=True):
-    """A line that proves something."""
-
-    source: str
-    line: int
-    text: str
-
-
-class Alternative(Struct, frozen=True):
-    """What it might be instead, and why it comes second."""
-
-    category: Category
-    sentence: str
-    confidence: float
-
-
 class Explanation(Struct, frozen=True, kw_only=True):
     """The answer; `preflight explain --json` prints it as it is (docs/explain.md)."""
 
-    category: Category
-    culprits: tuple[str, ...]
+    category: Category = "unknown"
+    culprits: tuple[str, ...] = ()
     """`rank 3`, `node gpu004`, `gpu 2`, `hca mlx5_1`, `port 29500`."""
     sentence: str
     advice: str
-    evidence: tuple[Proof, ...]
-    confidence: float
+    evidence: tuple[Place, ...] = ()
+    confidence: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
     cause: str = ""
     next: str = ""
@@ -160,68 +146,17 @@ def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
     return tuple(f"{word} {one.strip()}" for one in several)
 
 
-def proofs(places: Iterable[Place]) -> tuple[Proof, ...]:
+def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
     """The first few lines, each once, on one line each."""
-    seen: dict[tuple[str, int], Proof] = {}
+    seen: dict[tuple[str, int], Place] = {}
     for place in places:
-        seen.setdefault((place.source, place.number), _proof(place))
+        text = re.sub(r"\s+", " ", place.text).strip()[:240]
+        seen.setdefault((place.source, place.line), replace(place, text=text))
     return tuple(seen.values())[:_PROOFS]
 
 
-def _proof(place: Place) -> Proof:
-    return Proof(place.source, place.number, re.sub(r"\s+", " ", place.text).strip()[:240])
-
-
-STATUS = {
-    4: "a local memory access was refused (local protection error)",
-    5: "the queue had been flushed: a consequence of an earlier failure at either end",
-    9: "the peer refused the request (remote invalid request)",
-    10: "the peer refused access to its memory (remote access error)",
-    11: "the peer failed in carrying it out (remote operation error)",
-    12: "the peer did not acknowledge in time, retries used up (transport retry counter exceeded)",
-    13: "the peer was not ready to receive, retries used up (RNR retry counter exceeded)",
-}
-"""enum ibv_wc_status of rdma-core, libibverbs/verbs.h."""
-
-FLUSHED = 5
-
-VENDOR = {
-    129: "Mellanox syndrome 0x81: no acknowledgement came, the path or the peer is dead",
-    130: "Mellanox syndrome 0x82: the peer answered that it was not ready",
-    136: "Mellanox syndrome 0x88: the peer refused access to its memory",
-    138: "Mellanox syndrome 0x8a: the peer took the request for invalid",
-    244: "Mellanox syndrome 0xf4: the queue was flushed",
-    249: "Mellanox syndrome 0xf9: the queue was flushed",
-}
-"""`vendor err` as mlx5 fills it in: the low byte of the completion's vendor syndrome."""
-
-ERRNO = {
-    19: "errno 19, the device does not know that port, path or interface (No such device)",
-    22: "errno 22, a GID or an attribute does not fit the other end's",
-    61: "errno 61, the GID at that index is empty",
-    101: "errno 101, no route between these two ports",
-    110: "errno 110, the other end did not answer",
-    113: "errno 113, no way to the other end",
-}
-"""What ibv_modify_qp returns on the way to RTR."""
-
-ERRNO_OF = {
-    "Invalid argument": 22,
-    "No data available": 61,
-    "Network is unreachable": 101,
-    "Connection timed out": 110,
-    "No route to host": 113,
-}
-
-NAMES = {
-    "RETRY_EXC_ERR": 12,
-    "Transport retry count exceeded": 12,
-    "RNR_RETRY_EXC_ERR": 13,
-}
-
-
 def decoded(hit: Hit) -> dict[str, str]:
-    """Add who spoke, and what the numbers of InfiniBand, errno and Xid mean."""
+    """Add who spoke, and what numbers mean: a completion's status, an errno, an Xid."""
     told = dict(hit.fields)
     if hit.speaker.words:
         told.setdefault("speaker", hit.speaker.words)
@@ -229,27 +164,21 @@ def decoded(hit: Hit) -> dict[str, str]:
         told["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
     if tasks := tasks_of(told.get("tasks", "")):
         told["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
-    if status := status_of(told):
-        vendor = VENDOR.get(int(told.get("vendor", "0")), "")
-        words = STATUS.get(status, f"status {status}")
-        told["status_words"] = f"{words}{f'; {vendor}' if vendor else ''}"
-    errno = errno_of(told)
-    if errno and "errno_words" not in told and hit.symptom.id == "ib_queue_pair":
-        told["errno_words"] = ERRNO.get(errno, f"errno {errno}")
+    for field, meanings in hit.symptom.words.items():
+        number = number_of(hit, field)
+        words = meanings.get(str(number), meanings.get("", "")) if number else ""
+        if words:
+            told[f"{field}_words"] = words.format(number=number)
     if "xid" in told:
         told["xid_words"] = known(int(told["xid"])).meaning
     return told
 
 
-def status_of(told: dict[str, str]) -> int:
-    """The status of a completion; 0 where none is told."""
-    said = told.get("status", "")
-    return int(said) if said.isdecimal() else NAMES.get(said, 0)
-
-
-def errno_of(told: dict[str, str]) -> int:
-    """The errno, by number or by Linux' words for it; 0 where none is told."""
-    if told.get("errno", "").isdecimal():
-        return int(told["errno"])
-    said = told.get("said", "")
-    return next((number for words, number in ERRNO_OF.items() if words in said), 0)
+def number_of(hit: Hit, field: str) -> int:
+    """The number of a field, or that which a text stands for; 0 where neither is told."""
+    told = hit.fields.get(field, "")
+    if told.isdecimal():
+        return int(told)
+    names = hit.symptom.numbers.get(field, {})
+    texts = hit.fields.values()
+    return int(next((names[name] for name in names if any(name in one for one in texts)), 0))

@@ -25,6 +25,7 @@ from preflight.errors import UsageError
 from preflight.hang.explain.model import Hit, Place, Speaker
 from preflight.hang.explain.tracebacks import Tracebacks, speaker_of, speaker_of_file, time_of
 from preflight.hang.explain.watchdog import Summaries
+from preflight.hang.watch.settings import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,50 @@ if TYPE_CHECKING:
 
     from preflight.hang.explain.symptom import Symptom
     from preflight.hang.explain.tracebacks import Raised
+
+
+_OUTPUT = ("output.log", "errors.log", "stdout.log", "stderr.log")
+"""Of that launch, or of one rank beneath torchrun; it says first what ended it."""
+_RANK = ("error.json", "stdout.log", "stderr.log")
+"""What torchrun keeps of each rank in RUN/attempt_0/LOCAL_RANK."""
+_WAYS_OUT = "give log files, or a folder that preflight watch or a run of torchrun --log-dir left"
+
+
+def logs_of(given: Iterable[Path]) -> Iterator[Path]:
+    """Files as they are given, and folders as the logs in them that are not empty, if any is not.
+
+    UsageError for a folder without any, or with those of several runs.
+    """
+    for path in given:
+        if str(path) == "-" or not _is_folder(path):
+            yield path
+            continue
+        runs = [path] if any(path.glob("attempt_*")) else _runs(path)
+        patterns = [*_OUTPUT, "error.json", *LEFT]
+        found = _files(path, patterns)
+        found += [one for run in runs for one in _files(run, [f"attempt_*/*/{n}" for n in _RANK])]
+        if not found:
+            raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
+        yield from [one for one in found if one.stat().st_size] or found
+
+
+def _runs(path: Path) -> list[Path]:
+    """Torchrun's only run in this folder."""
+    runs = sorted({attempt.parent for attempt in path.glob("*/attempt_*")})
+    if len(runs) > 1:
+        raise UsageError(f"{len(runs)} runs of torchrun in {path}: give one of them")
+    return runs
+
+
+def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return [one for pattern in patterns for one in sorted(folder.glob(pattern)) if one.is_file()]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # what is wrong is told when it is opened
 
 
 def any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
@@ -283,7 +328,7 @@ class Scanner:
         found = self._found
         found.raised = self._summaries.named(found.raised)
         by_place = {
-            (one.place.source, one.place.number): one.speaker
+            (one.place.source, one.place.line): one.speaker
             for one in found.raised
             if one.speaker.rank is not None
         }
@@ -395,5 +440,5 @@ class Scanner:
             self._found.ranks.add(rank)
             return replace(hit, speaker=replace(speaker, rank=rank))
         named = self._summaries.within(hit.place)
-        named = named or raised.get((hit.place.source, hit.place.number))
+        named = named or raised.get((hit.place.source, hit.place.line))
         return hit if named is None else replace(hit, speaker=named)

@@ -18,7 +18,7 @@ from preflight.core.files import parse_toml
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FOLDER = Path(__file__).resolve().with_name("symptoms")
 
@@ -53,6 +53,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cause that a rank's end brings about as well: it is one where no rank had died before."""
     retried: bool = False
     """A sign that programs give which then try again: it counts where nothing else failed."""
+    dies: bool = False
+    """A sign after which a rank is no more, so that its peers' links fail too."""
+    waits: bool = False
+    """A sign of those who only waited for another."""
     confidence: Annotated[float, Meta(ge=0, le=1)]
     """That the category is right where this is the first failure."""
     anchors: tuple[str, ...]
@@ -65,6 +69,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Lines after the one with the anchor that belong to it."""
     sentences: tuple[str, ...]
     """What is said, with {fields}; the first of which all fields are known."""
+    numbers: dict[str, dict[str, str]] = {}
+    """By field: what a text in any field says in place of the field's number."""
+    words: dict[str, dict[str, str]] = {}
+    """By field: what its numbers mean, told as `{FIELD_words}`; "" for all others."""
     cause: str
     advice: str
     check: str = ""
@@ -135,11 +143,7 @@ def _refuse_careless(symptom: Symptom) -> None:
         raise ValueError(f"its last sentence needs the field {left[0]!a}, which may be unknown")
 
 
-def shipped() -> Sequence[Symptom]:
-    """The symptoms that come with preflight, read once."""
-    return _shipped()
-
-
 @cache
-def _shipped() -> tuple[Symptom, ...]:
+def shipped() -> tuple[Symptom, ...]:
+    """The symptoms that come with preflight, read once."""
     return load_symptoms()

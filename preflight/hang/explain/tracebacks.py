@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from preflight.hang.explain.model import Place, Speaker
+from preflight.hang.explain.model import Hit, Place, Speaker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -180,3 +181,14 @@ class Tracebacks:
                 order=order,
             )
         )
+
+
+_T = TypeVar("_T", Hit, Raised)
+
+
+def in_time(some: Iterable[_T]) -> list[_T]:
+    """By their own clocks where all have one, else as they were read."""
+    every = sorted(some, key=lambda one: one.order)
+    if all(one.time is not None for one in every):
+        every.sort(key=lambda one: one.time or ())
+    return every

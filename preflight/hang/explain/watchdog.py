@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.hang.explain.model import Explanation, Hit, Speaker, names, proofs
+from preflight.hang.explain.tracebacks import in_time
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -123,7 +124,7 @@ def _behind(late: Sequence[Waiting], hits: Sequence[Hit]) -> Verdict | None:
     if not odd:
         return None
     _, (_, enqueued, ahead) = next(iter(odd.items()))
-    who = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, sorted(odd)))}"
+    who = _numbers(set(odd), most=len(odd))
     return Verdict(
         kind="behind",
         ranks=tuple(sorted(odd)),
@@ -171,26 +172,19 @@ def _ranks(some: Sequence[Waiting]) -> str:
     return _numbers({one.rank for one in some})
 
 
-def _numbers(ranks: set[int]) -> str:
+def _numbers(ranks: Collection[int], most: int = 8) -> str:
     shown = sorted(ranks)
-    words = ", ".join(map(str, shown[:8])) + (" ..." if len(shown) > 8 else "")  # noqa: PLR2004
+    words = ", ".join(map(str, shown[:most])) + (" ..." if len(shown) > most else "")
     return f"rank{'s' * (len(shown) > 1)} {words}"
 
 
-ECHOES = frozenset(
-    {
-        *("ChildFailedError", "DistBackendError", "DistStoreError", "DistNetworkError"),
-        *(
-            "RendezvousTimeoutError",
-            "RendezvousConnectionError",
-            "RendezvousClosedError",
-            "ProcessRaisedException",
-        ),
-        *("ProcessExitedException", "SignalException", "CalledProcessError", "SystemExit"),
-        *("KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError"),
-        *("RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"),
-    }
-)
+ECHOES = frozenset((
+    "ChildFailedError", "DistBackendError", "DistStoreError", "DistNetworkError",
+    "RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError",
+    "ProcessRaisedException", "ProcessExitedException", "SignalException", "CalledProcessError",
+    "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
+    "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
+))  # fmt: skip
 """Exceptions that tell of somebody else's end, or that have symptoms of their own."""
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
@@ -225,7 +219,7 @@ def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanati
     `roots`: ranks that torchrun saw fail first.
     """
     seen_first = [one for one in thrown if one.speaker.rank in roots]
-    first = _first(seen_first or thrown)
+    first = in_time(seen_first or thrown)[0]
     same = [one for one in thrown if (one.kind, one.said) == (first.kind, first.said)]
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
@@ -233,7 +227,7 @@ def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanati
     who = first.speaker.words or "a rank"
     named = names(first.speaker)
     if len(ranks) > 1:
-        who = f"ranks {', '.join(map(str, ranks[:8]))}{' ...' * (len(ranks) > 8)}"  # noqa: PLR2004
+        who = _numbers(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
     said = f": {first.said}" if first.said else ""
     return Explanation(
@@ -255,13 +249,6 @@ def with_script(words: str, raised: Sequence[Raised]) -> str:
         return words
     (script,) = scripts
     return f"{words.removesuffix('SCRIPT')}{shlex.quote(script)}"
-
-
-def _first(thrown: Sequence[Raised]) -> Raised:
-    """By their clocks where all have one, else as they were read."""
-    if all(one.time is not None for one in thrown):
-        return min(thrown, key=lambda one: (one.time or (), one.order))
-    return min(thrown, key=lambda one: one.order)
 
 
 SUMMARY, ALONE = "child_failed", "failed_alone"
@@ -289,12 +276,12 @@ class Summaries:
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
         self._told.append((hit, named))
-        self._at.setdefault((hit.place.source, hit.place.number), named)
+        self._at.setdefault((hit.place.source, hit.place.line), named)
         return named.rank
 
     def within(self, place: Place) -> Speaker | None:
         """Whom the summary that a line stands in is of."""
-        above = range(place.number - _LONG + 1, place.number)
+        above = range(place.line - _LONG + 1, place.line)
         return next(filter(None, (self._at.get((place.source, number)) for number in above)), None)
 
     def named(self, raised: Sequence[Raised]) -> list[Raised]:
@@ -307,7 +294,7 @@ class Summaries:
             return one
         if alone is not None and one is alone[0]:
             return replace(one, speaker=alone[1])
-        named = self.within(replace(one.place, number=one.began))
+        named = self.within(replace(one.place, line=one.began))
         return one if named is None else replace(one, speaker=named)
 
     def _of_the_only_one(self, raised: Sequence[Raised]) -> tuple[Raised, Speaker] | None:
@@ -320,14 +307,14 @@ class Summaries:
         hit, named = self._told[0]
         place = hit.place
         alone = any(
-            one.source == place.source and 0 < place.number - one.number <= _ABOVE
+            one.source == place.source and 0 < place.line - one.line <= _ABOVE
             for one in self._alone
         )
         own = [
             one
             for one in raised
             if one.kind not in ECHOES
-            and not (one.place.source == place.source and one.place.number > place.number)
+            and not (one.place.source == place.source and one.place.line > place.line)
         ]
         if not alone or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
             return None

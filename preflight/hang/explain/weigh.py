@@ -12,17 +12,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.facts.boards import known
-from preflight.hang.explain import model, watchdog
+from preflight.hang.answer_text import Alternative, rows
+from preflight.hang.explain import watchdog
 from preflight.hang.explain.model import (
-    Alternative,
     Explanation,
     culprits,
     decoded,
-    errno_of,
+    number_of,
     proofs,
-    status_of,
 )
 from preflight.hang.explain.symptom import RANKING, Category
+from preflight.hang.explain.tracebacks import in_time
 from preflight.hang.explain.watchdog import of_exceptions, own_faults, survivors, with_script
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def of_members(found: Found) -> Explanation | None:
     if came[0] > 1:
         return Explanation(
             category="env_misconfig",
-            culprits=(),
             sentence=f"two processes came as rank 0, and none as {words}",
             cause="two nodes were started with the same NODE_RANK, or two jobs write here",
             advice="give each node its own NODE_RANK, and start with one launcher only",
@@ -69,7 +68,6 @@ def of_members(found: Found) -> Explanation | None:
         )
     return Explanation(
         category="timeout_rank_missing",
-        culprits=(),
         sentence=away,
         cause="a node did not start its processes, or they cannot reach the first one",
         advice="look whether the other nodes' processes run, what they were told of NODE_RANK and "
@@ -85,6 +83,8 @@ _WHOLE = 0.9
 """An allocation of so great a part of the GPU fits next to nothing: any rank would have failed."""
 _GID = (22, 61)
 """errno of two ends whose GIDs do not fit."""
+_FLUSHED = 5
+"""IBV_WC_WR_FLUSH_ERR of enum ibv_wc_status."""
 _FOREIGN = 0.25
 """That part of the GPU in others' hands is more than a driver's own."""
 _NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
@@ -125,7 +125,11 @@ def _other(hit: Hit, found: Found) -> Refined:
         )
     if symptom.id == "address_garbled" and len(versions := _versions(found)) > 1:
         return Refined("version_mismatch", 0.7, f"; NCCL {' and '.join(versions)} met")
-    if symptom.id == "ib_queue_pair" and errno_of(hit.fields) in _GID and found.counts["gid_index"]:
+    if (
+        symptom.id == "ib_queue_pair"
+        and number_of(hit, "errno") in _GID
+        and found.counts["gid_index"]
+    ):
         return Refined("env_misconfig", 0.75, "; NCCL_IB_GID_INDEX is pinned")
     return Refined(symptom.category, symptom.confidence)
 
@@ -144,7 +148,7 @@ def _more_than_all(hit: Hit) -> bool:
 
 def _flushed(hit: Hit) -> bool:
     """A flushed queue is the consequence of something, never the start."""
-    return hit.symptom.id == "ib_completion" and status_of(hit.fields) == model.FLUSHED
+    return hit.symptom.id == "ib_completion" and number_of(hit, "status") == _FLUSHED
 
 
 def _grade(hit: Hit) -> Grade:
@@ -188,46 +192,26 @@ def _gib(words: str | None) -> float | None:
 
 
 NOTHING = Explanation(
-    category="unknown",
-    culprits=(),
     sentence="nothing in these lines tells of a failure that is known here",
     advice="give the logs of all ranks from start to end; let the next run leave more: "
     "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
-    evidence=(),
-    confidence=0.0,
 )
 EMPTY = Explanation(
-    category="unknown",
-    culprits=(),
     sentence="there are no lines in what was given: it is empty",
     advice="look whether the output went elsewhere (srun --output, torchrun --log-dir, "
     "kubectl logs --previous); let the next run leave more: preflight watch --tee -- torchrun ...",
-    evidence=(),
-    confidence=0.0,
 )
 UNREAD = Explanation(
-    category="unknown",
-    culprits=(),
     sentence="no line of what was given could be read",
     advice="give the files as the job wrote them, or copy them again",
-    evidence=(),
-    confidence=0.0,
 )
 ENDED = Explanation(
-    category="unknown",
-    culprits=(),
     sentence="the job came to its end: it says so after all that looks like a failure",
     advice="if another job is meant, give its log; if it was slow: pytest --preflight "
     "--preflight-tier=standard",
-    evidence=(),
-    confidence=0.0,
 )
 
 
-DEATHS = ("oom", "killed", "crashed", "bus_error")
-"""Signs after which a rank is no more, so that its peers' links fail too."""
-WAITS = (watchdog.WATCHDOG, "gloo_wait")
-"""Signs of those who only waited for another."""
 ODD = ("mismatch", "behind", "missing")
 """What the time-outs of several ranks may tell together about one of them."""
 _ALTERNATIVES = 3
@@ -244,13 +228,13 @@ def explain(found: Found) -> Explanation:
     late = watchdog.judge(hits, found.ranks, found.world)
     thrown = own_faults(found.raised, survivors(hits))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit)]
-    ends = _first([*(hit for hit in signs if hit.symptom.id in DEATHS), *thrown])
+    ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit):
             (signs if hit.symptom.follows and _follows(hit, ends) else causes).append(hit)
-    causes, signs = _in_time(causes), _in_time(signs)
-    telling = [hit for hit in signs if not hit.symptom.retried and hit.symptom.id not in WAITS]
+    causes, signs = in_time(causes), in_time(signs)
+    telling = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
     others = _others(hits)
     answer: Explanation
     if _ended_well(hits, found):
@@ -288,15 +272,15 @@ def _of_rest(hits: Sequence[Hit], found: Found) -> Explanation:
     """Nothing failed in these lines, or nothing but echoes of it."""
     echoes = [hit for hit in hits if hit.symptom.role == "echo"]
     if echoes:
-        return _of_hit(_in_time(echoes)[0], hits, found)
+        return _of_hit(in_time(echoes)[0], hits, found)
     hints = [hit for hit in hits if _hints(hit, found)]
-    return of_members(found) or (_of_hit(_in_time(hints)[0], hits, found) if hints else NOTHING)
+    return of_members(found) or (_of_hit(in_time(hints)[0], hits, found) if hints else NOTHING)
 
 
 def _of_hints(hits: Sequence[Hit], found: Found) -> Explanation | None:
     """What may have slowed a job that came to its end; None for what is but a guess."""
     sure = [hit for hit in hits if _hints(hit, found) and hit.symptom.confidence >= _LIKELY]
-    return _of_hit(_in_time(sure)[0], hits, found) if sure else None
+    return _of_hit(in_time(sure)[0], hits, found) if sure else None
 
 
 def _hints(hit: Hit, found: Found) -> bool:
@@ -304,13 +288,6 @@ def _hints(hit: Hit, found: Found) -> bool:
     alone = found.counts["no_ib_device"] > 0 or found.world == 1
     sockets_alone = hit.symptom.id == "using_socket" and alone
     return hit.symptom.role == "hint" and not sockets_alone
-
-
-def _in_time(hits: Sequence[Hit]) -> list[Hit]:
-    """By their own clocks where all have one, else as they were read."""
-    if all(hit.time is not None for hit in hits):
-        return sorted(hits, key=lambda hit: (hit.time or (), hit.order))
-    return sorted(hits, key=lambda hit: hit.order)
 
 
 def _first(some: Sequence[Hit | Raised]) -> tuple[tuple[float, ...], float, float]:
@@ -396,7 +373,7 @@ def _of_signs(
         return answer
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
-    waited = [hit for hit in signs if hit.symptom.id in WAITS]
+    waited = [hit for hit in signs if hit.symptom.waits]
     tried = [hit for hit in signs if hit.symptom.retried and hit.symptom.category != "unknown"]
     rest = waited or tried or signs
     return _of_hit(rest[0], hits, found) if rest else None
@@ -453,3 +430,17 @@ def _with(answer: Explanation, others: Sequence[Alternative], found: Found) -> E
         next=with_script(answer.next, found.raised),
         lines=found.lines,
     )
+
+
+def lines(told: Explanation, width: int) -> list[str]:
+    """Everything of it, wrapped."""
+    labelled = (
+        ("what", [told.sentence]),
+        ("who", [", ".join(told.culprits) or "not told by these lines"]),
+        ("why", [told.cause]),
+        ("do", [told.advice]),
+        ("next", [told.next]),
+        ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in told.evidence]),
+        ("or", [other.words for other in told.alternatives]),
+    )
+    return rows(told.category, told.confidence, labelled, width)

@@ -14,7 +14,7 @@ from preflight.core.text import plain_json
 from preflight.errors import PreflightError
 from preflight.hang.diagnose.judge import diagnose, lines
 from preflight.hang.look import look_here
-from preflight.hang.watch.folder import write
+from preflight.hang.watch.folder import FOUND, NOBODY, PROGRESSES, write
 from preflight.hang.watch.other_nodes import look_everywhere, wanted
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from preflight.hang.diagnose.model import Diagnosis, JobState
 
-FOUND, PROGRESSES, NOBODY = 0, 3, 5
 _WIDTH = 100
 
 

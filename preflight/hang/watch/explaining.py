@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.hang.explain.printed import lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
-from preflight.hang.explain.weigh import explain
-from preflight.hang.watch.folder import write
+from preflight.hang.explain.weigh import explain, lines
+from preflight.hang.watch.folder import FOUND, UNKNOWN, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FOUND, UNKNOWN = 0, 3
 _WIDTH = 100
 
 

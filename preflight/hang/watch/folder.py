@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight import __version__
 from preflight.core.trust import who_may_change
+from preflight.hang.watch.processes import Reading
 from preflight.hang.watch.settings import FOLDERS, RECORDER_FOLDER
 
 if TYPE_CHECKING:
@@ -107,19 +108,11 @@ class Options(NamedTuple):
     inventory: str = ""
 
 
-class Seen(NamedTuple):
-    """One look at one rank, as the table of samples has it."""
+COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
+"""Of the table of samples: a row is one look at one rank."""
 
-    at_s: float
-    rank: int
-    pid: int
-    state: str
-    cpu_s: float
-    faults: int
-    switches: int
-    calls: int
-    moved: int
-
+FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
+"""Exit codes of `preflight.hang.watch.examine` and `explaining`."""
 
 _RECORD_MODE = 0o640
 
@@ -159,11 +152,11 @@ class Record:
             text = json.dumps(self._said, indent=1) + "\n"
             write(self._folder / "watch.json", text)
 
-    def samples(self, seen: Iterable[Seen]) -> None:
+    def samples(self, seen: Iterable[tuple[object, ...]]) -> None:
         """Write what was seen, a line for each look at each rank. OSError as above."""
         if self._folder is None:
             return
-        lines = ["\t".join(Seen._fields)]
+        lines = ["\t".join(COLUMNS)]
         lines += ["\t".join(map(str, row)) for row in seen]
         write(self._folder / "samples.tsv", "\n".join(lines) + "\n")
 

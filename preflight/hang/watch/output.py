@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preflight.hang.explain.printed import LEFT
 from preflight.hang.watch import signals
+from preflight.hang.watch.settings import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -22,9 +22,9 @@ _STATE, _PARENT, _MINFLT, _UTIME, _STIME, _START = 0, 1, 7, 11, 12, 19
 class Reading(NamedTuple):
     """One look at a process; each number is what it has come to since its start."""
 
-    state: str
     started: int
     """In clock ticks since boot: with the pid, who it is."""
+    state: str
     cpu_s: float
     """Of all its threads."""
     faults: int
@@ -39,20 +39,14 @@ class Reading(NamedTuple):
 
 def reading_of(pid: int) -> Reading | None:
     """Look at one; None when it has gone."""
-    try:
-        stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        status = _text(f"/proc/{pid}/status")
-    except OSError:
+    stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    status = _text(f"/proc/{pid}/status")
+    if len(stat) <= _START or not status:
         return None
-    try:
-        io = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines())
-    except OSError:
-        io = {}
-    if len(stat) <= _START:
-        return None
+    io = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines())
     return Reading(
-        state=stat[_STATE],
         started=int(stat[_START]),
+        state=stat[_STATE],
         cpu_s=(int(stat[_UTIME]) + int(stat[_STIME])) / _TICKS,
         faults=int(stat[_MINFLT]),
         switches=int(_field(status, "voluntary_ctxt_switches") or 0),
@@ -63,36 +57,24 @@ def reading_of(pid: int) -> Reading | None:
 
 def pending_signals(pid: int) -> frozenset[int]:
     """Signals that were sent to a process as a whole, and that it has not taken."""
-    try:
-        bits = int(_field(_text(f"/proc/{pid}/status"), "ShdPnd") or "0", 16)
-    except OSError:
-        return frozenset()
+    bits = int(_field(_text(f"/proc/{pid}/status"), "ShdPnd") or "0", 16)
     return frozenset(number + 1 for number in range(64) if bits >> number & 1)
 
 
 def environ_of(pid: int) -> dict[str, str]:
     """What a process was started with; empty where that is not ours to read."""
-    try:
-        text = _text(f"/proc/{pid}/environ")
-    except OSError:
-        return {}
+    text = _text(f"/proc/{pid}/environ")
     return dict(one.partition("=")[::2] for one in text.split("\0") if "=" in one)
 
 
 def name_of(pid: int) -> str:
     """Its name, as `ps` tells it; empty when it has gone."""
-    try:
-        return _text(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return ""
+    return _text(f"/proc/{pid}/comm").strip()
 
 
 def command_of(pid: int) -> str:
     """Its words, a blank between them; empty when it has gone."""
-    try:
-        return _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-    except OSError:
-        return ""
+    return _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
 def parent_of(pid: int) -> int:
@@ -106,21 +88,16 @@ def start_of(pid: int) -> int:
 
 
 def _of_stat(pid: int, place: int) -> int:
-    try:
-        stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
-        return 0
+    stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(stat[place]) if len(stat) > place else 0
 
 
 def children(pid: int) -> list[int]:
     """Its children, oldest first."""
-    found = []
-    try:
+    found: list[str] = []
+    with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  cheaper
             found += _text(f"/proc/{pid}/task/{thread}/children").split()
-    except OSError:
-        return sorted(map(int, found))
     return sorted(map(int, found))
 
 
@@ -130,9 +107,15 @@ def _field(text: str, field: str) -> str:
 
 
 def _text(path: str) -> str:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """A file of /proc; empty when its process has gone, or where it is not ours to read."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
     try:
         return os.read(handle, _LONGEST).decode("utf-8", "replace")
+    except OSError:
+        return ""
     finally:
         os.close(handle)
 

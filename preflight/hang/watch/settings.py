@@ -25,6 +25,8 @@ DEBUGS = ("nccl", "dist")
 
 NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
 FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
+LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
+"""What torchrun and NCCL leave in the folder of a launch under watch."""
 RECORDER_PREFIX = "rank_"
 """A rank's dump is `recorder/rank_3`, and the pipe that asks for one `recorder/rank_3.pipe`."""
 
@@ -82,86 +84,51 @@ def plan(
     torch ends a rank that cannot. `outdated`: names that this torch has newer ones for.
     """
     added, left = [], []
+    mine = {name: (value, "your environment") for name, value in environ.items()}
     for wish in _wishes(folder, debug, pipes=pipes):
         if wish.name in outdated:
             continue
-        found = next((one for one in (wish.name, *wish.settled_by) if one in environ), "")
-        if found:
-            left.append(Left(wish.name, found, environ[found], "your environment"))
-            continue
-        found = next((one for one in (wish.name, *wish.settled_by) if one in in_files), "")
-        if found:
-            left.append(Left(wish.name, found, *in_files[found]))
-            continue
-        added.append(wish)
+        names = (wish.name, *wish.settled_by)
+        for given in (mine, in_files):
+            if found := next((one for one in names if one in given), ""):
+                left.append(Left(wish.name, found, *given[found]))
+                break
+        else:
+            added.append(wish)
     return Plan(tuple(added), tuple(left))
 
 
 def _wishes(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Wish]:
-    wishes = [*_recorder(folder, pipes=pipes), *_nccl(folder, loud="nccl" in debug)]
-    if folder:
-        # As if --log-dir had been typed; a --log-dir that was typed still wins.
-        wishes.append(
-            Wish("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}", "torchrun keeps error files here")
-        )
-    wishes.append(Wish("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks"))
-    return wishes + (_dist(folder) if "dist" in debug else [])
-
-
-def _recorder(folder: str, *, pipes: bool) -> list[Wish]:
+    kept, loud, dist = bool(folder), "nccl" in debug, "dist" in debug
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    wishes = [
-        Wish(name, "2000", "the last 2000 collectives are remembered", sizes) for name in sizes
-    ]
-    wishes.append(
-        Wish("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and are written down when one times out")
-    )
-    if not folder:
-        return wishes
+    last = "the last 2000 collectives are remembered"
     prefix = f"{folder}/{RECORDER_FOLDER}/{RECORDER_PREFIX}"
-    wishes += [Wish(name, prefix, "to here, a file for each rank", files) for name in files]
-    if pipes:
-        wishes.append(
-            Wish("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix, "or at once, when asked through a pipe")
-        )
-    return wishes
-
-
-def _nccl(folder: str, *, loud: bool) -> list[Wish]:
-    if not folder:
-        return []  # without a file NCCL would speak into the launch's own output
-    level = Wish(
-        "NCCL_DEBUG",
-        "INFO" if loud else "WARN",
-        "NCCL tells everything" if loud else "NCCL's warnings are written down",
-    )
-    # Who has set a level reads NCCL's lines where they are now: moving them would hide them.
-    file = Wish(
-        "NCCL_DEBUG_FILE",
-        folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log",
-        "a file for each host and process",
-        ("NCCL_DEBUG",),
-    )
-    subsystems = Wish("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))
-    return [level, file, *([subsystems] if loud else [])]
-
-
-def _dist(folder: str) -> list[Wish]:
-    wishes = [
-        Wish("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "every collective is compared between ranks"),
-        Wish("TORCH_CPP_LOG_LEVEL", "INFO", "torch's own lines about it are shown"),
-    ]
-    if folder:
-        wishes.append(
-            Wish(
-                name="PET_TEE",
-                value="2",
-                why="torchrun keeps each rank's stderr in a file too",
-                settled_by=("PET_REDIRECTS",),
-            )
-        )
-    return wishes
+    told = "NCCL tells everything" if loud else "NCCL's warnings are written down"
+    to_file = folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log"
+    rows = [
+        *((True, Wish(name, "2000", last, sizes)) for name in sizes),
+        (True, Wish("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and are written down when one times out")),
+        *((kept, Wish(name, prefix, "to here, a file for each rank", files)) for name in files),
+        (kept and pipes, Wish("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
+                              "or at once, when asked through a pipe")),
+        # Without a file NCCL would speak into the launch's own output. Who has set a level reads
+        # NCCL's lines where they are now: moving them would hide them.
+        (kept, Wish("NCCL_DEBUG", "INFO" if loud else "WARN", told)),
+        (kept, Wish("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
+                    ("NCCL_DEBUG",))),
+        (kept and loud, Wish("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
+        # As if --log-dir had been typed; a --log-dir that was typed still wins.
+        (kept, Wish("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
+                    "torchrun keeps error files here")),
+        (True, Wish("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks")),
+        (dist, Wish("TORCH_DISTRIBUTED_DEBUG", "DETAIL",
+                    "every collective is compared between ranks")),
+        (dist, Wish("TORCH_CPP_LOG_LEVEL", "INFO", "torch's own lines about it are shown")),
+        (dist and kept, Wish("PET_TEE", "2", "torchrun keeps each rank's stderr in a file too",
+                             ("PET_REDIRECTS",))),
+    ]  # fmt: skip
+    return [wish for holds, wish in rows if holds]
 
 
 _LARGEST = 64 << 10

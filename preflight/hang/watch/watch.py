@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.hang.watch import folder as folders
 from preflight.hang.watch import signals
-from preflight.hang.watch.folder import STALLED_AFTER_S, Once, Options, Record, say
+from preflight.hang.watch.folder import FOUND, STALLED_AFTER_S, Once, Options, Record, say
 from preflight.hang.watch.output import Output, logs
 from preflight.hang.watch.processes import Children
 from preflight.hang.watch.settings import RECORDER_FOLDER, Plan, outdated, plan, set_in_files
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 EXPLAIN_S = 60.0
-FOUND, UNKNOWN = 0, 3
-"""Exit codes of `preflight.hang.watch.explaining`."""
 
 
 class Closing:

@@ -14,7 +14,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.hang.watch import processes
-from preflight.hang.watch.folder import STALLED_AFTER_S, Once, Seen, say
+from preflight.hang.watch.folder import (
+    FOUND,
+    NOBODY,
+    PROGRESSES,
+    STALLED_AFTER_S,
+    Once,
+    say,
+)
 from preflight.hang.watch.processes import Known, Seat, ranks_of
 from preflight.hang.watch.settings import RECORDER_FOLDER
 from preflight.hang.watch.signals import Errand
@@ -166,8 +173,6 @@ _ENDS_S = 60.0
 """Chosen: torchrun gives its ranks 30 s to end when one has."""
 
 EXAMINE_S = 90.0
-FOUND, PROGRESSES, NOBODY = 0, 3, 5
-"""Exit codes of `preflight.hang.watch.examine`."""
 
 
 class Watcher:
@@ -191,7 +196,7 @@ class Watcher:
         self.stalls = 0
         """How often a stall was found and told."""
         self._tracks: dict[Seat, Track] = {}
-        self._seen: deque[Seen] = deque(maxlen=_ROWS)
+        self._seen: deque[tuple[object, ...]] = deque(maxlen=_ROWS)
         self._looked_s = self._examine_s = self._stood_s = 0.0
         self._looks = self._examined = 0
         self._errand: Errand | None = None
@@ -261,12 +266,7 @@ class Watcher:
         if found is None:
             return False
         track.add(now, found)
-        self._seen.append(
-            Seen(
-                round(time.time(), 1), seat.rank, seat.pid, found.state, found.cpu_s,
-                found.faults, found.switches, found.calls, found.moved,
-            )
-        )  # fmt: skip
+        self._seen.append((round(time.time(), 1), seat.rank, seat.pid, *found[1:]))
         return True
 
     def _begin(self, now: float) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Told = dict[str, Any]
+
 
 LARGEST = 32 << 20
 """Bytes of a file: 2000 entries with stacks take two or three MiB."""
@@ -35,12 +37,12 @@ _AGE_SLACK_S = 5.0
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
-def read(wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def read(wanted: list[Told]) -> dict[str, Told]:
     """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
 
     In a child only: they may be on a file server. Of several places the newest file counts.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Told] = {}
     room = _TOGETHER
     for one in wanted:
         seen = [dump for path in one["paths"] for dump in _newest(one, path)]
@@ -53,7 +55,7 @@ def read(wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _newest(one: dict[str, Any], path: str) -> list[dict[str, Any]]:
+def _newest(one: Told, path: str) -> list[Told]:
     """Return it as the process sees it, in its own container, else as this login does."""
     for place in (f"/proc/{one['pid']}/root{path}", path):
         dump = _dump(place, path, one["uid"], one["began_s"])
@@ -62,7 +64,7 @@ def _newest(one: dict[str, Any], path: str) -> list[dict[str, Any]]:
     return []
 
 
-def _dump(place: str, path: str, uid: int | None, began_s: float) -> dict[str, Any] | None:
+def _dump(place: str, path: str, uid: int | None, began_s: float) -> Told | None:
     """Return the file, or why it is not; None where there is none of this job."""
     try:
         file, status = text.opened(place, follow=False)
@@ -82,7 +84,7 @@ def _dump(place: str, path: str, uid: int | None, began_s: float) -> dict[str, A
         os.close(file)
 
 
-def _content(file: int, path: str, status: os.stat_result) -> dict[str, Any]:
+def _content(file: int, path: str, status: os.stat_result) -> Told:
     told = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
     if status.st_size > LARGEST:
         return {**told, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
@@ -93,12 +95,9 @@ def _content(file: int, path: str, status: os.stat_result) -> dict[str, Any]:
     return {**told, "content": base64.b64encode(packed).decode("ascii")}
 
 
-def _refused(path: str, why: str) -> dict[str, Any]:
+def _refused(path: str, why: str) -> Told:
     return {"path": clean(path), "written_s": 0.0, "size": 0, "content": "", "why": clean(why)}
 
-
-if TYPE_CHECKING:
-    Told = dict[str, Any]
 
 LOOK_S = 3.0
 MARGIN_S = 1.0

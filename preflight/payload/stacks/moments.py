@@ -6,10 +6,10 @@ import os
 import re
 import time
 
-from probe import gpu_health, guard, rdma
+import children
+from probe import gpu_health, guard, procfs, rdma
 from probe.nvml import LIBRARY
 from probe.nvml_calls import Nvml
-from probe.procfs import TICKS
 from probe.text import attempt, clean, words
 
 from . import sockets
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .ranks import Patience
+
+    Told = dict[str, Any]
 
 
 _ROOTS = {2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), 1: ("/sys/fs/cgroup/memory",)}
@@ -31,7 +33,7 @@ _JOB = re.compile(r"/job_\d+(?=/|$)")
 def oom_kills(pid: int) -> int:
     """Return how many processes of its group, or of the job's, were killed; 0 where untold."""
     most = 0
-    for version, path in groups(_cgroup(pid)):
+    for version, path in groups(_content(f"/proc/{pid}/cgroup").decode("utf-8", "replace")):
         job = _JOB.search(path)
         for each in {path, path[: job.end()] if job else path}:
             for root in _ROOTS[version]:
@@ -55,17 +57,6 @@ def groups(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _cgroup(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            return file.read(65536).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-if TYPE_CHECKING:
-    Moment = dict[str, Any]
-
 _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "traced",
            "Z": "zombie", "X": "gone", "x": "gone"}  # fmt: skip
 _LEAST = 20
@@ -74,7 +65,7 @@ _LEAST = 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def read(pids: dict[str, int]) -> dict[str, Moment]:
+def read(pids: dict[str, int]) -> dict[str, Told]:
     """Return one `Moment` for each process, by its pid as text; `pids` gives each one's start.
 
     One that has ended, or whose pid another has by now, is in the state "gone". In a child only:
@@ -83,17 +74,18 @@ def read(pids: dict[str, int]) -> dict[str, Moment]:
     return {pid: moment(int(pid), start) for pid, start in pids.items()}
 
 
-def moment(pid: int, start: int) -> Moment:
+def moment(pid: int, start: int) -> Told:
     """Return what the kernel accounts to one process now."""
     fields = _fields(f"/proc/{pid}/stat")
     if fields is None or int(fields[19]) != start:
         return {"state": "gone"}
-    status = _status(pid)
+    status = _keyed(f"/proc/{pid}/status")
     io = _keyed(f"/proc/{pid}/io")
     main = _fields(f"/proc/{pid}/task/{pid}/stat")
+    below = [_fields(f"/proc/{child}/stat") for child in children.of(pid)]
     return {
         "state": _STATES.get(fields[0].decode("ascii"), "sleeping"),
-        "wait_channel": _wait_channel(pid),
+        "wait_channel": procfs.wchan(pid),
         "cpu_s": _cpu_s(fields),
         "main_cpu_s": _cpu_s(main or fields),
         "switches": status.get("voluntary_ctxt_switches", 0),
@@ -101,57 +93,35 @@ def moment(pid: int, start: int) -> Moment:
         "written_bytes": io.get("wchar"),
         "memory_mib": max(0, int(fields[21])) * _PAGE >> 20,
         "oom_kills": oom_kills(pid),
-        **_children(pid),
+        "children": len(below),
+        "dead_children": sum(one is not None and one[0] == b"Z" for one in below),
     }
+
+
+def _content(path: str) -> bytes:
+    """Return what a file of /proc holds; b"" where it may not be read, or its process is gone."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(65536) or b""
+    except OSError:
+        return b""
 
 
 def _fields(path: str) -> list[bytes] | None:
     """Return the fields of a stat line after the name; None where the process is gone."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            fields = file.read(4096).rpartition(b") ")[2].split()
-    except OSError:
-        return None
+    fields = _content(path).rpartition(b") ")[2].split()
     return fields if len(fields) > _LEAST + 1 else None
 
 
 def _cpu_s(fields: list[bytes]) -> float:
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _status(pid: int) -> dict[str, int]:
-    return _keyed(f"/proc/{pid}/status")
+    return (int(fields[11]) + int(fields[12])) / procfs.TICKS
 
 
 def _keyed(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(65536).decode("ascii", "replace").splitlines()
-    except OSError:
-        return {}
+    lines = _content(path).decode("ascii", "replace").splitlines()
     pairs = (line.partition(":") for line in lines)
     return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
-
-
-def _wait_channel(pid: int) -> str:
-    name = attempt(f"/proc/{pid}/wchan")
-    return "" if name == "0" else name
-
-
-def _children(pid: int) -> dict[str, int]:
-    """Count the children of all its threads, and those that have ended and are not waited for."""
-    alive = dead = 0
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        tasks = []
-    for task in tasks:
-        for child in attempt(f"/proc/{pid}/task/{task}/children").split():
-            fields = _fields(f"/proc/{child}/stat")
-            dead += fields is not None and fields[0] == b"Z"
-            alive += 1
-    return {"children": alive, "dead_children": dead}
 
 
 MOST = 256
@@ -159,14 +129,14 @@ _WORD = 4
 """Bytes: port_xmit_data and port_rcv_data count words (InfiniBand Architecture, PortCounters)."""
 
 
-def look(root: str) -> dict[str, dict[str, Any]]:
+def look(root: str) -> dict[str, Told]:
     """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
     folder = root + "/class/infiniband"
     try:
         devices = sorted(os.listdir(folder))[:MOST]
     except OSError:
         return {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Told] = {}
     for device in devices:
         for number, counts in rdma.counted(root, f"{folder}/{device}").items():
             name = clean(f"{device}/{number}")
@@ -174,7 +144,7 @@ def look(root: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _port(name: str, folder: str, counts: dict[str, int]) -> dict[str, Any]:
+def _port(name: str, folder: str, counts: dict[str, int]) -> Told:
     state = attempt(folder + "/state")
     return {
         "name": name,
@@ -191,14 +161,12 @@ def _bytes(path: str) -> int:
     return min(int(text) * _WORD, 2**53) if text.isdigit() else 0
 
 
-def moved(
-    before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
-) -> list[dict[str, Any]]:
+def moved(before: dict[str, Told], after: dict[str, Told]) -> list[Told]:
     """Return a `PortLook` of the document for each port: what moved between two looks."""
     return [_moved(before.get(name, now), now) for name, now in sorted(after.items())]
 
 
-def _moved(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _moved(before: Told, now: Told) -> Told:
     grown = {
         name: value - before["errors"].get(name, value) for name, value in now["errors"].items()
     }
@@ -211,9 +179,6 @@ def _moved(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "lost_link": now["lost_link"],
     }
 
-
-if TYPE_CHECKING:
-    Told = dict[str, Any]
 
 READ_S = 3.0
 _GONE = "gone"
@@ -279,7 +244,7 @@ MOST_PIDS = 256
 MIB = 1 << 20
 
 
-def read_gpu_look(at: float) -> dict[str, Any]:
+def read_gpu_look(at: float) -> Told:
     """Return `gpus` and `problems` as of that moment (monotonic); in a child only.
 
     `gpus` is None where there is no driver, or it refuses; the time until then is for its start.
@@ -305,7 +270,7 @@ def read_gpu_look(at: float) -> dict[str, Any]:
     return {"gpus": [gpu for gpu in gpus if gpu], "problems": nvml.problems}
 
 
-def _gpu(nvml: Nvml, index: int) -> dict[str, Any] | None:
+def _gpu(nvml: Nvml, index: int) -> Told | None:
     nvml.subject = f"GPU {index}"
     handle = nvml.ask(nvml.lib.nvmlDeviceGetHandleByIndex, index)
     if handle is None:

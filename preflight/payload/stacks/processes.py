@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from probe.procfs import Stat
 
+    Environ = Mapping[bytes, bytes]
+    Seat = dict[str, Any]
+
 
 _DEEPEST = 64
 """Ancestors looked at: a loop made by reused pids must end."""
@@ -95,24 +98,15 @@ def same(one: Seat | None, other: Seat) -> bool:
 
 
 _PROGRAMS = {
-    "torchrun": "torchrun",
-    "accelerate": "accelerate",
-    "deepspeed": "deepspeed",
-    "mpirun": "mpirun",
-    "mpiexec": "mpirun",
-    "orted": "mpirun",
-    "prted": "mpirun",
-    "prterun": "mpirun",
-    "hydra_pmi_proxy": "mpirun",
-    "slurmstepd": "srun",
-}
+    "torchrun": "torchrun", "accelerate": "accelerate", "deepspeed": "deepspeed",
+    "mpirun": "mpirun", "mpiexec": "mpirun", "orted": "mpirun", "prted": "mpirun",
+    "prterun": "mpirun", "hydra_pmi_proxy": "mpirun", "slurmstepd": "srun",
+}  # fmt: skip
 _MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.launch": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
-}
+    "deepspeed.launcher.launch": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
+}  # fmt: skip
 _INTERPRETER = re.compile(r"^(?:python|pypy)[\d.]*$")
 _WORDS = 16
 """Of a command are looked at; the program comes first."""
@@ -165,10 +159,6 @@ def _options(argv: Sequence[bytes]) -> dict[str, str]:
             found.setdefault(name.replace("_", "-"), value if equals else following)
     return found
 
-
-if TYPE_CHECKING:
-    Environ = Mapping[bytes, bytes]
-    Seat = dict[str, Any]
 
 _NAMES = {
     # By launcher: rank, rank on this node, how many, how many on this node.

@@ -404,6 +404,7 @@ def _write(file: int, content: bytes) -> None:
 
 
 _SYS_PTRACE = 1 << 19
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,16})\s*$", re.MULTILINE)
 _SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _PRIVATE, _ADMIN_ONLY, _NOBODY = "1", "2", "3"
 
@@ -447,14 +448,8 @@ def _why(  # noqa: PLR0911 (one line per cause)
 
 def may_trace(status: str) -> bool:
     """Whether a /proc/PID/status says that the process has CAP_SYS_PTRACE in effect."""
-    for line in status.splitlines():
-        name, _, value = line.partition(":")
-        if name == "CapEff":
-            try:
-                return bool(int(value.strip(), 16) & _SYS_PTRACE)
-            except ValueError:
-                return False
-    return False
+    found = _CAPABILITIES.search(status)
+    return found is not None and bool(int(found[1], 16) & _SYS_PTRACE)
 
 
 def attempt_status() -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from .processes import Seat
 
+    Told = dict[str, Any]
+
 
 MOST_WORKERS = 8
 _DUMP_PREFIXES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -33,7 +35,7 @@ _users = Users(patient=False)
 """A directory that hangs must not look like a process that does: it is asked elsewhere."""
 
 
-def describe(people: People, pid: int, seat: Seat | None) -> dict[str, Any]:
+def describe(people: People, pid: int, seat: Seat | None) -> Told:
     """Return what stays the same between two looks, and what the readers need to know."""
     stat = people.kin.stats[pid]
     environ = people.environs.get(pid, {})
@@ -99,9 +101,6 @@ def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
     return [path for path in paths if _travels(path)]
 
 
-if TYPE_CHECKING:
-    AgentEntry = dict[str, Any]
-
 _KINDS = ("torchrun", "accelerate", "deepspeed")
 """Told without a rank too: they wait for other nodes, or their ranks have ended."""
 
@@ -111,9 +110,9 @@ _INIT = 1
 _SHARED = ("job", "world_size", "local_world_size", "restarts", "master")
 
 
-def find_launchers(people: People, ranks: list[AgentEntry]) -> list[AgentEntry]:
+def find_launchers(people: People, ranks: list[Told]) -> list[Told]:
     """Return a `Launcher` for each parent of ranks, and for each that has none."""
-    found: dict[int, AgentEntry] = {}
+    found: dict[int, Told] = {}
     for rank in ranks:
         above, kind = starter(people, rank["pid"])
         if above is not None:
@@ -146,9 +145,7 @@ def starter(people: People, pid: int) -> tuple[int | None, str]:
     return None, ""
 
 
-def silent_children(
-    people: People, launcher: AgentEntry, ranks: list[AgentEntry]
-) -> list[AgentEntry]:
+def silent_children(people: People, launcher: Told, ranks: list[Told]) -> list[Told]:
     """Return its children that have ended unnoticed, or whose memory cannot be read.
 
     Their environment is not to be had; where as many local ranks are missing, it is they, in order.
@@ -170,7 +167,7 @@ def silent_children(
     return [_told(people, pid, seated, place) for pid, place in zip(mute, places)]  # noqa: B905 (3.8)
 
 
-def _places(seated: list[AgentEntry], wanted: int) -> list[int | None]:
+def _places(seated: list[Told], wanted: int) -> list[int | None]:
     """Return the local ranks that nobody has, if they are exactly so many."""
     if seated and seated[0].get("local_world_size"):
         taken = {rank["local_rank"] for rank in seated}
@@ -180,7 +177,7 @@ def _places(seated: list[AgentEntry], wanted: int) -> list[int | None]:
     return [None] * wanted
 
 
-def _told(people: People, pid: int, seated: list[AgentEntry], place: int | None) -> AgentEntry:
+def _told(people: People, pid: int, seated: list[Told], place: int | None) -> Told:
     its = describe(people, pid, None)
     if seated:
         like = seated[0]
@@ -189,9 +186,6 @@ def _told(people: People, pid: int, seated: list[AgentEntry], place: int | None)
             its.update(local_rank=place, rank=like["rank"] - like["local_rank"] + place)
     return its
 
-
-if TYPE_CHECKING:
-    Told = dict[str, Any]
 
 MOST = 512
 MOST_LAUNCHERS = 128
@@ -202,7 +196,7 @@ def find(
     wanted: list[int],
     untouchable: Callable[[Stat], bool],
     mark: Callable[[int], None],
-) -> dict[str, Any]:
+) -> Told:
     """Return `ranks`, `launchers`, how many are `hidden`, and which of `wanted` are `absent`.
 
     `wanted`: only these processes, what is below them, and of a rank the others that its launcher

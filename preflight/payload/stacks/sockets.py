@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-
-if TYPE_CHECKING:
     Wire = dict[str, Any]
 
 STATES = {1: "established", 2: "connecting", 3: "accepting", 4: "closing", 5: "closing",
@@ -44,27 +42,27 @@ MOST_SOCKETS = 200_000
 def connections() -> list[Wire]:
     """Return every TCP connection of this network namespace, both families; OSError if refused."""
     found: list[Wire] = []
+    wanted = sum(1 << number for number in STATES)
     for family in (socket.AF_INET, socket.AF_INET6):
-        for body in _dump(family):
-            wire = parse(body)
-            if wire and wire["inode"]:
-                found.append(wire)
-            if len(found) >= MOST_SOCKETS:
-                return found
+        ask = _ASK.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, wanted)
+        for bodies in _answers(_SOCK_DIAG, _BY_FAMILY, ask):
+            for wire in map(parse, bodies):
+                if wire and wire["inode"]:
+                    found.append(wire)
+                if len(found) >= MOST_SOCKETS:
+                    return found
     return found
 
 
-def _dump(family: int) -> Iterator[bytes]:
-    wanted = sum(1 << number for number in STATES)
-    ask = _ASK.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, wanted)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+def _answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
+    """Ask the kernel for all that it has of a kind, netlink(7); yield the bodies as they come."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(WAIT_S)
-        size = _HEAD.size + len(ask)
-        kernel.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + ask)
+        kernel.send(_HEAD.pack(_HEAD.size + len(ask), kind, _REQUEST_DUMP, 1, 0) + ask)
         going = True
         while going:
             bodies, going = messages(kernel.recv(1 << 18))
-            yield from bodies
+            yield bodies
 
 
 def messages(data: bytes) -> tuple[list[bytes], bool]:
@@ -90,32 +88,42 @@ def parse(body: bytes) -> Wire | None:
     if len(body) < _MESSAGE.size:
         return None
     fields = _MESSAGE.unpack_from(body)
-    family, state, timer, retries, sport, dport, source, target = fields[:8]
+    family, state, timer, retries = fields[:4]
+    sport, dport = (int.from_bytes(port, "big") for port in fields[4:6])
+    source, target = fields[6:8]
     unread, unacked, _, inode = fields[10:]
     if family not in (socket.AF_INET, socket.AF_INET6) or state not in STATES:
         return None
-    return {
+    wire = {
         "inode": inode,
-        "local": _name(family, source, sport),
-        "peer": _name(family, target, dport),
+        "local": _name(source[:4] if family == socket.AF_INET else source, sport),
+        "peer": _name(target[:4] if family == socket.AF_INET else target, dport),
         "state": STATES[state],
         "unacked": unacked,
         "waiting": unread,
+    }
+    attributes = _attributes(body[_MESSAGE.size :])
+    return {**wire, **_timed(timer, retries), **_counted(attributes.get(_INFO, b""))}
+
+
+def _timed(timer: int, retries: int) -> dict[str, int]:
+    """Say what the number of tries is of: of the oldest segment, or of a peer's closed window."""
+    return {
         "retries": retries if timer == _RETRANSMIT else 0,
         "probes": retries if timer == _PROBE else 0,
-        **_counted(_attribute(body[_MESSAGE.size :], _INFO)),
     }
 
 
-def _attribute(data: bytes, wanted: int) -> bytes:
+def _attributes(data: bytes) -> dict[int, bytes]:
+    """Take attributes apart, by their kind."""
+    found: dict[int, bytes] = {}
     while len(data) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data)
         if size < _ATTRIBUTE.size:
             break
-        if kind == wanted:
-            return data[_ATTRIBUTE.size : size]
+        found[kind] = data[_ATTRIBUTE.size : size]
         data = data[(size + 3) & ~3 :]
-    return b""
+    return found
 
 
 def _counted(info: bytes) -> dict[str, int]:
@@ -130,16 +138,15 @@ def _counted(info: bytes) -> dict[str, int]:
     return found
 
 
-def _name(family: int, address: bytes, port: bytes) -> str:
-    number = struct.unpack("!H", port)[0]
-    if family == socket.AF_INET:
-        return f"{socket.inet_ntop(family, address[:4])}:{number}"
-    if address[:12] == b"\0" * 10 + b"\xff\xff":  # IPv4 through a socket of both families
-        return f"{socket.inet_ntop(socket.AF_INET, address[12:])}:{number}"
-    return f"[{socket.inet_ntop(family, address)}]:{number}"
+def _name(address: bytes, port: int) -> str:
+    if len(address) == 16 and address[:12] == b"\0" * 10 + b"\xff\xff":  # noqa: PLR2004
+        address = address[12:]  # IPv4 through a socket of both families
+    if len(address) == 4:  # noqa: PLR2004
+        return f"{socket.inet_ntop(socket.AF_INET, address)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, address)}]:{port}"
 
 
-_GET_LINK, _INTERFACES_REQUEST_DUMP = 18, 0x301
+_GET_LINK = 18
 _BODY = struct.Struct("=BxHiII")
 _NAME, _STATS, _DOWNS = 3, 23, 48
 _UP, _LOOPBACK, _LOWER_UP = 0x1, 0x8, 0x10000
@@ -150,19 +157,13 @@ _STATS_LEAST = 18 * 8
 MOST_INTERFACE_ROWS = 256
 
 
-def look_interfaces() -> dict[str, dict[str, Any]]:
+def look_interfaces() -> dict[str, Wire]:
     """Return one `PortLook` for each interface by name, all counters since its start; OSError."""
-    found: dict[str, dict[str, Any]] = {}
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
-        kernel.settimeout(WAIT_S)
-        ask = _BODY.pack(0, 0, 0, 0, 0)
-        kernel.send(
-            _HEAD.pack(_HEAD.size + len(ask), _GET_LINK, _INTERFACES_REQUEST_DUMP, 1, 0) + ask
-        )
-        going = True
-        while going and len(found) < MOST_INTERFACE_ROWS:
-            bodies, going = messages(kernel.recv(1 << 18))
-            found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
+    found: dict[str, Wire] = {}
+    for bodies in _answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
+        found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
+        if len(found) >= MOST_INTERFACE_ROWS:
+            break
     return found
 
 
@@ -171,14 +172,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
     if len(body) < _BODY.size:
         return None
     flags = _BODY.unpack_from(body)[3]
-    raw: dict[int, bytes] = {}
-    data = body[_BODY.size :]
-    while len(data) >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(data)
-        if size < _ATTRIBUTE.size:
-            break
-        raw[kind] = data[_ATTRIBUTE.size : size]
-        data = data[(size + 3) & ~3 :]
+    raw = _attributes(body[_BODY.size :])
     stats, downs = raw.get(_STATS, b""), raw.get(_DOWNS, b"")
     if flags & _LOOPBACK or _NAME not in raw or len(stats) < _STATS_LEAST:
         return None
@@ -194,20 +188,19 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
 
 
 _LEAST = 10
-_PROC_TCP_RETRANSMIT, _PROC_TCP_PROBE = "01", "04"
 _LIMIT = 16 << 20
 
 
-def proc_connections(pid: int) -> list[dict[str, Any]]:
+def proc_connections(pid: int) -> list[Wire]:
     """Return the connections of a process's namespace; OSError where it may not be looked at."""
-    found: list[dict[str, Any]] = []
+    found: list[Wire] = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}", "rb") as file:
             found += parse_proc_tcp(file.read(_LIMIT).decode("ascii", "replace"))
     return found
 
 
-def parse_proc_tcp(text: str) -> list[dict[str, Any]]:
+def parse_proc_tcp(text: str) -> list[Wire]:
     """Read the table; lines that are none of it are left out."""
     wires = (_wire(line.split()) for line in text.splitlines())
     return [wire for wire in wires if wire is not None and wire["inode"]]
@@ -219,7 +212,7 @@ def _wire(fields: list[str]) -> dict[str, Any] | None:
             return None
         state = STATES.get(int(fields[3], 16))
         unacked, _, unread = fields[4].partition(":")
-        timer, retries = fields[5].partition(":")[0], int(fields[6], 16)
+        timer, retries = int(fields[5].partition(":")[0], 16), int(fields[6], 16)
         if state is None:
             return None
         return {
@@ -229,8 +222,7 @@ def _wire(fields: list[str]) -> dict[str, Any] | None:
             "state": state,
             "unacked": int(unacked, 16),
             "waiting": int(unread, 16),
-            "retries": retries if timer == _PROC_TCP_RETRANSMIT else 0,
-            "probes": retries if timer == _PROC_TCP_PROBE else 0,
+            **_timed(timer, retries),
         }
     except (ValueError, OSError, struct.error):
         return None
@@ -240,13 +232,7 @@ def _address_of(text: str) -> str:
     """Spell "0100007F:07E8": the address is in 32-bit words of the machine's own order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-    raw = b"".join(struct.pack("=I", word) for word in words)
-    number = int(port, 16)
-    if len(raw) == 16 and raw[:12] == b"\0" * 10 + b"\xff\xff":  # noqa: PLR2004
-        raw = raw[12:]
-    if len(raw) == 4:  # noqa: PLR2004
-        return f"{socket.inet_ntop(socket.AF_INET, raw)}:{number}"
-    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{number}"
+    return _name(b"".join(struct.pack("=I", word) for word in words), int(port, 16))
 
 
 _NEW_NET = 0x40000000
@@ -283,7 +269,7 @@ def look(pids: Iterable[int]) -> dict[str, Any]:
     return told
 
 
-def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, dict[str, Any]]:
+def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, Wire]:
     """Return what the kernel says of each connection, by its inode as text."""
     try:
         found = connections() if inside else proc_connections(pid)
@@ -327,7 +313,7 @@ def _enter(pid: int) -> bool:
         os.close(handle)
 
 
-def moved(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def moved(before: list[Wire], after: list[Wire]) -> list[Wire]:
     """Return a `Connection` of the document for each that is there at the second look."""
     first = {one["inode"]: one for one in before}
     return [_moved(first.get(one["inode"], {}), one) for one in after]

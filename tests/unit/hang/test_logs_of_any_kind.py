@@ -18,10 +18,9 @@ from preflight.commands import read
 from preflight.core import files
 from preflight.errors import UsageError
 from preflight.hang.explain import scan
-from preflight.hang.explain.printed import lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
-from preflight.hang.explain.weigh import explain
+from preflight.hang.explain.weigh import explain, lines
 from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def test_several_gzips_in_one_file(tmp_path: Path, pad: bytes) -> None:
     path.write_bytes(gzip.compress(STEPS.encode()) + gzip.compress(DEAD.encode()) + pad)
     found = Scanner(shipped()).read([path])
     assert (explain(found).category, found.troubles) == ("oom_one_rank", [])
-    assert found.hits[0].place.number == 20_001
+    assert found.hits[0].place.line == 20_001
 
 
 def test_a_gzip_that_swells(tmp_path: Path) -> None:

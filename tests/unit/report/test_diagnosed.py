@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.judge import lines
-from preflight.hang.diagnose.model import Diagnosis, Doubt, Standing
+from preflight.hang.diagnose.model import Diagnosis, Standing
 
 TOLD = Diagnosis(
     category="odd_rank",
@@ -13,7 +14,7 @@ TOLD = Diagnosis(
     line="/home/u/train.py:88 in train",
     evidence=("rank 17: train.py:88 in train", "30 of 30 that wait stood there in both looks"),
     confidence=0.92,
-    alternatives=(Doubt(category="straggler", sentence="it is only slow", confidence=0.3),),
+    alternatives=(Alternative(category="straggler", sentence="it is only slow", confidence=0.3),),
     standings=(
         Standing(ranks=(*range(17), *range(19, 32)), where="all_reduce (train.py:41)",
                  what="waits in all_reduce (train.py:41)"),

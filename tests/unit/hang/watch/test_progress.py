@@ -32,7 +32,7 @@ class _Rank:
             self._done = [one + rate * every_s for one, rate in zip(self._done, rates, strict=True)]
             faults, switches, calls, moved = map(int, self._done)
             self.track.add(
-                self._now_s, Reading("S", self._started, 0.0, faults, switches, calls, moved)
+                self._now_s, Reading(self._started, "S", 0.0, faults, switches, calls, moved)
             )
         return self
 
@@ -114,5 +114,5 @@ def test_no_numbers_break_it(looks: list[tuple[float, int, int, int, int]]) -> N
     track = Track(WINDOW_S)
     for now_s, *counts in looks:
         faults, switches, calls, moved = counts
-        track.add(now_s, Reading("R", 1, 0.0, faults, switches, calls, moved))
+        track.add(now_s, Reading(1, "R", 0.0, faults, switches, calls, moved))
         assert stalled([track]) == track.quiet

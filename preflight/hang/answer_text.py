@@ -1,0 +1,42 @@
+"""An answer about a job that hangs or has died: what else it may be, and its rows on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.core.text import printable, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_INDENT = " " * 10
+
+
+class Alternative(Struct, frozen=True):
+    """What it may be instead."""
+
+    category: str
+    sentence: str
+    confidence: float
+
+    @property
+    def words(self) -> str:
+        """`link (40%): the data do not get through`."""
+        sure = f" ({self.confidence:.0%})" if self.confidence else ""
+        return f"{self.category}{sure}: {self.sentence}"
+
+
+def rows(
+    category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
+) -> list[str]:
+    """The category, then every text, wrapped; the first of those with one label has it."""
+    sure = f"{confidence:.0%} sure" if confidence else "not a guess"
+    shown = [f"{category}  ({sure})"]
+    for label, texts in labelled:
+        for number, text in enumerate(texts):
+            if text:
+                first = f"{'' if number else label:<10}"
+                shown += wrapped(text, first=first, indent=_INDENT, width=width)
+    return [printable(line) for line in shown]
