@@ -20,9 +20,9 @@ from preflight.core.ledger import Entry, Ledger
 from preflight.core.text import escaped
 from preflight.errors import UsageError
 from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
-from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names
-from preflight.report.findings import counts, suspicions
-from preflight.report.ready import fleet_row, readiness, verdict_row
+from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
+from preflight.report.findings import suspicions
+from preflight.report.ready import fleet_row, of_entries, readiness
 from preflight.report.since import Night, nodes_in, verdict_of
 from preflight.verdict import Outcome
 
@@ -136,21 +136,8 @@ def _line(event: Event) -> bytes:
 
 
 def _said(entry: Entry) -> Said:
-    row = verdict_row(entry)
-    fine = row.outcome in (Outcome.OK, Outcome.NOT_RUN)
-    return Said(
-        check=row.check,
-        subject=row.subject,
-        outcome=row.outcome,
-        sentence=row.sentence,
-        advice=row.advice,
-        evidence={} if fine else row.evidence,
-        blame=row.blame,
-        culprits=row.culprits,
-        suspects=row.suspects,
-        cause=row.cause,
-        grant=row.grant,
-    )
+    fine = entry.verdict.outcome in (Outcome.OK, Outcome.NOT_RUN)
+    return row_of(Said, entry, entry.verdict, **({"evidence": {}} if fine else {}))
 
 
 def owed(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -250,7 +237,6 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     ended = next((one.night for one in events if isinstance(one, Ended)), None)
     entries = _entries(began, [one for one in events if isinstance(one, Said)])
     ready = readiness(began.nodes, entries, strict=False)
-    by_outcome = counts(entries)
     return Report(
         preflight=began.preflight,
         run=began.run,
@@ -260,10 +246,7 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
         exit=ended.exit if ended else _INTERRUPTED,
         interrupted=ended is None,
         fleet=fleet_row(began.nodes, began.origin, ready, began.leaves),
-        expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
-        counts={str(outcome): number for outcome, number in by_outcome.items()},
-        verdicts=tuple(map(verdict_row, entries)),
+        **of_entries(entries),
         pairs=(),
         blames=(),
         suspicions=tuple(suspicions(entries, len(began.nodes)).values()),

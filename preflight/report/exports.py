@@ -42,7 +42,7 @@ def class_of(check: str) -> str:
 def junit(report: Report) -> bytes:
     """Give the document; a verdict that condemns is a failure, one that is owed still an error."""
     rows = report.verdicts
-    failed = sum(map(_fails, rows))
+    failed = sum(row.condemns for row in rows)
     errors = sum(row.outcome in _ERROR for row in rows)
     skipped = sum(row.outcome in _SKIPPED for row in rows)
     suite = ET.Element(
@@ -69,7 +69,7 @@ def _case(suite: ET.Element, row: VerdictRow) -> None:
     properties = ET.SubElement(case, "properties")
     ET.SubElement(properties, "property", name="preflight_outcome", value=str(row.outcome))
     ET.SubElement(properties, "property", name="preflight_sentence", value=said)
-    kind = "failure" if _fails(row) else "error" if row.outcome in _ERROR else ""
+    kind = "failure" if row.condemns else "error" if row.outcome in _ERROR else ""
     if kind:
         told = ET.SubElement(case, kind, message=said)
         told.text = f"{row.outcome}: {said}" + (
@@ -77,12 +77,6 @@ def _case(suite: ET.Element, row: VerdictRow) -> None:
         )
     elif row.outcome in _SKIPPED:
         ET.SubElement(case, "skipped", message=said)
-
-
-def _fails(row: VerdictRow) -> bool:
-    if row.outcome is Outcome.UNKNOWN:
-        return not row.grant
-    return row.outcome in (Outcome.FAIL, Outcome.FLAKY)
 
 
 MODE = 0o644

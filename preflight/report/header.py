@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.core.thresholds import Told, shipped, words
+from preflight.core.thresholds import Told, shipped
+from preflight.core.thresholds import words as words_of
 from preflight.fleet.nodeset import fold
 from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
@@ -126,15 +127,10 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
 def before(fleet: Fleet, day: date) -> list[str]:
     """Lines of the header: an operator must see what this run will not hold against anyone."""
     told = overrides(fleet, day)
-    lines = [
-        f"expired  {_waiver(one)}; it has no effect: remove or renew it"
-        if one.expired
-        else f"waived   {_waiver(one)}"
-        for one in told.waivers
-    ]
-    lines += [f"off      {one.check} for {fold(one.nodes)} ({one.by})" for one in told.off]
+    lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(told)]
+    lines += [f"off      {words}" for words in _switches(told)]
     for one in told.numbers:
-        said = words(one.name, Told(one.value, one.by))
+        said = words_of(one.name, Told(one.value, one.by))
         lines.append(f"number   {said} for {fold(one.nodes)}")
     return lines
 
@@ -142,15 +138,22 @@ def before(fleet: Fleet, day: date) -> list[str]:
 def after(told: Overrides) -> list[tuple[str, str]]:
     """Label and line of each, for the summary; a waiver says what it was good for."""
     lines = []
+    for one, label, end in _waivers(told):
+        many = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
+        good = many if one.verdicts else "nothing to waive in this run"
+        lines.append((label, f"{_waiver(one)}{end or f' ({good})'}"))
+    return lines + [("off", words) for words in _switches(told)]
+
+
+def _waivers(told: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
+    """Each with its label, and what is to be done where it has expired."""
     for one in told.waivers:
-        if one.expired:
-            lines.append(("expired", f"{_waiver(one)}; it has no effect: remove or renew it"))
-        else:
-            many = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
-            good = many if one.verdicts else "nothing to waive in this run"
-            lines.append(("waived", f"{_waiver(one)} ({good})"))
-    lines += [("off", f"{one.check} for {fold(one.nodes)} ({one.by})") for one in told.off]
-    return lines
+        expired = "; it has no effect: remove or renew it" if one.expired else ""
+        yield one, "expired" if expired else "waived", expired
+
+
+def _switches(told: Overrides) -> list[str]:
+    return [f"{one.check} for {fold(one.nodes)} ({one.by})" for one in told.off]
 
 
 def _waiver(one: WaiverRow) -> str:

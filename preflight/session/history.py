@@ -34,8 +34,9 @@ from preflight.history.run_record import (
     read_coverage,
     unswept,
 )
+from preflight.report.document import row_of
 from preflight.report.ready import counts_as_failure, readiness
-from preflight.verdict import UNSEEN, Outcome
+from preflight.verdict import NOT_FINE, UNSEEN, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -123,11 +124,6 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
         )
 
 
-_WORST_FIRST = (
-    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
-    *(Outcome.WARN, Outcome.WAIVED),
-)
-
 _NO_SERIAL = frozenset(
     (
         *("none", "n/a", "null", "unknown", "empty", "oem", "o.e.m.", "serial"),
@@ -201,11 +197,11 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]
     """Whatever is not fine, once per check and component, in the words of the worst verdict."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        if entry.verdict.outcome in _WORST_FIRST:
+        if entry.verdict.outcome in NOT_FINE:
             for about in _components(entry):
                 groups.setdefault((entry.check, about), []).append(entry)
     for (check, about), group in groups.items():
-        worst = min(group, key=lambda one: _WORST_FIRST.index(one.verdict.outcome))
+        worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
         nodes = [name for one in group for name in _condemned(one, about, known)]
         yield Found(
             check=check,
@@ -378,14 +374,8 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> Swept:
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip
         now = coverage(planned, tested, nodes, new)
-        return new, Covered(
-            pairs=now.pairs,
-            pairs_run=now.pairs_run,
-            pairs_known=now.pairs_known or 0,
-            leaf_pairs=now.leaf_pairs,
-            leaf_pairs_run=now.leaf_pairs_run,
-            leaf_pairs_known=now.leaf_pairs_known or 0,
-        )
+        known = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
+        return new, row_of(Covered, now, **known)
 
     return swept
 

@@ -312,22 +312,20 @@ def _found(config: pytest.Config) -> Found | None:
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
 
+_TYPED = (
+    *("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch", "script"),
+    *("interface", "topology"),
+)
+"""What the fleet is made of, and the options of these names say."""
+
+
 def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) -> Wish:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
 
     return Wish(
-        nodes=said("nodes"),
-        inventory=said("inventory"),
-        exclude=said("exclude"),
-        transport=said("transport"),
-        python=said("python"),
-        env_file=said("env_file"),
-        launch=said("launch"),
-        script=said("script"),
-        interface=said("interface"),
-        topology=said("topology"),
+        **{name: said(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
         found=found,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from preflight.burn.collect import burn_plan
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.remote_command import ReachError
+from preflight.fabric.plan import SweepPlan
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned, Proof
 from preflight.facts.network import ConfFile, ConfSetting
@@ -211,8 +212,8 @@ def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
     run.judgement = Judgement(run.fleet, run.registry, replace(REACHED, facts=found))
     asked: list[frozenset[str]] = []
 
-    def sweep_fleet(*_: object, unpinned: frozenset[str], **__: object) -> Sweep:
-        asked.append(unpinned)
+    def sweep_fleet(_hosts: object, _ways: object, plan: SweepPlan, **_: object) -> Sweep:
+        asked.append(plan.unpinned)
         return Sweep(ladder=(), rounds=(), pairs=())
 
     monkeypatch.setattr("preflight.run.run.sweep_fleet", sweep_fleet)
