@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from preflight.burn.collect import burn_plan
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.remote_command import ReachError
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned, Proof
 from preflight.facts.network import ConfFile, ConfSetting
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.core.remote_command import Remote
+    from preflight.fabric.plan import SweepPlan
     from preflight.run.judgement import Key
 
 CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "eth0"),))
