@@ -23,7 +23,7 @@ from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
 from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, of_entries, readiness
-from preflight.report.since import Night, nodes_in, verdict_of
+from preflight.report.since import Night, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -258,15 +258,11 @@ def _entries(began: Began, said: Sequence[Said]) -> tuple[Entry, ...]:
     ledger = Ledger()
     ledger.expect(_owed(began, known))
     for one in said:
-        ledger.record(one.check, _nodes(one.subject, known), verdict_of(one))
+        ledger.record(one.check, nodes_of(one.subject, known), verdict_of(one))
     return ledger.settle("the run ended before it was judged, as when it is killed")
 
 
 def _owed(began: Began, known: frozenset[str]) -> Iterator[Key]:
     for check, subjects in began.owed.items():
         for each in began.nodes if subjects == EVERY_NODE else subjects:
-            yield check, _nodes(each, known)
-
-
-def _nodes(subject: str, known: frozenset[str]) -> tuple[str, ...]:
-    return () if subject == FLEET else tuple(nodes_in(subject, known))
+            yield check, nodes_of(each, known)

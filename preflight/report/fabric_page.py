@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.core.text import size
+from preflight.core.text import and_more, size
 from preflight.fleet.nodeset import fold
 from preflight.report.html.markup import macros
 from preflight.report.picture.grid import CELLS, LATE, best_of, cells, grid, panels
@@ -117,8 +117,7 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
 
 def _blamed(found: Sequence[Accused]) -> str:
     names = ", ".join(one.component for one in found[:8])
-    more = f" and {len(found) - 8} more" if len(found) > 8 else ""  # noqa: PLR2004  one line
-    return f"Blamed: {names}{more}" if found else "Nobody is blamed."
+    return f"Blamed: {names}{and_more(len(found) - 8)}" if found else "Nobody is blamed."
 
 
 _SHARPNESS_ROWS = 12

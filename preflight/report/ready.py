@@ -238,6 +238,10 @@ def blame_row(one: Blame) -> BlameRow:
 
 def excluded(fleet: FleetRow) -> str:
     """Fold who is not ready, and one of each pair that must not be in one job; "" for nobody."""
-    ready = Readiness(ready=fleet.ready, not_ready=fleet.not_ready, apart=fleet.apart)
-    bad = {*fleet.not_ready, *fleet.ready} - {*ready.launchable}
+    bad = {*fleet.not_ready, *fleet.ready} - {*launchable(fleet)}
     return fold([name for name in fleet.nodes if name in bad])
+
+
+def launchable(fleet: FleetRow) -> tuple[str, ...]:
+    """The ready nodes of a report, without the later one of each pair that must stay apart."""
+    return row_of(Readiness, fleet).launchable

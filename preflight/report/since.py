@@ -180,8 +180,12 @@ def entries_of(report: Report) -> tuple[Entry, ...]:
 
 
 def _entry(row: VerdictRow, known: frozenset[str]) -> Entry:
-    nodes = () if row.subject == FLEET else tuple(nodes_in(row.subject, known))
-    return Entry(row.check, row.subject, nodes, verdict_of(row))
+    return Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
+
+
+def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:
+    """The nodes of a verdict; none for one on the whole fleet."""
+    return () if subject == FLEET else tuple(nodes_in(subject, known))
 
 
 def verdict_of(row: VerdictRow) -> Verdict:

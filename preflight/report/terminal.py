@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
-from preflight.core.text import printable, wrapped
+from preflight.core.text import printable, shortened, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
@@ -33,6 +33,7 @@ _WORD = {
 }
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
+_MOST_NAMED = 6
 _REASONS = 4
 """So many reasons for verdicts that were not run are shown: where one is still owed, first; then
 the most frequent."""
@@ -130,8 +131,7 @@ def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
     plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]
-    shown = rest if len(rest) <= 6 else [*rest[:5], f"and {len(rest) - 5} more"]  # noqa: PLR2004  one line
-    return ", ".join(([fold(plain)] if plain else []) + shown)
+    return ", ".join(([fold(plain)] if plain else []) + shortened(rest, _MOST_NAMED))
 
 
 def _nodes(report: Report, width: int) -> list[str]:

@@ -21,7 +21,7 @@ from preflight.fabric.plan import measured_share
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today
-from preflight.report.document import CoverageRow, Report, encode, row_of
+from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
@@ -30,9 +30,7 @@ from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import earlier
 from preflight.report.picture.grid import accused
 from preflight.report.ready import (
-    Readiness,
     blame_row,
-    excluded,
     exit_code,
     fleet_row,
     of_entries,
@@ -138,7 +136,7 @@ def conclude(
     well, unheard = report.exit == 0, ""
     found = findings(entries, decoded.blames, suspected)
     if entries:
-        report = _written(report, ready, outputs)
+        report = outputs.write_report(report)
         with run.judgement.by_its_numbers():
             outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
@@ -173,17 +171,6 @@ def _page(
         told,
         lambda most: fabric_section(observed, blamed, sweep=sweep, told=True, most=most),
     )
-
-
-def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
-    """Write the files. A report that could not be written is not a pass."""
-    hosts = "".join(f"{name}\n" for name in ready.launchable)
-    outputs.write("ready.hosts", hosts.encode())
-    outputs.write("report.json", encode(report))
-    outputs.write_excluded(excluded(report.fleet))
-    if outputs.trouble and report.exit == 0:
-        return msgspec.structs.replace(report, exit=3)
-    return report
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from preflight.core.text import printable
+from preflight.core.text import printable, shortened, visible
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def escaped(words: object) -> Markup:
     """Escape for an element or a quoted attribute; no control or direction character is left."""
     if isinstance(words, Markup):
         return words
-    text = str(words)
-    if not (text.isascii() and text.isprintable()):
-        text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
-    return Markup(html.escape(text))  # noqa: S704  escaped
+    return Markup(html.escape(visible(str(words))))  # noqa: S704  escaped
 
 
 def many(number: int, word: str) -> str:
@@ -78,6 +75,4 @@ def folded(subjects: Iterable[str]) -> str:
     rest: list[str] = []
     for name in subjects:
         (plain if _PLAIN.fullmatch(name) else rest).append(name)
-    shown = rest if len(rest) <= _MOST_NAMED else rest[: _MOST_NAMED - 1]
-    more = [f"and {len(rest) - len(shown)} more"] if len(rest) > len(shown) else []
-    return ", ".join([*([fold(plain)] if plain else []), *shown, *more])
+    return ", ".join([*([fold(plain)] if plain else []), *shortened(rest, _MOST_NAMED)])

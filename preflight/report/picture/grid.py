@@ -23,6 +23,7 @@ from preflight.fabric.decoding.sensitivity import shown
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
+from preflight.report.document import row_of
 from preflight.report.picture.style import STEPS
 
 if TYPE_CHECKING:
@@ -213,14 +214,13 @@ class Panel(Struct, frozen=True):
     say: Callable[[Against], str]
 
 
-def _say_bandwidth(one: Against) -> str:
-    peers = f", peers {gbs(one.peers)}" if one.peers is not None and one.stands_out else ""
-    return f"{gbs(one.value)} at {size(one.size_bytes)}{peers}"
+def _say_value(words: Callable[[float], str]) -> Callable[[Against], str]:
+    def say(one: Against) -> str:
+        told = one.peers is not None and one.stands_out
+        peers = f", peers {words(one.peers or 0.0)}" if told else ""
+        return f"{words(one.value)} at {size(one.size_bytes)}{peers}"
 
-
-def _say_latency(one: Against) -> str:
-    peers = f", peers {time_us(one.peers)}" if one.peers is not None and one.stands_out else ""
-    return f"{time_us(one.value)} at {size(one.size_bytes)}{peers}"
+    return say
 
 
 def _say_spikes(one: Against) -> str:
@@ -235,8 +235,8 @@ def _say_late(one: Against) -> str:
     return f"{one.value:g} in {one.of}{peers}"
 
 
-BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_bandwidth)
-LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency)
+BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_value(gbs))
+LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_value(time_us))
 LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
 """Drawn only where there are any: a host that is late, or stood still."""
 
@@ -269,13 +269,9 @@ def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]
     for tried in observed.tried:
         turn = (tried.a, tried.b, tried.rail, tried.round)
         cells.append(
-            Cell(
-                a=tried.a,
-                b=tried.b,
-                rail=tried.rail,
-                round=tried.round,
-                state=tried.state,
-                error=tried.error,
+            row_of(
+                Cell,
+                tried,
                 bandwidth=_speed(large.get(turn), wire.get(turn), usual),
                 latency=_time(small.get(turn), slow.get(turn)),
                 spikes=spikes.get(turn),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
 
-from preflight.core.text import size, time_us
+from preflight.core.text import and_more, size, time_us
 from preflight.fleet.nodeset import fold
 from preflight.report.picture.grid import CUT_SHORT
 from preflight.report.picture.style import STEPS, number, text
@@ -300,7 +300,7 @@ def standing_out(best: Mapping[Endpoint, float]) -> str:
         return "No endpoint is bad with every partner."
     order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
     said = [_node(name, bad[name]) for name in order[:ROWS]]
-    more = f" and {len(order) - ROWS} more nodes" if len(order) > ROWS else ""
+    more = and_more(len(order) - ROWS, " nodes")
     return f"Bad with every partner: {', '.join(said)}{more}."
 
 
