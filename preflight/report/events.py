@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.check import FLEET, Tier, subject
+from preflight.check import Tier, subject
 from preflight.core.files import open_new, read_regular
 from preflight.core.ledger import Entry, Ledger
+from preflight.core.statistics import grouped
 from preflight.core.text import escaped
 from preflight.errors import UsageError
 from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
@@ -142,9 +143,7 @@ def _said(entry: Entry) -> Said:
 
 def owed(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Say in few words on whom a verdict is owed."""
-    by_check: dict[str, list[str]] = {}
-    for check, names in keys:
-        by_check.setdefault(check, []).append(subject(names) if names else FLEET)
+    by_check = grouped((check, subject(names)) for check, names in keys)
     everyone = list(nodes)
     return {c: EVERY_NODE if own == everyone else tuple(own) for c, own in by_check.items()}
 

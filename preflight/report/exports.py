@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from preflight.core.files import write_typed
-from preflight.core.statistics import nearest_rank
+from preflight.core.statistics import grouped, nearest_rank
 from preflight.core.text import printable
 from preflight.errors import UsageError
 from preflight.report.document import moment
@@ -160,11 +160,12 @@ def _fabric(registry: CollectorRegistry, report: Report) -> None:
     if report.coverage is not None:
         _one(registry, "pairs", "Pairs of the fleet", report.coverage.pairs)
         _one(registry, "pairs_measured", "Pairs that this run measured", report.coverage.pairs_run)
-    speeds: dict[tuple[int, int], list[float]] = {}
-    for pair in report.pairs:
-        for size in pair.sizes:
-            if size.busbw_gbs is not None:
-                speeds.setdefault((pair.rail, size.size_bytes), []).append(size.busbw_gbs)
+    speeds = grouped(
+        ((pair.rail, size.size_bytes), size.busbw_gbs)
+        for pair in report.pairs
+        for size in pair.sizes
+        if size.busbw_gbs is not None
+    )
     if not speeds:
         return
     largest = max(size for _, size in speeds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.statistics import grouped
 from preflight.core.text import and_more, size
 from preflight.fleet.nodeset import fold
 from preflight.report.html.markup import macros
@@ -128,9 +129,7 @@ def sharpness(rows: Sequence[MissedRow], level: int = 2) -> str:
     if not rows:
         return ""
     sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
-    groups: dict[tuple[str, ...], list[MissedRow]] = {}
-    for row in rows:
-        groups.setdefault(_sharpness_cells(row, sizes), []).append(row)
+    groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
     heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
     told = [(cells, _who(own)) for cells, own in groups.items()]
     drawn: str = macros(_TEMPLATE).sharpness(level, heads, told, _SHARPNESS_ROWS)
@@ -146,10 +145,6 @@ def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
 
 def _who(rows: Sequence[MissedRow]) -> str:
     """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
-    rails: dict[str, list[int]] = {}
-    for row in rows:
-        rails.setdefault(row.node, []).append(row.rail)
-    nodes: dict[str, list[str]] = {}
-    for name, own in rails.items():
-        nodes.setdefault(fold([str(rail) for rail in sorted(own)]), []).append(name)
+    rails = grouped((row.node, row.rail) for row in rows)
+    nodes = grouped((fold(map(str, sorted(own))), name) for name, own in rails.items())
     return "; ".join(f"{fold(names)} rail {own}" for own, names in nodes.items())

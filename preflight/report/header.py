@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import Told, shipped
 from preflight.core.thresholds import words as words_of
 from preflight.fleet.nodeset import fold
@@ -97,22 +98,18 @@ def _named(entry: Entry) -> Sequence[str]:
 
 
 def _off(hosts: Sequence[Host]) -> Iterable[OffRow]:
-    alike: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        for check, where in host.off.items():
-            alike.setdefault((check, where), []).append(host.name)
+    alike = grouped((switch, host.name) for host in hosts for switch in host.off.items())
     for (check, where), names in alike.items():
         yield OffRow(check=check, nodes=tuple(names), by=where)
 
 
 def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
-    alike: dict[tuple[str, float, str], list[str]] = {}
-    for host in hosts:
-        for name, told in host.promised.limits.items():
-            alike.setdefault((name, told.value, told.where), []).append(host.name)
-        for name, told in host.promised.baselines.items():
-            baseline = (f"{_BASELINE}{name}", told.value, told.where)
-            alike.setdefault(baseline, []).append(host.name)
+    alike = grouped(
+        ((f"{kind}{name}", told.value, told.where), host.name)
+        for host in hosts
+        for kind, numbers in (("", host.promised.limits), (_BASELINE, host.promised.baselines))
+        for name, told in numbers.items()
+    )
     for (name, value, where), names in alike.items():
         known = shipped().get(name)
         yield NumberRow(
@@ -233,9 +230,7 @@ def header(
 def _environ(fleet: Fleet) -> list[str]:
     """Say which of the job's variables burn-in and sweep run with, and which not, by reason."""
     given, left_out = fleet.measured_in
-    reasons: dict[str, list[str]] = {}
-    for name, why in sorted(left_out.items()):
-        reasons.setdefault(why, []).append(name)
+    reasons = grouped((why, name) for name, why in sorted(left_out.items()))
     told = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
     told += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
     return [f"environ  {'; '.join(told)}"] if told else []

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
+from preflight.core.statistics import grouped
 from preflight.core.text import printable, shortened, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
@@ -145,9 +146,7 @@ def _nodes(report: Report, width: int) -> list[str]:
         whom = "it" if len(open_still) == 1 else "them"
         against = f"nothing is held against {whom}, but not all was judged"
         told.append(("not judged", f"{_of_all(fleet, open_still)}: {against}"))
-    by_reason: dict[str, list[str]] = {}
-    for name, why in fleet.left_out.items():
-        by_reason.setdefault(why, []).append(name)
+    by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
         told.append(("left out", f"{_of_all(fleet, names)} not looked at: {why}"))
     lines = [line for label, words in told for line in _labelled(label, words, width)]

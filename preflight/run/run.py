@@ -15,6 +15,7 @@ import msgspec
 from preflight.burn.collect import SHARE, burn_plan, devices, fitting, no_time_lines
 from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
+from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.judge import besides, pairs_of
 from preflight.fabric.plan import SweepPlan
@@ -246,11 +247,13 @@ class Run:
     def _try_ports(self, deadline_s: float) -> None:
         hosts = self._partakers().able("net")
         names = {host.name for host in hosts}
-        partners: dict[str, list[str]] = {}
-        for a, b in (pair for around in self.rounds for pair in around):
-            if a in names and b in names:
-                partners.setdefault(a, []).append(b)
-                partners.setdefault(b, []).append(a)
+        partners = grouped(
+            ends
+            for around in self.rounds
+            for a, b in around
+            if a in names and b in names
+            for ends in ((a, b), (b, a))
+        )
         plan = PortPlan(
             master=self.fleet.master.name,
             master_port=self.fleet.job.master_port,

@@ -15,7 +15,7 @@ from preflight.burn.floors import conditions
 from preflight.burn.units import FAR, FASTER_IS_LESS, units
 from preflight.check import FLEET
 from preflight.core.files import open_folder
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
 from preflight.fabric.coverage import after, coverage, pairs_tested
@@ -195,11 +195,12 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
 
 def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]:
     """Whatever is not fine, once per check and component, in the words of the worst verdict."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        if entry.verdict.outcome in NOT_FINE:
-            for about in _components(entry):
-                groups.setdefault((entry.check, about), []).append(entry)
+    groups = grouped(
+        ((entry.check, about), entry)
+        for entry in entries
+        if entry.verdict.outcome in NOT_FINE
+        for about in _components(entry)
+    )
     for (check, about), group in groups.items():
         worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
         nodes = [name for one in group for name in _condemned(one, about, known)]
@@ -353,9 +354,7 @@ def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Pas
 
 def _without_peers(fleet: Fleet) -> list[str]:
     """The nodes of groups so small that a part of theirs may have no peers."""
-    groups: dict[str, list[str]] = {}
-    for host in fleet.hosts:
-        groups.setdefault(host.group, []).append(host.name)
+    groups = grouped((host.group, host.name) for host in fleet.hosts)
     few = [name for own in groups.values() if len(own) <= FEW_NODES for name in own]
     return few[:MOST_NODES]
 

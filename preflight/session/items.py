@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from preflight.check import FLEET, subject
+from preflight.core.statistics import grouped
 from preflight.core.text import printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.ready import excluded
@@ -67,12 +68,8 @@ class CheckFile(pytest.File):
             return
         # A group's name is free text of the inventory; an id is shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
-        groups: dict[str, list[Key]] = {}
         whole = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
-        for key in keys:
-            label = whole or group_of[key[1][0]]
-            groups.setdefault(label, []).append(key)
-        yield from groups.items()
+        yield from grouped((whole or group_of[key[1][0]], key) for key in keys).items()
 
 
 class CheckItem(pytest.Item):

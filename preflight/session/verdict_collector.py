@@ -85,7 +85,6 @@ def conclude(
     outputs: Outputs,
     *,
     began_s: float,
-    version: str,
     strict: bool,
     need: int | None,
     past: Past | None,
@@ -108,7 +107,7 @@ def conclude(
     with run.judgement.by_its_numbers():
         missed = missed_rows(observed, blamed)
     report = Report(
-        preflight=version,
+        preflight=__version__,
         run=run.nonce,
         started=at(began_s),
         seconds=round(run.seconds, 3),
@@ -346,7 +345,6 @@ class Tally:
             entries,
             self._chosen.outputs,
             began_s=self._chosen.began_s,
-            version=__version__,
             strict=self._chosen.strict,
             need=self._chosen.need,
             past=history.past if history else None,

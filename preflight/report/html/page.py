@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.fleet.nodeset import natural
 from preflight.report.document import moment
 from preflight.report.fabric_page import sharpness
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from preflight.report.document import Report
-    from preflight.report.since import Bad, Since
+    from preflight.report.since import Since
 
 
 PAGE = "report.html"
@@ -162,15 +163,11 @@ def _changed(told: Since | None) -> dict[str, Any]:
     ]
     return {
         "changed_note": f"Against the run of {date_of(then.started)} (tier {then.tier}; {ready}).",
-        "columns": [(*look, len(rows), _by_check(rows)) for *look, rows in columns],
+        "columns": [
+            (*look, len(rows), list(grouped((one.check, one.subject) for one in rows).items()))
+            for *look, rows in columns
+        ],
     }
-
-
-def _by_check(rows: Sequence[Bad]) -> list[tuple[str, list[str]]]:
-    by_check: dict[str, list[str]] = {}
-    for one in rows:
-        by_check.setdefault(one.check, []).append(one.subject)
-    return list(by_check.items())
 
 
 NAMED = 48
@@ -225,9 +222,10 @@ def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
 def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
     """Every node in the row of its leaf switch, and what the marks mean."""
     given, leaves, every = marks(report, found), report.fleet.leaves, report.fleet.nodes
-    groups: dict[str, list[str]] = {}
-    for at, name in enumerate(sorted(every, key=natural)):
-        groups.setdefault(leaves.get(name, "") if leaves else str(at // _BLOCK), []).append(name)
+    groups = grouped(
+        (leaves.get(name, "") if leaves else str(at // _BLOCK), name)
+        for at, name in enumerate(sorted(every, key=natural))
+    )
     by_leaf = f"By {len(groups):,} leaf switch{'es' * (len(groups) != 1)}"
     how = by_leaf if leaves else "No leaf switches are known: in order of name"
     bad = {name for name, mark in given.items() if mark.css in ("fail", "flaky", "unknown")}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.statistics import LeaveOut, median
+from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import gbs, size, time_us
 from preflight.fabric.decoding.parts import number
 from preflight.fabric.decoding.rare_events import MEDIANS
@@ -253,9 +253,7 @@ def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]
 
     `found`: who is blamed. Others have a colour only for what healthy pairs do not scatter by.
     """
-    by_turn: dict[Turn, list[Digest]] = {}
-    for digest in observed.digests:
-        by_turn.setdefault((digest.a, digest.b, digest.rail, digest.round), []).append(digest)
+    by_turn = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
     many = len(observed.nodes) > MANY
     large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
     small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}

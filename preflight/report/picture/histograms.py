@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.core.text import and_more, size, time_us
 from preflight.fleet.nodeset import fold
 from preflight.report.picture.grid import CUT_SHORT
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
     from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
+
+    Ends = PairSamples | Digest
 
 
 PER_DECADE = 40
@@ -183,22 +186,6 @@ _HISTOGRAMS = 6
 T = TypeVar("T")
 
 
-class Ends(Protocol):
-    """Whatever is measured between two nodes."""
-
-    @property
-    def a(self) -> str:
-        """One end."""
-
-    @property
-    def b(self) -> str:
-        """The other."""
-
-    @property
-    def rail(self) -> int:
-        """On which rail."""
-
-
 def charts(
     observed: Observed, found: Sequence[Accused], sweep: Sweep | None
 ) -> tuple[list[str], int]:
@@ -292,10 +279,9 @@ def _rows(
 
 def standing_out(best: Mapping[Endpoint, float]) -> str:
     """Endpoints that are bad with every partner, in words, node by node, the worst first."""
-    bad: dict[str, list[tuple[float, int]]] = {}
-    for (name, rail), ratio in best.items():
-        if ratio >= STEPS[0].up_to:
-            bad.setdefault(name, []).append((ratio, rail))
+    bad = grouped(
+        (name, (ratio, rail)) for (name, rail), ratio in best.items() if ratio >= STEPS[0].up_to
+    )
     if not bad:
         return "No endpoint is bad with every partner."
     order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
