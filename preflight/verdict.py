@@ -30,6 +30,21 @@ class Outcome(StrEnum):
     """Bad, and the inventory accepts that for a while; it condemns nobody and is always shown."""
 
 
+WORST_FIRST = (
+    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
+    *(Outcome.WARN, Outcome.WAIVED, Outcome.OK, Outcome.NOT_RUN),
+)
+NOT_FINE = WORST_FIRST[:-2]
+"""What is a finding."""
+
+
+def condemns(outcome: Outcome, grant: str) -> bool:
+    """Whether a verdict of that kind makes its subject not ready; `grant`: what it lacks, if so."""
+    if outcome is Outcome.UNKNOWN:
+        return not grant
+    return outcome in (Outcome.FAIL, Outcome.FLAKY)
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One conclusion. `cause` joins verdicts of one subject that share a culprit into one finding.
 
@@ -56,9 +71,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def condemns(self) -> bool:
         """Whether this verdict makes its subject not ready."""
-        if self.outcome is Outcome.UNKNOWN:
-            return not self.grant
-        return self.outcome in (Outcome.FAIL, Outcome.FLAKY)
+        return condemns(self.outcome, self.grant)
 
 
 Conclude = Callable[[Verdict], None]
@@ -71,22 +84,10 @@ def ok(sentence: str, **evidence: Any) -> Verdict:
 
 
 def warn(
-    sentence: str,
-    *,
-    advice: str,
-    cause: str = "",
-    culprits: Iterable[str] = (),
-    **evidence: Any,
+    sentence: str, *, advice: str, cause: str = "", culprits: Iterable[str] = (), **evidence: Any
 ) -> Verdict:
     """Worth a person's look, but the job may start."""
-    return Verdict(
-        outcome=Outcome.WARN,
-        sentence=sentence,
-        advice=advice,
-        evidence=evidence,
-        cause=cause,
-        culprits=_names(culprits),
-    )
+    return _bad(Outcome.WARN, sentence, evidence, culprits, advice=advice, cause=cause)
 
 
 def fail(
@@ -101,17 +102,8 @@ def fail(
     **evidence: Any,
 ) -> Verdict:
     """The subject is unfit; the sentence says the number seen and the number expected."""
-    return Verdict(
-        outcome=Outcome.FAIL,
-        sentence=sentence,
-        advice=advice,
-        evidence=evidence,
-        cause=cause,
-        blame=blame,
-        culprits=_names(culprits),
-        suspects=_names(suspects),
-        blocks=blocks,
-    )
+    own = {"advice": advice, "cause": cause, "blame": blame, "blocks": blocks}
+    return _bad(Outcome.FAIL, sentence, evidence, culprits, suspects, **own)
 
 
 def flaky(
@@ -130,15 +122,9 @@ def flaky(
     The count leads the sentence, once: also where the sentence begins with it by itself.
     """
     counted = f"{k} of {n}"
-    return Verdict(
-        outcome=Outcome.FLAKY,
-        sentence=sentence if sentence.startswith(f"{counted} ") else f"{counted}: {sentence}",
-        advice=advice,
-        evidence={"bad": k, "tries": n, **evidence},
-        blame=blame,
-        culprits=_names(culprits),
-        suspects=_names(suspects),
-    )
+    said = sentence if sentence.startswith(f"{counted} ") else f"{counted}: {sentence}"
+    seen = {"bad": k, "tries": n, **evidence}
+    return _bad(Outcome.FLAKY, said, seen, culprits, suspects, advice=advice, blame=blame)
 
 
 def unknown(
@@ -152,21 +138,31 @@ def unknown(
     **evidence: Any,
 ) -> Verdict:
     """Could not judge: a missing reading is never a pass."""
-    return Verdict(
-        outcome=Outcome.UNKNOWN,
-        sentence=sentence,
-        advice=advice,
-        evidence=evidence,
-        grant=grant,
-        cause=cause,
-        blame=blame,
-        culprits=_names(culprits),
-    )
+    own = {"advice": advice, "grant": grant, "cause": cause, "blame": blame}
+    return _bad(Outcome.UNKNOWN, sentence, evidence, culprits, **own)
 
 
 def not_run(sentence: str, **evidence: Any) -> Verdict:
     """Not applicable, or not reached: the sentence says which."""
     return Verdict(outcome=Outcome.NOT_RUN, sentence=sentence, evidence=evidence)
+
+
+def _bad(
+    outcome: Outcome,
+    sentence: str,
+    evidence: dict[str, Any],
+    culprits: Iterable[str],
+    suspects: Iterable[str] = (),
+    **own: Any,
+) -> Verdict:
+    return Verdict(
+        outcome=outcome,
+        sentence=sentence,
+        evidence=evidence,
+        culprits=_names(culprits),
+        suspects=_names(suspects),
+        **own,
+    )
 
 
 def _names(culprits: Iterable[str]) -> tuple[str, ...]:

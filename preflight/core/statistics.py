@@ -1,4 +1,4 @@
-"""Medians, quantiles and what follows from them: never a mean, which one spike drags along.
+"""Groups, medians, quantiles and what follows from them: never a mean, which one spike drags along.
 
 A part that was always slow is as it always was; only peers and floors can tell that.
 """
@@ -6,10 +6,22 @@ A part that was always slow is as it always was; only peers and floors can tell 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
+
+
+Key = TypeVar("Key", bound="Hashable")
+Value = TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, both in the order in which they come."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def median(values: Sequence[float]) -> float:
@@ -44,10 +56,9 @@ class LeaveOut:
     def __init__(self, owned: Iterable[tuple[float, Collection[Hashable]]]) -> None:
         ranked = sorted(owned, key=lambda one: one[0])
         self._values = [value for value, _ in ranked]
-        self._places: dict[Hashable, list[int]] = {}
-        for place, (_, owners) in enumerate(ranked):
-            for owner in owners:
-                self._places.setdefault(owner, []).append(place)
+        self._places = grouped(
+            (owner, place) for place, (_, owners) in enumerate(ranked) for owner in owners
+        )
 
     def count(self, without: Iterable[Hashable]) -> int:
         """How many values belong to none of `without`."""

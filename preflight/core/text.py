@@ -28,11 +28,27 @@ def printable(text: str) -> str:
 
     Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
     """
-    kept = "".join(
-        char if char.isprintable() else " " if char.isspace() else ""
-        for char in text[: LONGEST * 4]
-    )
+    kept = visible(text[: LONGEST * 4])
     return kept if len(kept) <= LONGEST else kept[: LONGEST - 3] + "..."
+
+
+def visible(text: str) -> str:
+    """Drop what cannot be printed, however long; line ends and tabs become blanks."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+
+
+def shortened(words: Sequence[str], most: int) -> list[str]:
+    """So many of them at most, the last of which counts those that are left: "and 3 more"."""
+    if len(words) <= most:
+        return list(words)
+    return [*words[: most - 1], f"and {len(words) - most + 1} more"]
+
+
+def and_more(left: int, what: str = "") -> str:
+    """The end of a list that was cut: " and 3 more nodes"; nothing where none is left."""
+    return f" and {left} more{what}" if left > 0 else ""
 
 
 def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:

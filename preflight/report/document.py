@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,7 +15,7 @@ from preflight.core.text import plain_json
 from preflight.fabric.judge import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
-from preflight.verdict import Outcome
+from preflight.verdict import Outcome, condemns
 
 _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
 _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}:[0-9]{2})")
@@ -67,6 +67,11 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     """Verdicts of one subject with the same cause are one finding; empty: the check itself."""
     grant: str = ""
     """What to grant, where an `unknown` only lacks a privilege or something to compare with."""
+
+    @property
+    def condemns(self) -> bool:
+        """Whether it makes its subject not ready."""
+        return condemns(self.outcome, self.grant)
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):
@@ -195,6 +200,20 @@ class Report(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """ValueError for a time that no clock shows: the file may be from anybody."""
         moment(self.started)
+
+
+Row = TypeVar("Row", bound=Struct)
+
+
+def row_of(kind: type[Row], *values: Struct, **own: Any) -> Row:
+    """A row that takes its fields from those of the same name in `values`, and else from `own`."""
+    fields = {
+        name: getattr(value, name)
+        for value in values
+        for name in value.__struct_fields__
+        if name in kind.__struct_fields__
+    }
+    return kind(**{**fields, **own})
 
 
 def refuse_odd_names(report: Report) -> None:

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.check import FLEET, Tier, subject
+from preflight.check import Tier, subject
 from preflight.core.files import open_new, read_regular
 from preflight.core.ledger import Entry, Ledger
+from preflight.core.statistics import grouped
 from preflight.core.text import escaped
 from preflight.errors import UsageError
 from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
-from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names
-from preflight.report.findings import counts, suspicions
-from preflight.report.ready import fleet_row, readiness, verdict_row
-from preflight.report.since import Night, nodes_in, verdict_of
+from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
+from preflight.report.findings import suspicions
+from preflight.report.ready import fleet_row, of_entries, readiness
+from preflight.report.since import Night, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -136,28 +137,13 @@ def _line(event: Event) -> bytes:
 
 
 def _said(entry: Entry) -> Said:
-    row = verdict_row(entry)
-    fine = row.outcome in (Outcome.OK, Outcome.NOT_RUN)
-    return Said(
-        check=row.check,
-        subject=row.subject,
-        outcome=row.outcome,
-        sentence=row.sentence,
-        advice=row.advice,
-        evidence={} if fine else row.evidence,
-        blame=row.blame,
-        culprits=row.culprits,
-        suspects=row.suspects,
-        cause=row.cause,
-        grant=row.grant,
-    )
+    fine = entry.verdict.outcome in (Outcome.OK, Outcome.NOT_RUN)
+    return row_of(Said, entry, entry.verdict, **({"evidence": {}} if fine else {}))
 
 
 def owed(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Say in few words on whom a verdict is owed."""
-    by_check: dict[str, list[str]] = {}
-    for check, names in keys:
-        by_check.setdefault(check, []).append(subject(names) if names else FLEET)
+    by_check = grouped((check, subject(names)) for check, names in keys)
     everyone = list(nodes)
     return {c: EVERY_NODE if own == everyone else tuple(own) for c, own in by_check.items()}
 
@@ -250,7 +236,6 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     ended = next((one.night for one in events if isinstance(one, Ended)), None)
     entries = _entries(began, [one for one in events if isinstance(one, Said)])
     ready = readiness(began.nodes, entries, strict=False)
-    by_outcome = counts(entries)
     return Report(
         preflight=began.preflight,
         run=began.run,
@@ -260,10 +245,7 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
         exit=ended.exit if ended else _INTERRUPTED,
         interrupted=ended is None,
         fleet=fleet_row(began.nodes, began.origin, ready, began.leaves),
-        expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
-        counts={str(outcome): number for outcome, number in by_outcome.items()},
-        verdicts=tuple(map(verdict_row, entries)),
+        **of_entries(entries),
         pairs=(),
         blames=(),
         suspicions=tuple(suspicions(entries, len(began.nodes)).values()),
@@ -275,15 +257,11 @@ def _entries(began: Began, said: Sequence[Said]) -> tuple[Entry, ...]:
     ledger = Ledger()
     ledger.expect(_owed(began, known))
     for one in said:
-        ledger.record(one.check, _nodes(one.subject, known), verdict_of(one))
+        ledger.record(one.check, nodes_of(one.subject, known), verdict_of(one))
     return ledger.settle("the run ended before it was judged, as when it is killed")
 
 
 def _owed(began: Began, known: frozenset[str]) -> Iterator[Key]:
     for check, subjects in began.owed.items():
         for each in began.nodes if subjects == EVERY_NODE else subjects:
-            yield check, _nodes(each, known)
-
-
-def _nodes(subject: str, known: frozenset[str]) -> tuple[str, ...]:
-    return () if subject == FLEET else tuple(nodes_in(subject, known))
+            yield check, nodes_of(each, known)

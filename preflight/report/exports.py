@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from preflight.core.files import write_typed
-from preflight.core.statistics import nearest_rank
+from preflight.core.statistics import grouped, nearest_rank
 from preflight.core.text import printable
 from preflight.errors import UsageError
 from preflight.report.document import moment
@@ -42,7 +42,7 @@ def class_of(check: str) -> str:
 def junit(report: Report) -> bytes:
     """Give the document; a verdict that condemns is a failure, one that is owed still an error."""
     rows = report.verdicts
-    failed = sum(map(_fails, rows))
+    failed = sum(row.condemns for row in rows)
     errors = sum(row.outcome in _ERROR for row in rows)
     skipped = sum(row.outcome in _SKIPPED for row in rows)
     suite = ET.Element(
@@ -69,7 +69,7 @@ def _case(suite: ET.Element, row: VerdictRow) -> None:
     properties = ET.SubElement(case, "properties")
     ET.SubElement(properties, "property", name="preflight_outcome", value=str(row.outcome))
     ET.SubElement(properties, "property", name="preflight_sentence", value=said)
-    kind = "failure" if _fails(row) else "error" if row.outcome in _ERROR else ""
+    kind = "failure" if row.condemns else "error" if row.outcome in _ERROR else ""
     if kind:
         told = ET.SubElement(case, kind, message=said)
         told.text = f"{row.outcome}: {said}" + (
@@ -77,12 +77,6 @@ def _case(suite: ET.Element, row: VerdictRow) -> None:
         )
     elif row.outcome in _SKIPPED:
         ET.SubElement(case, "skipped", message=said)
-
-
-def _fails(row: VerdictRow) -> bool:
-    if row.outcome is Outcome.UNKNOWN:
-        return not row.grant
-    return row.outcome in (Outcome.FAIL, Outcome.FLAKY)
 
 
 MODE = 0o644
@@ -166,11 +160,12 @@ def _fabric(registry: CollectorRegistry, report: Report) -> None:
     if report.coverage is not None:
         _one(registry, "pairs", "Pairs of the fleet", report.coverage.pairs)
         _one(registry, "pairs_measured", "Pairs that this run measured", report.coverage.pairs_run)
-    speeds: dict[tuple[int, int], list[float]] = {}
-    for pair in report.pairs:
-        for size in pair.sizes:
-            if size.busbw_gbs is not None:
-                speeds.setdefault((pair.rail, size.size_bytes), []).append(size.busbw_gbs)
+    speeds = grouped(
+        ((pair.rail, size.size_bytes), size.busbw_gbs)
+        for pair in report.pairs
+        for size in pair.sizes
+        if size.busbw_gbs is not None
+    )
     if not speeds:
         return
     largest = max(size for _, size in speeds)

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preflight.core.statistics import grouped
+from preflight.core.text import and_more, size
+from preflight.fleet.nodeset import fold
+from preflight.report.html.markup import macros
 from preflight.report.picture.grid import CELLS, LATE, best_of, cells, grid, panels
-from preflight.report.picture.histograms import charts, sharpness, standing_out, worst
+from preflight.report.picture.histograms import ROWS, charts, standing_out, worst
 from preflight.report.picture.panels import draw, thumbnail
-from preflight.report.picture.style import LEGEND, style, text
+from preflight.report.picture.style import LEGEND, style
+from preflight.report.sensitivity import at_size, two_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.report.document import MissedRow
-    from preflight.report.picture.grid import Accused, Cell, Endpoint, Grid
+    from preflight.report.picture.grid import Accused, Cell
 
 LARGEST = 2 << 20
 """Bytes of the page; rows are left out, and it says so, until it fits."""
 
-_FINDINGS = 40
-"""Beyond so many findings the page counts the rest."""
+_TEMPLATE = "fabric.html.j2"
 
 
 def fabric_page(
@@ -37,24 +41,13 @@ def fabric_page(
     missed: Sequence[MissedRow] = (),
 ) -> str:
     """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
-    head = "".join(
-        (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
-            '<meta name="viewport" content="width=device-width"/>',
-            "<title>preflight: the fabric</title>",
-            f"<style>{style()}</style></head><body>",
-            "<h1>The fabric</h1>",
-        )
-    )
-    tail = "".join((*sharpness(missed), "</body></html>\n"))
-    section = fabric_section(
-        observed,
-        found,
-        sweep=sweep,
-        origin=origin,
-        most=LARGEST - len((head + tail).encode()),
-    )
-    return head + section + tail
+
+    def whole(section: str) -> str:
+        page = macros(_TEMPLATE).page(style(), section, sharpness(missed))
+        return f"<!DOCTYPE html>\n{page}\n"
+
+    most = LARGEST - len(whole("").encode())
+    return whole(fabric_section(observed, found, sweep=sweep, origin=origin, most=most))
 
 
 def fabric_section(
@@ -72,22 +65,41 @@ def fabric_section(
     `origin`: where the samples came from, in words. `told`: what is blamed stands elsewhere.
     """
     compared = cells(observed, found)
-    head = "".join(
-        (
-            f'<p class="small">{text(_what(observed, compared, origin))}</p>',
-            *(_blamed(found) if told else _findings(found)),
-        )
-    )
-    tail = "".join(charts(observed, found, sweep))
+    drawn, charts_left = charts(observed, found, sweep)
     best = best_of(compared)
-    table = "".join(worst(compared, (*panels(observed.backend), LATE)))
-    rows = CELLS
+    usual = panels(observed.backend)
+    rows = worst(compared, (*usual, LATE))
+    parts = macros(_TEMPLATE)
+    most_cells = CELLS
     while True:
-        laid = grid(observed, compared, best, found, most=rows)
-        section = "".join((head, *_matrix(observed, best, found, laid, table), tail))
+        laid = grid(observed, compared, best, found, most=most_cells)
+        late = any(
+            cell is not None and cell.late is not None and cell.late.stands_out
+            for row in laid.rows
+            for cell in row.cells
+        )
+        section = parts.section(
+            what=_what(observed, compared, origin),
+            blamed=_blamed(found),
+            findings=() if told else found,
+            matrix=parts.matrix(
+                legend=LEGEND,
+                laid=laid,
+                panels=[draw(each, laid, found) for each in (*usual, *([LATE] if late else []))],
+                rows=rows,
+                most_rows=ROWS,
+                thumbnail=thumbnail(observed, best) if laid.cut else "",
+                standing_out=standing_out(best),
+            )
+            if best
+            else parts.nothing(),
+            charts=drawn,
+            charts_left=charts_left,
+            coarse=sweep is None,
+        )
         if len(section.encode()) <= most or len(laid.rows) <= 1:
-            return section
-        rows = rows * 3 // 4
+            return str(section)
+        most_cells = most_cells * 3 // 4
 
 
 def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
@@ -104,74 +116,35 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     return " · ".join([*words, origin] if origin else words)
 
 
-def _blamed(found: Sequence[Accused]) -> Iterator[str]:
+def _blamed(found: Sequence[Accused]) -> str:
     names = ", ".join(one.component for one in found[:8])
-    more = f" and {len(found) - 8} more" if len(found) > 8 else ""  # noqa: PLR2004  one line
-    said = f"Blamed: {names}{more}" if found else "Nobody is blamed."
-    yield f'<p class="verdict">{text(said)}</p>'
+    return f"Blamed: {names}{and_more(len(found) - 8)}" if found else "Nobody is blamed."
 
 
-def _findings(found: Sequence[Accused]) -> Iterator[str]:
-    yield from _blamed(found)
-    for one in found[:_FINDINGS]:
-        yield f'<div class="finding"><b>{text(one.component)}</b><p>{text(one.sentence)}</p>'
-        yield f"<p>do: {text(one.advice)}</p></div>" if one.advice else "</div>"
-    if len(found) > _FINDINGS:
-        yield f"<p>{len(found) - _FINDINGS} more findings are in report.json.</p>"
+_SHARPNESS_ROWS = 12
 
 
-def _matrix(
-    observed: Observed,
-    best: Mapping[Endpoint, float],
-    found: Sequence[Accused],
-    laid: Grid,
-    table: str,
-) -> Iterator[str]:
-    if not best:
-        yield "<p>No pair was tried: there is nothing to draw.</p>"
-        return
-    yield "<h2>Every pair against its peers</h2>"
-    yield f"<p>{_LEGEND}</p>"
-    yield (
-        "<details><summary>How to read it</summary>"
-        '<p class="small">A row per node; each pair is in the rows of both of its nodes. A row '
-        "that stands out is a node, a single cell (twice) the path between two; at its end a row "
-        "says how many times its peers' time most of its pairs take. Frame: blamed; dashed: one of "
-        "several that may be. Point at a cell to read it, or open the table.</p>"
-    )
-    yield (
-        '<p class="small">Colours go by the rules that condemn: bandwidth by the fastest operation '
-        "of each size from 64 KiB on, latency by the median below that, times being the shorter of "
-        "both ends'; a spike is longer than 20 medians of its size and than the time above its "
-        "map, and what lies within 50 ms is one. What healthy pairs scatter by anyway has no "
-        "colour where nobody is blamed.</p></details>"
-    )
-    if laid.cut:
-        yield (
-            f"<p><b>{len(laid.rows)} of {laid.nodes} nodes have a row</b>: those in findings, "
-            "those that look bad, and a few beside them. All are in the thumbnail below.</p>"
-        )
-    late = any(
-        cell is not None and cell.late is not None and cell.late.stands_out
-        for row in laid.rows
-        for cell in row.cells
-    )
-    yield from (
-        draw(panel, laid, found) for panel in (*panels(observed.backend), *([LATE] if late else []))
-    )
-    yield table
-    if laid.cut:
-        yield "<h2>Every endpoint</h2>"
-        yield (
-            '<p class="small">A column per node, a line per rail, coloured by the best of its '
-            "pairs: a bad endpoint is bad with every partner, its partners are not.</p>"
-        )
-        yield f'<div class="wide">{thumbnail(observed, best)}</div>'
-        yield f"<p>{text(standing_out(best))}</p>"
+def sharpness(rows: Sequence[MissedRow], level: int = 2) -> str:
+    """Group equal looks, the dullest first, and say for each size what would have been caught."""
+    if not rows:
+        return ""
+    sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
+    groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
+    heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
+    told = [(cells, _who(own)) for cells, own in groups.items()]
+    drawn: str = macros(_TEMPLATE).sharpness(level, heads, told, _SHARPNESS_ROWS)
+    return drawn
 
 
-_LEGEND = "".join(
-    f'<span class="key"><svg width="14" height="14"><rect class="{one.css}" width="14" height="14" '
-    f'stroke="#999"/></svg>{text(one.words)}</span>'
-    for one in LEGEND
-)
+def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
+    at = {one.size_bytes: at_size(one) for one in row.sizes}
+    rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
+    every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
+    return (rate, every, *(at.get(one, "not measured") for one in sizes))
+
+
+def _who(rows: Sequence[MissedRow]) -> str:
+    """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
+    rails = grouped((row.node, row.rail) for row in rows)
+    nodes = grouped((fold(map(str, sorted(own))), name) for name, own in rails.items())
+    return "; ".join(f"{fold(names)} rail {own}" for own, names in nodes.items())

@@ -8,25 +8,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import shared_cause
+from preflight.core.statistics import grouped, shared_cause
 from preflight.fabric.blame import components
-from preflight.verdict import Outcome
+from preflight.verdict import NOT_FINE, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from preflight.core.ledger import Entry
     from preflight.fabric.blame import Blame
-
-_RANK = {
-    outcome: rank
-    for rank, outcome in enumerate(
-        (
-            *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
-            *(Outcome.WARN, Outcome.WAIVED),
-        )
-    )
-}
 
 COUNTED = (
     (Outcome.OK, "ok"),
@@ -66,25 +56,21 @@ def findings(
 
     `suspected`: checks that condemn so many nodes that no node should be taken out for it.
     """
-    by_pair: dict[str, list[Blame]] = {}
-    for blame in blames:
-        for name in blame.pairs if blame.kind != "systemic" else ():
-            by_pair.setdefault(name, []).append(blame)
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        if entry.verdict.outcome in _RANK:
-            for cause in _causes(entry, by_pair.get(entry.subject, ())):
-                groups.setdefault(cause, []).append(entry)
+    single = [blame for blame in blames if blame.kind != "systemic"]
+    by_pair = grouped((name, blame) for blame in single for name in blame.pairs)
+    groups = grouped(
+        (cause, entry)
+        for entry in entries
+        if entry.verdict.outcome in NOT_FINE
+        for cause in _causes(entry, by_pair.get(entry.subject, ()))
+    )
     _tell_apart(groups)
     by_component = {blame.component: blame for blame in blames}
-    merged: dict[tuple[str, str, str, Outcome], list[Finding]] = {}
-    for (subject, _), group in groups.items():
-        finding = _joined(subject, group, by_component.get(subject))
-        key = (finding.check, finding.sentence, finding.advice, finding.outcome)
-        merged.setdefault(key, []).append(finding)
+    each = (_joined(who, own, by_component.get(who)) for (who, _), own in groups.items())
+    merged = grouped(((one.check, one.sentence, one.advice, one.outcome), one) for one in each)
     found = [_over_subjects(same) for same in merged.values()]
     found = [replace(f, advice=_WAIT) if f.check in suspected else f for f in found]
-    return tuple(sorted(found, key=lambda finding: _RANK[finding.outcome]))
+    return tuple(sorted(found, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
 
 def _causes(entry: Entry, own: Sequence[Blame]) -> list[tuple[str, str]]:
@@ -106,7 +92,7 @@ def _tell_apart(groups: dict[tuple[str, str], list[Entry]]) -> None:
 
 
 def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Finding:
-    worst = min(group, key=lambda entry: _RANK[entry.verdict.outcome])
+    worst = min(group, key=lambda entry: NOT_FINE.index(entry.verdict.outcome))
     from_sweep = blame is not None and len(worst.nodes) > 1
     return Finding(
         outcome=worst.verdict.outcome,
@@ -121,13 +107,9 @@ def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Findin
 
 
 def _over_subjects(same: Sequence[Finding]) -> Finding:
-    first = same[0]
-    return Finding(
-        outcome=first.outcome,
+    return replace(
+        same[0],
         subjects=tuple(subject for finding in same for subject in finding.subjects),
-        check=first.check,
-        sentence=first.sentence,
-        advice=first.advice,
         also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
         verdicts=sum(finding.verdicts for finding in same),
         condemns=any(finding.condemns for finding in same),

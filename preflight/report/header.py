@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.core.thresholds import Told, shipped, words
+from preflight.core.statistics import grouped
+from preflight.core.thresholds import Told, shipped
+from preflight.core.thresholds import words as words_of
 from preflight.fleet.nodeset import fold
 from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
@@ -96,22 +98,18 @@ def _named(entry: Entry) -> Sequence[str]:
 
 
 def _off(hosts: Sequence[Host]) -> Iterable[OffRow]:
-    alike: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        for check, where in host.off.items():
-            alike.setdefault((check, where), []).append(host.name)
+    alike = grouped((switch, host.name) for host in hosts for switch in host.off.items())
     for (check, where), names in alike.items():
         yield OffRow(check=check, nodes=tuple(names), by=where)
 
 
 def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
-    alike: dict[tuple[str, float, str], list[str]] = {}
-    for host in hosts:
-        for name, told in host.promised.limits.items():
-            alike.setdefault((name, told.value, told.where), []).append(host.name)
-        for name, told in host.promised.baselines.items():
-            baseline = (f"{_BASELINE}{name}", told.value, told.where)
-            alike.setdefault(baseline, []).append(host.name)
+    alike = grouped(
+        ((f"{kind}{name}", told.value, told.where), host.name)
+        for host in hosts
+        for kind, numbers in (("", host.promised.limits), (_BASELINE, host.promised.baselines))
+        for name, told in numbers.items()
+    )
     for (name, value, where), names in alike.items():
         known = shipped().get(name)
         yield NumberRow(
@@ -126,15 +124,10 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
 def before(fleet: Fleet, day: date) -> list[str]:
     """Lines of the header: an operator must see what this run will not hold against anyone."""
     told = overrides(fleet, day)
-    lines = [
-        f"expired  {_waiver(one)}; it has no effect: remove or renew it"
-        if one.expired
-        else f"waived   {_waiver(one)}"
-        for one in told.waivers
-    ]
-    lines += [f"off      {one.check} for {fold(one.nodes)} ({one.by})" for one in told.off]
+    lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(told)]
+    lines += [f"off      {words}" for words in _switches(told)]
     for one in told.numbers:
-        said = words(one.name, Told(one.value, one.by))
+        said = words_of(one.name, Told(one.value, one.by))
         lines.append(f"number   {said} for {fold(one.nodes)}")
     return lines
 
@@ -142,15 +135,22 @@ def before(fleet: Fleet, day: date) -> list[str]:
 def after(told: Overrides) -> list[tuple[str, str]]:
     """Label and line of each, for the summary; a waiver says what it was good for."""
     lines = []
+    for one, label, end in _waivers(told):
+        many = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
+        good = many if one.verdicts else "nothing to waive in this run"
+        lines.append((label, f"{_waiver(one)}{end or f' ({good})'}"))
+    return lines + [("off", words) for words in _switches(told)]
+
+
+def _waivers(told: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
+    """Each with its label, and what is to be done where it has expired."""
     for one in told.waivers:
-        if one.expired:
-            lines.append(("expired", f"{_waiver(one)}; it has no effect: remove or renew it"))
-        else:
-            many = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
-            good = many if one.verdicts else "nothing to waive in this run"
-            lines.append(("waived", f"{_waiver(one)} ({good})"))
-    lines += [("off", f"{one.check} for {fold(one.nodes)} ({one.by})") for one in told.off]
-    return lines
+        expired = "; it has no effect: remove or renew it" if one.expired else ""
+        yield one, "expired" if expired else "waived", expired
+
+
+def _switches(told: Overrides) -> list[str]:
+    return [f"{one.check} for {fold(one.nodes)} ({one.by})" for one in told.off]
 
 
 def _waiver(one: WaiverRow) -> str:
@@ -230,9 +230,7 @@ def header(
 def _environ(fleet: Fleet) -> list[str]:
     """Say which of the job's variables burn-in and sweep run with, and which not, by reason."""
     given, left_out = fleet.measured_in
-    reasons: dict[str, list[str]] = {}
-    for name, why in sorted(left_out.items()):
-        reasons.setdefault(why, []).append(name)
+    reasons = grouped((why, name) for name, why in sorted(left_out.items()))
     told = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
     told += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
     return [f"environ  {'; '.join(told)}"] if told else []

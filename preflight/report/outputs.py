@@ -16,12 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from preflight.core.files import link_atomically, open_folder, remove, write_atomically, write_typed
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import natural
-from preflight.report.events import NAME, Ended, Events, read_events
+from preflight.report.document import encode
 from preflight.report.events import NAME as EVENTS
+from preflight.report.events import Ended, Events, read_events
 from preflight.report.exports import refuse_unread, write_metrics
+from preflight.report.ready import excluded, launchable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -261,7 +265,7 @@ class Outputs:
     events: Events = field(init=False)
 
     def __post_init__(self) -> None:
-        self.events = Events(self.path / NAME)
+        self.events = Events(self.path / EVENTS)
 
     @classmethod
     def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
@@ -333,11 +337,18 @@ class Outputs:
             self.kept.keep(name, content)
             self.trouble = self.trouble or f"cannot write {self.path / name}: {error.strerror}"
 
-    def write_excluded(self, nodes: str) -> None:
-        """Write the nodes to leave out in one line, an empty file for none, if anybody asked."""
-        if self.exclude_file is None:
-            return
-        self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")
+    def write_report(self, report: Report) -> Report:
+        """Write report.json, and who is ready and who is not: in one line, if anybody asked.
+
+        A report that could not be written is not a pass.
+        """
+        ready = launchable(report.fleet)
+        self.write("ready.hosts", "".join(f"{name}\n" for name in ready).encode())
+        self.write(FINISHED, encode(report))
+        if self.exclude_file is not None:
+            nodes = excluded(report.fleet)
+            self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")
+        return replace(report, exit=3) if self.trouble and report.exit == 0 else report
 
     def write_asked(self, path: Path, content: bytes, *, make: bool = False) -> None:
         """Write a file where somebody typed it. `make`: with the folders that are missing."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from preflight.fabric.judge import turn_of
 from preflight.fleet.nodeset import fold, two_of
-from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow
+from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow, row_of
+from preflight.report.findings import counts
 from preflight.verdict import BUSY, UNSEEN, Outcome
 
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from preflight.core.ledger import Entry
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
-    from preflight.fabric.judge import Turn
-    from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
 
 
@@ -184,14 +184,12 @@ def fleet_row(
     names: Sequence[str], origin: str, ready: Readiness, leaves: Mapping[str, str] | None = None
 ) -> FleetRow:
     """The fleet and who of it may be launched on; `leaves`: node → its leaf switch."""
-    return FleetRow(
+    return row_of(
+        FleetRow,
+        ready,
         nodes=tuple(names),
         folded=fold(names),
         origin=origin,
-        ready=ready.ready,
-        not_ready=ready.not_ready,
-        unjudged=ready.unjudged,
-        apart=ready.apart,
         exclude=fold(ready.not_ready),
         leaves=dict(leaves or {}),
     )
@@ -199,74 +197,51 @@ def fleet_row(
 
 def verdict_row(entry: Entry) -> VerdictRow:
     """One verdict of the ledger."""
-    verdict = entry.verdict
-    return VerdictRow(
-        check=entry.check,
-        subject=entry.subject,
-        outcome=verdict.outcome,
-        sentence=verdict.sentence,
-        advice=verdict.advice,
-        evidence=verdict.evidence,
-        blame=verdict.blame,
-        culprits=verdict.culprits,
-        suspects=verdict.suspects,
-        cause=verdict.cause,
-        grant=verdict.grant,
-    )
+    return row_of(VerdictRow, entry, entry.verdict)
+
+
+def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The fields of a report that the verdicts alone decide."""
+    by_outcome = counts(entries)
+    return {
+        "expected": len(entries),
+        "lost": by_outcome[Outcome.LOST],
+        "counts": {str(outcome): number for outcome, number in by_outcome.items()},
+        "verdicts": tuple(map(verdict_row, entries)),
+    }
 
 
 def pair_rows(
     sweep: Sweep, seen: Sequence[Seen], scheduled: frozenset[Pairing]
 ) -> tuple[PairRow, ...]:
     """Every series of a pair on a rail, and why it was measured."""
-    rows = zip(sweep.pairs, seen, strict=True)
-    return tuple(_pair(pair, one, turn_of(pair, sweep, scheduled)) for pair, one in rows)
-
-
-def _pair(pair: PairSamples, seen: Seen, turn: Turn) -> PairRow:
-    measured = seen.summary
-    return PairRow(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
-        backend=pair.backend,
-        state=measured.state,
-        sizes=tuple(
-            SizeRow(
-                size_bytes=size.size_bytes,
-                iterations=size.iterations,
-                busbw_gbs=size.busbw_gbs,
-                p50_us=size.p50_us,
-                p99_us=size.p99_us,
-                max_us=size.max_us,
-            )
-            for size in measured.sizes
-        ),
-        turn=turn,
-        slow=seen.slow or seen.once,
-        peers_gbs=seen.bound.peers_gbs,
-        limit_gbs=seen.bound.gbs,
-        limit_origin=seen.bound.origin,
+    return tuple(
+        row_of(
+            PairRow,
+            pair,
+            one.summary,
+            sizes=tuple(row_of(SizeRow, size) for size in one.summary.sizes),
+            turn=turn_of(pair, sweep, scheduled),
+            slow=one.slow or one.once,
+            peers_gbs=one.bound.peers_gbs,
+            limit_gbs=one.bound.gbs,
+            limit_origin=one.bound.origin,
+        )
+        for pair, one in zip(sweep.pairs, seen, strict=True)
     )
 
 
 def blame_row(one: Blame) -> BlameRow:
     """A component that is to blame."""
-    return BlameRow(
-        kind=one.kind,
-        component=one.component,
-        sentence=one.sentence,
-        confidence=one.confidence,
-        advice=one.advice,
-        pairs=tuple(one.pairs),
-        rail=one.rail,
-        culprits=one.culprits,
-    )
+    return row_of(BlameRow, one, pairs=tuple(one.pairs))
 
 
 def excluded(fleet: FleetRow) -> str:
     """Fold who is not ready, and one of each pair that must not be in one job; "" for nobody."""
-    ready = Readiness(ready=fleet.ready, not_ready=fleet.not_ready, apart=fleet.apart)
-    bad = {*fleet.not_ready, *fleet.ready} - {*ready.launchable}
+    bad = {*fleet.not_ready, *fleet.ready} - {*launchable(fleet)}
     return fold([name for name in fleet.nodes if name in bad])
+
+
+def launchable(fleet: FleetRow) -> tuple[str, ...]:
+    """The ready nodes of a report, without the later one of each pair that must stay apart."""
+    return row_of(Readiness, fleet).launchable

@@ -16,12 +16,12 @@ from preflight.core.ledger import Entry
 from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.blame import Blame
 from preflight.fleet.nodeset import two_of
+from preflight.report.document import row_of
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
 
     from preflight.report.document import BlameRow, Report, VerdictRow
 
@@ -70,16 +70,12 @@ def night_of(report: Report, found: Sequence[Finding]) -> Night:
     """Sum up a run."""
     bad = {Bad(one.check, name) for one in found if one.condemns for name in one.subjects}
     speeds = _speeds(report)
-    return Night(
-        run=report.run,
-        started=report.started,
-        seconds=report.seconds,
-        tier=report.tier,
-        exit=report.exit,
+    return row_of(
+        Night,
+        report,
         nodes=len(report.fleet.nodes),
         ready=len(report.fleet.ready),
         not_ready=report.fleet.not_ready[:MOST_BAD],
-        lost=report.lost,
         bad=tuple(sorted(bad)[:MOST_BAD]),
         busbw_p50_gbs=median(speeds) if speeds else None,
         busbw_p5_gbs=nearest_rank(speeds, 0.05) if speeds else None,
@@ -184,8 +180,12 @@ def entries_of(report: Report) -> tuple[Entry, ...]:
 
 
 def _entry(row: VerdictRow, known: frozenset[str]) -> Entry:
-    nodes = () if row.subject == FLEET else tuple(nodes_in(row.subject, known))
-    return Entry(row.check, row.subject, nodes, verdict_of(row))
+    return Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
+
+
+def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:
+    """The nodes of a verdict; none for one on the whole fleet."""
+    return () if subject == FLEET else tuple(nodes_in(subject, known))
 
 
 def verdict_of(row: VerdictRow) -> Verdict:
@@ -195,14 +195,4 @@ def verdict_of(row: VerdictRow) -> Verdict:
 
 def blame_of(row: BlameRow) -> Blame:
     """Whom a row blames."""
-    kind: Any = row.kind  # a report of a later preflight may know more kinds: shown all the same
-    return Blame(
-        kind=kind,
-        component=row.component,
-        sentence=row.sentence,
-        confidence=row.confidence,
-        advice=row.advice,
-        pairs=row.pairs,
-        rail=row.rail,
-        culprits=row.culprits,
-    )
+    return row_of(Blame, row)  # of a later preflight also of a kind that we do not know

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
-from preflight.core.text import printable, wrapped
+from preflight.core.statistics import grouped
+from preflight.core.text import printable, shortened, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
@@ -33,6 +34,7 @@ _WORD = {
 }
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
+_MOST_NAMED = 6
 _REASONS = 4
 """So many reasons for verdicts that were not run are shown: where one is still owed, first; then
 the most frequent."""
@@ -92,15 +94,15 @@ def summary(
     lines += _not_run(report, width)
     lines += _looked_at(report, width)
     lines.append(_counts(report.counts, report))
-    if where:
-        lines += wrapped(where, first="report     ", indent=" " * 11, width=width)
-    if page:
-        lines += wrapped(page, first="page       ", indent=" " * 11, width=width)
+    lines += _labelled("report", where, width) if where else []
+    lines += _labelled("page", page, width) if page else []
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
-    if hint:
-        lines += wrapped(hint, first="next       ", indent=" " * 11, width=width)
-    return lines
+    return lines + (_labelled("next", hint, width) if hint else [])
+
+
+def _labelled(label: str, words: str, width: int) -> list[str]:
+    return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
 def _looked_at(report: Report, width: int) -> list[str]:
@@ -110,11 +112,7 @@ def _looked_at(report: Report, width: int) -> list[str]:
         told.append(("coverage", coverage_words(report.coverage)))
     if words := missed_words(report.missed):
         told.append(("missed", words))
-    return [
-        line
-        for label, words in told
-        for line in wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
-    ]
+    return [line for label, words in told for line in _labelled(label, words, width)]
 
 
 def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
@@ -134,56 +132,29 @@ def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
     plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]
-    shown = rest if len(rest) <= 6 else [*rest[:5], f"and {len(rest) - 5} more"]  # noqa: PLR2004  one line
-    return ", ".join(([fold(plain)] if plain else []) + shown)
+    return ", ".join(([fold(plain)] if plain else []) + shortened(rest, _MOST_NAMED))
 
 
 def _nodes(report: Report, width: int) -> list[str]:
     fleet = report.fleet
-    total = len(fleet.nodes)
-    lines = []
+    told = []
     if fleet.ready:
-        lines += wrapped(
-            f"{fold(fleet.ready)}  {len(fleet.ready)} of {total}",
-            first="ready      ",
-            indent=" " * 11,
-            width=width,
-        )
+        told.append(("ready", _of_all(fleet, fleet.ready)))
     if fleet.not_ready:
-        lines += wrapped(
-            f"{fleet.exclude}  --exclude={fleet.exclude}",
-            first="not ready  ",
-            indent=" " * 11,
-            width=width,
-        )
-    open_still = [name for name in fleet.unjudged if name not in fleet.left_out]
-    if open_still:
-        lines += wrapped(
-            f"{fold(open_still)}  {len(open_still)} of {total}: nothing is held against "
-            f"{'it' if len(open_still) == 1 else 'them'}, but not all was judged",
-            first="not judged ",
-            indent=" " * 11,
-            width=width,
-        )
-    lines += _left_out(fleet, width)
-    for a, b in fleet.apart:
-        lines.append(f"apart      {a} and {b} must not be in one job")
-    return lines
+        told.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
+    if open_still := [name for name in fleet.unjudged if name not in fleet.left_out]:
+        whom = "it" if len(open_still) == 1 else "them"
+        against = f"nothing is held against {whom}, but not all was judged"
+        told.append(("not judged", f"{_of_all(fleet, open_still)}: {against}"))
+    by_reason = grouped((why, name) for name, why in fleet.left_out.items())
+    for why, names in by_reason.items():
+        told.append(("left out", f"{_of_all(fleet, names)} not looked at: {why}"))
+    lines = [line for label, words in told for line in _labelled(label, words, width)]
+    return lines + [f"apart      {a} and {b} must not be in one job" for a, b in fleet.apart]
 
 
-def _left_out(fleet: FleetRow, width: int) -> list[str]:
-    """Say whom a sweep did not look at, and why: one line for all that share a reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in fleet.left_out.items():
-        by_reason.setdefault(why, []).append(name)
-    return [
-        line
-        for why, names in by_reason.items()
-        for line in wrapped(
-            f"{fold(names)}  {len(names)} of {len(fleet.nodes)} not looked at: {why}",
-            first="left out   ", indent=" " * 11, width=width,
-        )
-    ]  # fmt: skip
+def _of_all(fleet: FleetRow, names: Sequence[str]) -> str:
+    return f"{fold(names)}  {len(names)} of {len(fleet.nodes)}"
 
 
 def _not_run(report: Report, width: int) -> list[str]:

@@ -23,6 +23,7 @@ from preflight.checks.net.selected import (
 )
 from preflight.checks.rdma.ports import ports_of
 from preflight.checks.rdma.test_devices import without_gid
+from preflight.core.text import and_more
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import OPTION, machines
@@ -110,8 +111,7 @@ def _advice(wrong: _Setting, nodes: Mapping[str, Sequence[str]]) -> str:
 
 def _shown(nodes: Mapping[str, Sequence[str]]) -> str:
     each = sorted({name for there in nodes.values() for name in there})
-    more = f" and {len(each) - _SHOWN} more" if len(each) > _SHOWN else ""
-    return ", ".join(each[:_SHOWN]) + more or "none but loopback"
+    return ", ".join(each[:_SHOWN]) + and_more(len(each) - _SHOWN) or "none but loopback"
 
 
 def _wrong(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from preflight.burn.judge import judge_burn
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import in_force, words
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from preflight.core.thresholds import Told
     from preflight.fabric.measure import Pair
     from preflight.facts.burn import Burn
-    from preflight.facts.model import Attempt, Ports
+    from preflight.facts.model import Ports
     from preflight.fleet.model import Fleet, Host
     from preflight.fleet.waivers import Waiver
     from preflight.run.measured import Measured
@@ -386,10 +387,8 @@ class _Attempts:
     """Every connection that was tried, by whom it was aimed at; counted once for all nodes."""
 
     def __init__(self, ports: Mapping[str, Ports]) -> None:
-        aimed: dict[str, list[tuple[str, Attempt]]] = {}
         tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
-        for name, attempt in tried:
-            aimed.setdefault(attempt.target, []).append((name, attempt))
+        aimed = grouped((attempt.target, (name, attempt)) for name, attempt in tried)
         self.at = {target: tuple(attempts) for target, attempts in aimed.items()}
         self.at_master_port = tuple(pair for pair in tried if pair[1].kind == "master")
 

@@ -217,55 +217,27 @@ def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
 def sweep_fleet(
     hosts: Sequence[Host],
     connections: Mapping[str, Connection],
-    rounds: Rounds,
+    plan: SweepPlan,
     *,
-    left_out: Mapping[str, str],
     nonce: str,
     deadline_s: float,
-    interface: str | None,
     job: Job,
     catch_rate: float | None = None,
-    leaves: Mapping[str, str] | None = None,
-    seed: int = 1,
-    gathering: Callable[[int, int, list[str]], None] = lambda *_: None,
-    progress: Callable[[int, int, list[str]], None],
+    gathering: Progress = lambda *_: None,
+    progress: Progress,
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
     suspects: Callable[[Sweep], Rounds] | None = None,
-    inside: bool = True,
-    domains: Mapping[str, str] | None = None,
-    stop_early: bool = False,
-    cut: frozenset[tuple[str, str]] = frozenset(),
-    unpinned: frozenset[str] = frozenset(),
-    keep_logs: bool = False,
 ) -> Sweep:
-    """Measure `rounds` among `hosts`; pairs of `left_out` nodes come back as not run, with why.
+    """Measure what is planned; pairs of nodes that are left out come back as not run, with why.
 
     `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
     one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
-    `job`: it is measured in the job's environment, where one is known.
-    `inside`: nodes with two rails or more also all-reduce among their own. `domains`: node name →
-    its NVLink domain, over which it is measured, too. `stop_early`: a pair that its samples condemn
-    is not measured to the end. `cut`: (from, to) of connections known not to come about.
-    `unpinned`: see `SweepPlan`. `keep_logs`: what NCCL logged is kept, too. `gathering` hears of
+    `job`: it is measured in the job's environment, where one is known. `gathering` hears of
     nodes whose Python has imported torch, `progress` of pairs. On Ctrl-C `interrupted` gets what
     was measured until then.
     """
-    names = dict.fromkeys([host.name for host in hosts])
-    plan = SweepPlan(
-        nodes=(*names, *left_out),
-        rounds=rounds,
-        left_out=dict(left_out),
-        interface=interface,
-        leaves=dict(leaves or {}),
-        seed=seed,
-        inside=inside,
-        domains=dict(domains or {}),
-        stop_early=stop_early,
-        cut=cut,
-        unpinned=unpinned,
-        keep_logs=keep_logs,
-        ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)),
-    )
+    ready_s = min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE))
+    plan = replace(plan, ready_s=ready_s)
     if catch_rate is not None:
         plan = catching(plan, catch_rate)
     limit = OUTPUT_LIMIT + plan.most_words

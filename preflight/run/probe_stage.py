@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
     from preflight.run.site_sections import Carried
+    from preflight.transport.bundle import Beside
     from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
@@ -31,20 +32,6 @@ DRIVER_S = 10.0
 
 PROBE_S = 25.0
 """For the whole probe: the driver's deadline, process and sysfs reading, a loaded node."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a run asks of the probe beyond the usual."""
-
-    sections: Sequence[Carried]
-    kernel_log_since_s: float | None
-    libraries: Sequence[str]
-    """Folders of the job's LD_LIBRARY_PATH."""
-    names: Sequence[str]
-    nccl_conf_file: str
-    towards: str
-    """Address of another node; "" where there is none."""
 
 
 FAIR_S = 6.0
@@ -100,13 +87,26 @@ def probe_fleet(
     each answer at once, in its own thread: an interrupt must not lose what is known.
     """
     by_name = {host.name: host for host in hosts}
+    beside = modules(sections)
+    asked_of_all = {
+        "nonce": nonce,
+        "sections": [
+            {"id": each.id, "module": module, "deadline_s": each.deadline_s}
+            for each, (module, _) in zip(sections, beside, strict=True)
+        ],
+        "kernel_log_since_s": kernel_log_since_s,
+        "names": list(names),
+    }
 
     def work(name: str) -> Reached:
-        libraries = job.libraries(name) if job else []
-        conf_file = job.nccl_conf_file(name) if job else ""
-        other = next((host.address for host in hosts if host.name != name), "")
-        asked = _Asked(sections, kernel_log_since_s, libraries, names, conf_file, other)
-        reached = _probe(by_name[name], ways, nonce, deadline_s, asked)
+        request = {
+            **asked_of_all,
+            "name": name,
+            "libraries": list(job.libraries(name)) if job else [],
+            "nccl_conf_file": job.nccl_conf_file(name) if job else "",
+            "towards": next((host.address for host in hosts if host.name != name), ""),
+        }
+        reached = _probe(by_name[name], ways, request, beside, deadline_s)
         arrived(name, reached)
         return reached
 
@@ -123,7 +123,9 @@ def probe_fleet(
     }
 
 
-def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float, asked: _Asked) -> Reached:
+def _probe(
+    host: Host, ways: Ways, request: dict[str, Any], beside: Beside, deadline_s: float
+) -> Reached:
     """Log in and fetch one node's facts; every way it can fail is part of the result."""
     began = time.monotonic()
     connection: Connection | None = None
@@ -131,25 +133,16 @@ def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float, asked: _Asked)
     try:
         connection = ways.connect(host, turn.given_s)
         turn = _Turn(PROBE_S, max(1.0, deadline_s - (time.monotonic() - began)))
-        facts, clock = _ask(connection, host, nonce, turn.given_s, asked)
-    except ReachError as error:
+        facts, clock = _ask(connection, host, request, beside, turn.given_s)
+    except (ReachError, WireError, TimeoutError) as error:
+        failed = error if isinstance(error, ReachError) else _no_answer(host, error)
         reach = Reach(
             ways.way(host),
-            error.step,
-            error.sentence,
-            error.advice,
+            failed.step,
+            failed.sentence,
+            failed.advice,
             time.monotonic() - began,
-            error.blame,
-            out_of_time=turn.was_cut,
-        )
-    except (WireError, TimeoutError) as error:
-        reach = Reach(
-            ways.way(host),
-            "answer",
-            str(error) or "no answer in time",
-            f"log in to {host.name} and run its Python by hand: "
-            f"{' '.join(host.python)} -c 'print(1)'",
-            time.monotonic() - began,
+            failed.blame,
             out_of_time=turn.was_cut,
         )
     else:
@@ -163,36 +156,23 @@ def _probe(host: Host, ways: Ways, nonce: str, deadline_s: float, asked: _Asked)
     return Reached(reach, None, None)
 
 
+def _no_answer(host: Host, error: Exception) -> ReachError:
+    by_hand = f"log in to {host.name} and run its Python by hand: {' '.join(host.python)}"
+    return ReachError("answer", str(error) or "no answer in time", f"{by_hand} -c 'print(1)'")
+
+
 def _ask(
-    connection: Connection,
-    host: Host,
-    nonce: str,
-    timeout_s: float,
-    asked: _Asked,
+    connection: Connection, host: Host, request: dict[str, Any], beside: Beside, timeout_s: float
 ) -> tuple[Facts, Clock]:
-    beside = modules(asked.sections)
-    request = {
-        "nonce": nonce,
-        "name": host.name,
-        "deadline_s": timeout_s,
-        "driver_deadline_s": min(DRIVER_S, timeout_s / 2),
-        "libraries": list(asked.libraries),
-        "nccl_conf_file": asked.nccl_conf_file,
-        "sections": [
-            {"id": each.id, "module": module, "deadline_s": each.deadline_s}
-            for each, (module, _) in zip(asked.sections, beside, strict=True)
-        ],
-        "kernel_log_since_s": asked.kernel_log_since_s,
-        "names": list(asked.names),
-        "towards": asked.towards,
-    }
+    deadlines = {"deadline_s": timeout_s, "driver_deadline_s": min(DRIVER_S, timeout_s / 2)}
+    request = {**request, **deadlines}
     asked_at_s, began = time.time(), time.monotonic()
     talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
     try:
         talk.finish()
         document = talk.read(timeout_s + 2)
         round_trip_s = time.monotonic() - began
-        facts = decode_facts(document, nonce)
+        facts = decode_facts(document, request["nonce"])
     finally:
         talk.close()
     return facts, clock_of(facts, asked_at_s, round_trip_s)

@@ -15,8 +15,10 @@ import msgspec
 from preflight.burn.collect import SHARE, burn_plan, devices, fitting, no_time_lines
 from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
+from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.judge import besides, pairs_of
+from preflight.fabric.plan import SweepPlan
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
 from preflight.fabric.schedule import circle_rounds
@@ -245,11 +247,13 @@ class Run:
     def _try_ports(self, deadline_s: float) -> None:
         hosts = self._partakers().able("net")
         names = {host.name for host in hosts}
-        partners: dict[str, list[str]] = {}
-        for a, b in (pair for around in self.rounds for pair in around):
-            if a in names and b in names:
-                partners.setdefault(a, []).append(b)
-                partners.setdefault(b, []).append(a)
+        partners = grouped(
+            ends
+            for around in self.rounds
+            for a, b in around
+            if a in names and b in names
+            for ends in ((a, b), (b, a))
+        )
         plan = PortPlan(
             master=self.fleet.master.name,
             master_port=self.fleet.job.master_port,
@@ -300,28 +304,32 @@ class Run:
         names = [host.name for host in self.fleet.hosts]
         repaired = schedule(self.rounds, names, out)
         self._besides(repaired.new)
-        sweep = sweep_fleet(
-            hosts,
-            self._connections,
-            tuple(
+        plan = SweepPlan(
+            nodes=(*(host.name for host in hosts), *out),
+            rounds=tuple(
                 tuple(dict.fromkeys(planned + mended))
                 for planned, mended in zip(self.rounds, repaired.rounds, strict=True)
             ),
+            left_out=out,
+            interface=self.fleet.interface,
             leaves=self.planned.leaves,
             seed=self.planned.seed,
-            left_out=out,
-            nonce=self.nonce,
-            deadline_s=deadline_s,
-            interface=self.fleet.interface,
-            job=self.fleet.job,
-            unpinned=self._unpinned(),
-            catch_rate=self.settings.soak_rate,
-            suspects=suspects,
             inside=self._selection.inside,
             domains=self._domains() if self._selection.inside else {},
             stop_early=self.settings.fail_fast == "first",
             cut=cut_links(self.judgement.measured.ports),
+            unpinned=self._unpinned(),
             keep_logs=self.settings.keep_nccl_logs,
+        )
+        sweep = sweep_fleet(
+            hosts,
+            self._connections,
+            plan,
+            nonce=self.nonce,
+            deadline_s=deadline_s,
+            job=self.fleet.job,
+            catch_rate=self.settings.soak_rate,
+            suspects=suspects,
             gathering=lambda *at: self.progress.step("import torch", *at),
             progress=lambda *at: self.progress.step("pairs", *at),
             interrupted=lambda so_far: self._judge_so_far(told_of(so_far, odd)),

@@ -47,7 +47,6 @@ def _whom(add: Add) -> None:
     add(
         "--preflight",
         action="store_true",
-        default=False,
         help="Judge a fleet instead of running your tests; without more, judges this machine",
     )
     add(
@@ -95,7 +94,6 @@ def _what(add: Add) -> None:
     add(
         "--preflight-tier",
         choices=TIERS,
-        default=None,
         help="How deep to look: prolog (passive, seconds), quick (default, a minute), "
         "standard, deep",
     )
@@ -107,20 +105,17 @@ def _what(add: Add) -> None:
     add(
         "--preflight-fail-fast",
         choices=("stage", "first", "never"),
-        default=None,
         help="Stop after the first stage with a finding (default), after the first finding, "
         "or never",
     )
     add(
         "--preflight-strict",
         action="store_true",
-        default=False,
         help="Count warnings, and what could not be read for lack of privilege, as failures",
     )
     add(
         "--preflight-items",
         choices=("node", "group"),
-        default=None,
         help="One pytest item per node and pair, or one per check (default: by fleet size)",
     )
     add(
@@ -217,7 +212,6 @@ def _pairs(add: Add) -> None:
     add(
         "--preflight-keep-nccl-logs",
         action="store_true",
-        default=False,
         help="Keep what NCCL logs in the sweep in the run's measured.json; preflight capture does",
     )
     add(
@@ -236,7 +230,6 @@ def _pairs(add: Add) -> None:
     add(
         "--preflight-even-if-busy",
         action="store_true",
-        default=False,
         help="Load nodes although somebody works on their GPUs (default: their pairs are not run)",
     )
 

@@ -15,7 +15,7 @@ from preflight.burn.floors import conditions
 from preflight.burn.units import FAR, FASTER_IS_LESS, units
 from preflight.check import FLEET
 from preflight.core.files import open_folder
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
 from preflight.fabric.coverage import after, coverage, pairs_tested
@@ -34,8 +34,9 @@ from preflight.history.run_record import (
     read_coverage,
     unswept,
 )
+from preflight.report.document import row_of
 from preflight.report.ready import counts_as_failure, readiness
-from preflight.verdict import UNSEEN, Outcome
+from preflight.verdict import NOT_FINE, UNSEEN, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -123,11 +124,6 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
         )
 
 
-_WORST_FIRST = (
-    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
-    *(Outcome.WARN, Outcome.WAIVED),
-)
-
 _NO_SERIAL = frozenset(
     (
         *("none", "n/a", "null", "unknown", "empty", "oem", "o.e.m.", "serial"),
@@ -199,13 +195,14 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
 
 def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]:
     """Whatever is not fine, once per check and component, in the words of the worst verdict."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        if entry.verdict.outcome in _WORST_FIRST:
-            for about in _components(entry):
-                groups.setdefault((entry.check, about), []).append(entry)
+    groups = grouped(
+        ((entry.check, about), entry)
+        for entry in entries
+        if entry.verdict.outcome in NOT_FINE
+        for about in _components(entry)
+    )
     for (check, about), group in groups.items():
-        worst = min(group, key=lambda one: _WORST_FIRST.index(one.verdict.outcome))
+        worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
         nodes = [name for one in group for name in _condemned(one, about, known)]
         yield Found(
             check=check,
@@ -357,9 +354,7 @@ def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Pas
 
 def _without_peers(fleet: Fleet) -> list[str]:
     """The nodes of groups so small that a part of theirs may have no peers."""
-    groups: dict[str, list[str]] = {}
-    for host in fleet.hosts:
-        groups.setdefault(host.group, []).append(host.name)
+    groups = grouped((host.group, host.name) for host in fleet.hosts)
     few = [name for own in groups.values() if len(own) <= FEW_NODES for name in own]
     return few[:MOST_NODES]
 
@@ -378,14 +373,8 @@ def _swept(run: Run, nodes: tuple[str, ...]) -> Swept:
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip
         now = coverage(planned, tested, nodes, new)
-        return new, Covered(
-            pairs=now.pairs,
-            pairs_run=now.pairs_run,
-            pairs_known=now.pairs_known or 0,
-            leaf_pairs=now.leaf_pairs,
-            leaf_pairs_run=now.leaf_pairs_run,
-            leaf_pairs_known=now.leaf_pairs_known or 0,
-        )
+        known = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
+        return new, row_of(Covered, now, **known)
 
     return swept
 

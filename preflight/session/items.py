@@ -8,14 +8,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from preflight.check import FLEET, subject
+from preflight.core.statistics import grouped
 from preflight.core.text import printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.ready import excluded
-from preflight.verdict import Outcome, Verdict
+from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
-
-_WORST_FIRST = (
-    Outcome.FAIL,
-    Outcome.FLAKY,
-    Outcome.UNKNOWN,
-    Outcome.BROKEN,
-    Outcome.LOST,
-    Outcome.WARN,
-    Outcome.WAIVED,
-    Outcome.OK,
-    Outcome.NOT_RUN,
-)
 
 
 class Unfit(Exception):  # noqa: N818  it is a finding about a node, not an error of ours
@@ -80,12 +68,8 @@ class CheckFile(pytest.File):
             return
         # A group's name is free text of the inventory; an id is shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
-        groups: dict[str, list[Key]] = {}
         whole = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
-        for key in keys:
-            label = whole or group_of[key[1][0]]
-            groups.setdefault(label, []).append(key)
-        yield from groups.items()
+        yield from grouped((whole or group_of[key[1][0]], key) for key in keys).items()
 
 
 class CheckItem(pytest.Item):
@@ -93,16 +77,12 @@ class CheckItem(pytest.Item):
 
     run: Run
     keys: list[Key]
-    said: list[dict[str, Any]]
+    verdicts: Sequence[tuple[Key, Verdict]] = ()
 
     def runtest(self) -> None:
         """Pass, skip or fail by the worst verdict."""
-        verdicts = [(key, self.run.judgement.verdict(*key)) for key in self.keys]
-        self.said = [
-            {"check": check, "nodes": list(nodes), "verdict": msgspec.to_builtins(verdict)}
-            for (check, nodes), verdict in verdicts
-        ]
-        worst = min((v for _, v in verdicts), key=lambda v: _WORST_FIRST.index(v.outcome))
+        self.verdicts = [(key, self.run.judgement.verdict(*key)) for key in self.keys]
+        worst = min((v for _, v in self.verdicts), key=lambda v: WORST_FIRST.index(v.outcome))
         self.user_properties.append(("preflight_outcome", str(worst.outcome)))
         self.user_properties.append(("preflight_sentence", printable(worst.sentence)))
         if worst.outcome is Outcome.NOT_RUN:

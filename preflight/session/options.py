@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -33,7 +34,7 @@ from preflight.session.site import ask_nodes, ask_sections
 from preflight.transport.fanout import SETUP_AT_MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import pytest
 
@@ -163,7 +164,6 @@ def _refusal(said: str) -> UsageError:
 
 MOST_AT_ONCE = 1024
 LONGEST_BUDGET_S = 7 * 86400
-LOWEST_RATE, HIGHEST_RATE = 0.001, 100.0
 
 
 @dataclass(frozen=True)
@@ -209,9 +209,8 @@ def read_options(config: pytest.Config) -> Chosen:
     outputs = Outputs.beside(
         config.invocation_params.dir, config.getoption("preflight_report"), began_s
     )
-    if typed := config.getoption("preflight_exclude_file"):
-        outputs.exclude_file = config.invocation_params.dir / Path(typed).expanduser()
-    outputs.keep, outputs.metrics = _keep(config), _metrics(config)
+    outputs.exclude_file = _file(config, "preflight_exclude_file")
+    outputs.keep, outputs.metrics = _keep(config), _file(config, "preflight_prometheus")
     if not config.option.collectonly and not hasattr(config, "workerinput"):
         outputs.refuse_unusable()
     rank_0 = leading(config)
@@ -246,24 +245,28 @@ def read_options(config: pytest.Config) -> Chosen:
     )
 
 
+_RANGES: Mapping[str, tuple[float, float, str]] = {
+    "need": (1, math.inf, "the number of nodes the job needs"),
+    "at_once": (1, MOST_AT_ONCE, f"a number, 1 to {MOST_AT_ONCE}"),
+    "catch_rate": (
+        1e-3,
+        100,
+        "events per second of load, 0.001 to 100; rarer ones take more nights",
+    ),
+    "budget": (1, LONGEST_BUDGET_S, f"seconds, 1 to {LONGEST_BUDGET_S}"),
+}
+"""By option, the least and the greatest that it takes, and what to give."""
+
+
 def _refuse_rivals(config: pytest.Config) -> None:
     if config.getoption("reruns", None):
         raise UsageError("--reruns would hide flakiness: leave it out, preflight retests by itself")
-    need = config.getoption("preflight_need")
-    if need is not None and need < 1:
-        raise UsageError(f"--preflight-need={need}: give the number of nodes the job needs")
-    at_once = config.getoption("preflight_at_once")
-    if at_once is not None and not 1 <= at_once <= MOST_AT_ONCE:
-        raise UsageError(f"--preflight-at-once={at_once}: give a number, 1 to {MOST_AT_ONCE}")
-    rate = config.getoption("preflight_catch_rate")
-    if rate is not None and not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise UsageError(
-            f"--preflight-catch-rate={rate:g}: give events per second of load, {LOWEST_RATE:g} to "
-            f"{HIGHEST_RATE:g}; rarer ones take more nights"
-        )
-    budget = config.getoption("preflight_budget")
-    if budget is not None and not 1 <= budget <= LONGEST_BUDGET_S:
-        raise UsageError(f"--preflight-budget={budget:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
+    for name, (lowest, highest, advice) in _RANGES.items():
+        value = config.getoption(f"preflight_{name}")
+        if value is not None and not lowest <= value <= highest:
+            option = f"--preflight-{name.replace('_', '-')}"
+            typed = f"{value:g}" if isinstance(value, float) else str(value)
+            raise UsageError(f"{option}={typed}: give {advice}")
     refuse_odd_rounds(config)
 
 
@@ -274,8 +277,8 @@ def _keep(config: pytest.Config) -> int:
     return KEEP if keep is None else int(keep)
 
 
-def _metrics(config: pytest.Config) -> Path | None:
-    path = config.getoption("preflight_prometheus")
+def _file(config: pytest.Config, option: str) -> Path | None:
+    path = config.getoption(option)
     return config.invocation_params.dir / Path(path).expanduser() if path else None
 
 
@@ -312,22 +315,20 @@ def _found(config: pytest.Config) -> Found | None:
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
 
+_TYPED = (
+    *("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch", "script"),
+    *("interface", "topology"),
+)
+"""What the fleet is made of, and the options of these names say."""
+
+
 def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) -> Wish:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
 
     return Wish(
-        nodes=said("nodes"),
-        inventory=said("inventory"),
-        exclude=said("exclude"),
-        transport=said("transport"),
-        python=said("python"),
-        env_file=said("env_file"),
-        launch=said("launch"),
-        script=said("script"),
-        interface=said("interface"),
-        topology=said("topology"),
+        **{name: said(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
         found=found,

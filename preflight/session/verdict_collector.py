@@ -21,23 +21,21 @@ from preflight.fabric.plan import measured_share
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today
-from preflight.report.document import CoverageRow, Report, encode
+from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
 from preflight.report.fabric_page import fabric_section
-from preflight.report.findings import Finding, counts, findings, suspicions
+from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
 from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import earlier
 from preflight.report.picture.grid import accused
 from preflight.report.ready import (
-    Readiness,
     blame_row,
-    excluded,
     exit_code,
     fleet_row,
+    of_entries,
     pair_rows,
     readiness,
-    verdict_row,
 )
 from preflight.report.sensitivity import missed_rows
 from preflight.report.since import at, night_of
@@ -87,7 +85,6 @@ def conclude(
     outputs: Outputs,
     *,
     began_s: float,
-    version: str,
     strict: bool,
     need: int | None,
     past: Past | None,
@@ -102,7 +99,6 @@ def conclude(
     names = [host.name for host in run.fleet.hosts]
     ready = readiness(names, entries, strict=strict)
     measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
-    by_outcome = counts(entries)
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
@@ -111,7 +107,7 @@ def conclude(
     with run.judgement.by_its_numbers():
         missed = missed_rows(observed, blamed)
     report = Report(
-        preflight=version,
+        preflight=__version__,
         run=run.nonce,
         started=at(began_s),
         seconds=round(run.seconds, 3),
@@ -127,10 +123,7 @@ def conclude(
         ),
         interrupted=interrupted,
         fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
-        expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
-        counts={str(outcome): number for outcome, number in by_outcome.items()},
-        verdicts=tuple(verdict_row(entry) for entry in entries),
+        **of_entries(entries),
         pairs=pair_rows(measured, decoded.seen, pairs_of(run.rounds)) if measured else (),
         blames=tuple(blame_row(one) for one in decoded.blames),
         suspicions=(*suspected.values(), *systemic, *again),
@@ -142,13 +135,13 @@ def conclude(
     well, unheard = report.exit == 0, ""
     found = findings(entries, decoded.blames, suspected)
     if entries:
-        report = _written(report, ready, outputs)
+        report = outputs.write_report(report)
         with run.judgement.by_its_numbers():
             outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
-    ended = interrupted or broke or by_outcome[Outcome.LOST] or by_outcome[Outcome.BROKEN]
+    ended = interrupted or broke or report.lost or report.counts.get(Outcome.BROKEN)
     late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
     hint = next_command(run.fleet, ready, by_pairs=bool(decoded.blames), short_of_s=short_of_s)
@@ -179,17 +172,6 @@ def _page(
     )
 
 
-def _written(report: Report, ready: Readiness, outputs: Outputs) -> Report:
-    """Write the files. A report that could not be written is not a pass."""
-    hosts = "".join(f"{name}\n" for name in ready.launchable)
-    outputs.write("ready.hosts", hosts.encode())
-    outputs.write("report.json", encode(report))
-    outputs.write_excluded(excluded(report.fleet))
-    if outputs.trouble and report.exit == 0:
-        return msgspec.structs.replace(report, exit=3)
-    return report
-
-
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
     """Count what was measured; a replayed run that did not keep its rounds tells nothing."""
     measured = run.judgement.measured
@@ -198,8 +180,9 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
     turns = counted(measured.sweep, pairs_of(run.rounds))
     share = measured_share(measured.sweep)
-    return CoverageRow(
-        **{name: getattr(now, name) for name in now.__struct_fields__},
+    return row_of(
+        CoverageRow,
+        now,
         repairs=turns["repair"],
         retests=turns["retest"],
         measured_share=None if share is None else round(share, 3),
@@ -281,10 +264,32 @@ class Tally:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Attach the verdicts to the report, in plain types that travel between processes."""
+        """Attach the verdicts to the report."""
         report = yield
         if call.when == "call" and isinstance(item, CheckItem):
-            report.preflight_verdicts = getattr(item, "said", [])
+            report.preflight_verdicts = item.verdicts
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_to_serializable(self, report: Any) -> Generator[None, Any, Any]:
+        """Put them into plain types, which travel between processes."""
+        data = yield
+        if hasattr(report, "preflight_verdicts"):
+            data["preflight_verdicts"] = [
+                {"check": check, "nodes": list(nodes), "verdict": msgspec.to_builtins(verdict)}
+                for (check, nodes), verdict in report.preflight_verdicts
+            ]
+        return data
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_from_serializable(self) -> Generator[None, Any, Any]:
+        """Read them where they arrive."""
+        report = yield
+        if hasattr(report, "preflight_verdicts"):
+            report.preflight_verdicts = [
+                ((one["check"], tuple(one["nodes"])), msgspec.convert(one["verdict"], Verdict))
+                for one in report.preflight_verdicts
+            ]
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -293,9 +298,9 @@ class Tally:
         if self._xml is not None and (keys := self._keys_of.get(report.nodeid)):
             # By default it is the path of the checks, which differs between installations.
             self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
-        for said in getattr(report, "preflight_verdicts", ()):
-            verdict = msgspec.convert(said["verdict"], Verdict)
-            self._ledger.record(said["check"], tuple(said["nodes"]), verdict)
+        arrived: Sequence[tuple[Key, Verdict]] = getattr(report, "preflight_verdicts", ())
+        for key, verdict in arrived:
+            self._ledger.record(*key, verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
             self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
@@ -340,7 +345,6 @@ class Tally:
             entries,
             self._chosen.outputs,
             began_s=self._chosen.began_s,
-            version=__version__,
             strict=self._chosen.strict,
             need=self._chosen.need,
             past=history.past if history else None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget, measured_share
+from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget, SweepPlan, measured_share
 from preflight.fabric.schedule import circle_rounds
 from preflight.fleet.model import Job
 from preflight.run.load_stages import sweep_fleet
@@ -124,14 +124,13 @@ def launched(names: Sequence[str], shape: Shape) -> Iterator[list[Pairing]]:
 
 def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> float:
     """Sweep all pairs as a run does; the share of the time that was spent in operations."""
+    names = tuple(host.name for host in hosts)
     measured = sweep_fleet(
         hosts,
         connections,
-        circle_rounds([host.name for host in hosts]),
-        left_out={},
+        SweepPlan(nodes=names, rounds=circle_rounds(names)),
         nonce=secrets.token_hex(16),
         deadline_s=DEADLINE_S,
-        interface=None,
         job=Job(),
         progress=lambda *_: None,
     )

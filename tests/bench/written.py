@@ -76,7 +76,7 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
         )
     )  # fmt: skip
     conclude(
-        run, entries, outputs, began_s=_BEGAN_S, version="0", strict=False, need=None, past=None,
+        run, entries, outputs, began_s=_BEGAN_S, strict=False, need=None, past=None,
         interrupted=False, broke=False, strangers_failed=False,
     )  # fmt: skip
     return time.perf_counter() - began, time.process_time() - began_cpu

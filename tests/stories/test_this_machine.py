@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LONGEST_S = 120
 HEAVY = (
     *("paramiko", "cryptography", "torch", "pynvml", "ClusterShell", "msgspec", "yaml"),
-    *("sqlalchemy", "prometheus_client"),
+    *("sqlalchemy", "prometheus_client", "jinja2"),
 )
 
 

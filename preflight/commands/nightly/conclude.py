@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from preflight.commands.nightly.fabric import covered, fabric_of_waves
 from preflight.commands.nightly.state import read_sweep, sweeps_in
 from preflight.commands.nightly.sweeper import SCREEN, WaveError, read_report
@@ -26,11 +24,9 @@ from preflight.core.registry import draining
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.document import encode
 from preflight.report.events import REPORT, Began
 from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import FINISHED, OURS, Outputs, earlier, point_at
-from preflight.report.ready import Readiness, excluded
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
 
@@ -267,17 +263,8 @@ def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
 def _written(
     report: Report, found: tuple[Finding, ...], outputs: Outputs, waves: Sequence[str]
 ) -> tuple[Report, str]:
-    """Write the files, as a run does; return also why Prometheus was not told, if so.
-
-    A report that could not be written is not a pass.
-    """
-    fleet = report.fleet
-    ready = Readiness(ready=fleet.ready, not_ready=fleet.not_ready, apart=fleet.apart)
-    outputs.write("ready.hosts", "".join(f"{name}\n" for name in ready.launchable).encode())
-    outputs.write(REPORT, encode(report))
-    outputs.write_excluded(excluded(fleet))
-    if outputs.trouble and report.exit == 0:
-        report = replace(report, exit=BROKE)
+    """Write the files, as a run does; return also why Prometheus was not told, if so."""
+    report = outputs.write_report(report)
     told = Told(found=found, earlier=earlier(outputs.path), drains=draining())
     drawn = fabric_of_waves([outputs.path / name for name in waves], report.blames)
     outputs.write(PAGE, page(report, told, drawn).encode())

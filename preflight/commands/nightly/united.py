@@ -12,11 +12,11 @@ from preflight.check import FLEET, Tier
 from preflight.core.ledger import Entry
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
-from preflight.report.findings import Finding, counts, findings, suspicions
+from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
-from preflight.report.ready import counts_as_failure, verdict_row
+from preflight.report.ready import counts_as_failure, of_entries
 from preflight.report.since import blame_of, entries_of
-from preflight.verdict import Outcome, Verdict, not_run
+from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 ASKED = "reach.answer"
 """The check under which it stands that a node was not judged at all: the first of all questions."""
-
-_WORST_FIRST = (
-    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
-    *(Outcome.WARN, Outcome.WAIVED, Outcome.OK, Outcome.NOT_RUN),
-)
 
 
 def on_node(name: str, verdict: Verdict) -> Entry:
@@ -51,7 +46,7 @@ def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
 
 def _joined(told: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     """The worst that it said of any wave, and of which."""
-    worst = min((row.outcome for _, row in told), key=_WORST_FIRST.index)
+    worst = min((row.outcome for _, row in told), key=WORST_FIRST.index)
     same = [(number, row) for number, row in told if row.outcome is worst]
     first = same[0][1]
     by_sentence: dict[str, list[int]] = {}
@@ -178,7 +173,6 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
     entries = _entries(whole, parts)
     suspected = suspicions(entries, len(whole.nodes) - len(whole.left_out))
     blames = tuple(row for report in reports for row in report.blames)
-    by_outcome = counts(entries)
     united = Report(
         preflight=whole.preflight,
         run=whole.sweep,
@@ -188,10 +182,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         exit=_exit(whole, reports, entries),
         interrupted=whole.interrupted,
         fleet=_fleet(whole, reports),
-        expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
-        counts={str(outcome): number for outcome, number in by_outcome.items()},
-        verdicts=tuple(verdict_row(entry) for entry in entries),
+        **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
         suspicions=(*suspected.values(), *_of_waves(parts, suspected)),

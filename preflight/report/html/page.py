@@ -2,286 +2,40 @@
 
 The policy names our style and our script by their hash and forbids the rest: no address is ever
 contacted, and a string that slipped through as markup could neither load nor run anything.
+
+State is told by a letter and by shape beside the colour; only what is not fine is a link, so that
+the keyboard reaches a handful of squares and not a thousand.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
+from preflight.fleet.nodeset import natural
 from preflight.report.document import moment
-from preflight.report.findings import Finding
-from preflight.report.html.markup import (
-    Html,
-    copied,
-    date_of,
-    folded,
-    join,
-    many,
-    section,
-    span_of,
-    tag,
-)
-from preflight.report.html.nodes import causes, looked, nodes
+from preflight.report.fabric_page import sharpness
+from preflight.report.findings import COUNTED, Finding
+from preflight.report.header import after
+from preflight.report.html.markup import date_of, escaped, folded, many, span_of, template
 from preflight.report.picture.style import COLOURS, figures
-from preflight.report.since import Night, alike, before, night_of, since
+from preflight.report.sensitivity import coverage_words, missed_words
+from preflight.report.since import Night, alike, before, night_of, nodes_in, since
 from preflight.report.terminal import title
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from preflight.report.document import Report
-    from preflight.report.since import Bad, Since
-
-
-_MARK = {0: "✓", 1: "✗"}
-_KIND = {0: "good", 1: "bad"}
-_MEANS = {
-    0: "ready",
-    1: "not ready",
-    2: "interrupted",
-    3: "not all was judged",
-    4: "wrong usage",
-    5: "nothing to check",
-}
-
-
-def glance(report: Report) -> Html:
-    """Lay it out."""
-    return tag(
-        "header",
-        tag("p", *_which(report), class_="which"),
-        tag(
-            "h1",
-            tag("span", _MARK.get(report.exit, "!"), class_="mark", aria_hidden="true"),
-            _headline(report),
-            class_=_KIND.get(report.exit, "open"),
-        ),
-        *_leave_out(report),
-        _figures(report),
-        *(tag("p", note, class_="note") for note in report.suspicions),
-    )
-
-
-def _headline(report: Report) -> str:
-    said = title(report)
-    return said[:1].upper() + said[1:]
-
-
-def _which(report: Report) -> list[str | Html]:
-    words = [
-        date_of(report.started),
-        f"tier {report.tier}",
-        span_of(report.seconds),
-        f"nodes from {report.fleet.origin}",
-        f"exit {report.exit}, {_MEANS.get(report.exit, '')}",
-    ]
-    return [tag("b", "preflight"), *(join(" · ", tag("span", word)) for word in words)]
-
-
-def _leave_out(report: Report) -> list[Html]:
-    fleet = report.fleet
-    rows: list[Html] = []
-    if fleet.not_ready:
-        rows.append(
-            tag(
-                "p",
-                tag("span", "leave out", class_="label"),
-                tag("code", fleet.exclude),
-                copied("copy nodes", fleet.exclude),
-                copied("copy --exclude", f"--exclude={fleet.exclude}"),
-                class_="line",
-            )
-        )
-    if fleet.ready and fleet.not_ready:
-        ready = folded(fleet.ready)
-        rows.append(
-            tag(
-                "p",
-                tag("span", "launch on", class_="label"),
-                tag("code", ready),
-                copied("copy nodes", ready),
-                class_="line",
-            )
-        )
-    rows += [
-        tag(
-            "p",
-            tag("span", "apart", class_="label"),
-            f"{a} and {b} must not be in one job",
-            class_="line",
-        )
-        for a, b in fleet.apart
-    ]
-    return rows
-
-
-def _figures(report: Report) -> Html:
-    fleet = report.fleet
-    pairs = report.coverage.pairs_run if report.coverage else None
-    told = [
-        (len(fleet.nodes), "node" + "s" * (len(fleet.nodes) != 1)),
-        (len(fleet.ready), "ready"),
-        (len(fleet.not_ready), "not ready"),
-        (len(fleet.unjudged), "not judged"),
-        (pairs, "pairs measured"),
-        (report.expected, "verdicts owed"),
-        (report.lost, "lost"),
-    ]
-    return tag(
-        "dl",
-        *(
-            tag("div", tag("dd", f"{number:,}"), tag("dt", words))
-            for number, words in told
-            if number is not None
-        ),
-        class_="figures",
-    )
-
-
-def page_title(report: Report) -> str:
-    """Name the tab."""
-    day = f"{moment(report.started):%d %b %Y}"
-    return f"preflight: {title(report)} · {day} · {many(len(report.fleet.nodes), 'node')}"
-
-
-_MOST = 60
-"""Rows per column; the rest is counted."""
-
-
-def changed(told: Since | None) -> Html:
-    """Four columns; or that there is nothing to compare with."""
-    if told is None:
-        return section(
-            "changes",
-            "What changed",
-            note="No earlier run of this fleet lies beside this one: there is nothing to compare.",
-        )
-    before = told.before
-    ready = f"{before.ready:,} of {before.nodes:,} nodes were ready then"
-    columns = [
-        _column("new", "+", "New", told.new),
-        _column("still", "=", "Still", told.still),
-        _column("healed", "✓", "Recovered", told.recovered),
-    ]
-    if told.unseen:
-        columns.append(_column("unseen", "-", "Not judged again", told.unseen))
-    return section(
-        "changes",
-        "What changed",
-        tag("div", *columns, class_="columns"),
-        note=f"Against the run of {date_of(before.started)} (tier {before.tier}; {ready}).",
-    )
-
-
-def _column(css: str, mark: str, heading: str, rows: Sequence[Bad]) -> Html:
-    by_check: dict[str, list[str]] = {}
-    for one in rows:
-        by_check.setdefault(one.check, []).append(one.subject)
-    lines = [
-        tag("li", tag("b", folded(names)), " ", tag("span", check, class_="check"), class_="row")
-        for check, names in list(by_check.items())[:_MOST]
-    ]
-    more = len(by_check) - _MOST
-    return tag(
-        "div",
-        tag(
-            "h3",
-            tag("span", mark, class_="mark", aria_hidden="true"),
-            heading,
-            tag("span", f"{len(rows):,}", class_="count"),
-        ),
-        tag("ul", *lines) if lines else tag("p", "none", class_="small"),
-        tag("p", f"and {more} more checks", class_="small") if more > 0 else None,
-        class_=f"change {css}",
-    )
-
-
-_WIDTH, _HEIGHT, _EDGE = 220.0, 44.0, 4.0
-_LEAST = 2
-
-
-class Trend(Struct, frozen=True):
-    """One number over the nights, oldest first; None where a night does not tell it."""
-
-    heading: str
-    values: tuple[float | None, ...]
-    unit: str = ""
-    digits: int = 0
-
-    def said(self, value: float) -> str:
-        """Write one value with its unit."""
-        return f"{value:,.{self.digits}f}{self.unit}"
-
-
-def trends(nights: Sequence[Night]) -> Html:
-    """Draw them; `nights` are the earlier runs and this one, oldest first."""
-    if len(nights) < _LEAST:
-        note = (
-            "There is one run of this kind only: trends begin with the second in the same folder."
-        )
-        return section("trends", "Trends", note=note)
-    drawn = [_card(one, nights) for one in _of(nights) if _known(one) >= _LEAST]
-    note = f"{many(len(nights), 'run')}, {date_of(nights[0].started)} to this one, left to right."
-    return section("trends", "Trends", tag("div", *drawn, class_="cards"), note=note)
-
-
-def _of(nights: Sequence[Night]) -> list[Trend]:
-    return [
-        Trend("Nodes not ready", tuple(float(len(one.not_ready)) for one in nights)),
-        Trend("Findings, by subject", tuple(float(len(one.bad)) for one in nights)),
-        Trend("Busbw of the typical pair", tuple(n.busbw_p50_gbs for n in nights), " GB/s", 2),
-        Trend("Busbw that 95 % of pairs reach", tuple(n.busbw_p5_gbs for n in nights), " GB/s", 2),
-        Trend("Verdicts lost", tuple(float(one.lost) for one in nights)),
-        Trend("Time taken", tuple(one.seconds / 60 for one in nights), " min", 1),
-    ]
-
-
-def _known(one: Trend) -> int:
-    return sum(value is not None for value in one.values)
-
-
-def _card(one: Trend, nights: Sequence[Night]) -> Html:
-    known = [value for value in one.values if value is not None]
-    low, high = min(known), max(known)
-    spread = f"{one.said(low)} to {one.said(high)}" if high > low else "no change"
-    words = f"{one.heading}: {one.said(known[-1])} now, {spread} over {len(nights)} runs"
-    return tag(
-        "figure",
-        tag("figcaption", one.heading),
-        tag("p", one.said(known[-1]), class_="now"),
-        _line(one.values, low, high, words),
-        tag("p", spread, class_="small"),
-        class_="card",
-    )
-
-
-def _line(values: Sequence[float | None], low: float, high: float, words: str) -> Html:
-    """One path; a night that does not tell it leaves a gap."""
-    step = (_WIDTH - 2 * _EDGE) / max(1, len(values) - 1)
-    tall = _HEIGHT - 2 * _EDGE
-    path, pen, last = [], "M", (0.0, 0.0)
-    for at, value in enumerate(values):
-        if value is None:
-            pen = "M"
-            continue
-        up = (value - low) / (high - low) if high > low else 0.5
-        last = (_EDGE + at * step, _EDGE + (1 - up) * tall)
-        path.append(f"{pen}{last[0]:.1f} {last[1]:.1f}")
-        pen = "L"
-    return tag(
-        "svg",
-        tag("path", d="".join(path), class_="spark"),
-        tag("circle", cx=f"{last[0]:.1f}", cy=f"{last[1]:.1f}", r="3", class_="end"),
-        viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}",
-        preserveAspectRatio="xMinYMid meet",
-        role="img",
-        aria_label=words,
-    )
+    from preflight.report.since import Since
 
 
 PAGE = "report.html"
@@ -299,6 +53,29 @@ _PARTS = (
     ("trends", "Trends"),
     ("coverage", "Coverage"),
 )
+_HERE = Path(__file__).parent
+_STYLE = COLOURS + figures() + (_HERE / "look.css").read_text(encoding="utf-8")
+_SCRIPT = (_HERE / "act.js").read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+_POLICY = (
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
+    "base-uri 'none'; form-action 'none'"
+)
+_BY_EXIT = {0: ("good", "✓"), 1: ("bad", "✗")}
+_MEANS = {
+    0: "ready",
+    1: "not ready",
+    2: "interrupted",
+    3: "not all was judged",
+    4: "wrong usage",
+    5: "nothing to check",
+}
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -316,95 +93,293 @@ def page(report: Report, told: Told, fabric: Callable[[int], str] | None = None)
 
     `fabric` draws what was measured between nodes in at most so many bytes; None: nothing was.
     """
+
+    def drawn(others: Sequence[str]) -> str | None:
+        if fabric is None:
+            return None
+        used = sum(len(one.encode()) for one in others)
+        most = max(_LEAST_FABRIC, LARGEST - used - len(_STYLE) - 20_000)
+        return fabric(most).replace("h2>", "h3>")
+
+    kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
+    said = title(report)
     now = night_of(report, told.found)
     last = before(told.earlier, now)
-    above = (
-        glance(report),
-        changed(since(last, now, report) if last else None),
-        nodes(report, told.found),
-        causes(report, told.found, told.drains, suspected=bool(report.suspicions)),
+    drawing = template("page.html.j2").render(
+        report=report,
+        fleet=report.fleet,
+        kind=kind,
+        mark=mark,
+        headline=said[:1].upper() + said[1:],
+        page_title=f"preflight: {said} · {moment(report.started):%d %b %Y} · "
+        f"{many(len(report.fleet.nodes), 'node')}",
+        which=[
+            date_of(report.started),
+            f"tier {report.tier}",
+            span_of(report.seconds),
+            f"nodes from {report.fleet.origin}",
+            f"exit {report.exit}, {_MEANS.get(report.exit, '')}",
+        ],
+        figures=_figures(report),
+        **_changed(since(last, now, report) if last else None),
+        **_nodes(report, told.found),
+        found=_causes(report, told),
+        most_found=MOST,
+        **_trends((*alike(told.earlier, now), now)),
+        **_checked(report),
+        fabric=drawn,
+        parts=_PARTS,
+        policy=_POLICY,
+        style=_STYLE,
+        script=_SCRIPT,
     )
-    below = (trends((*alike(told.earlier, now), now)), looked(report))
-    used = sum(len(one.encode()) for one in (*above, *below))
-    drawn = _fabric(fabric, max(_LEAST_FABRIC, LARGEST - used - len(_STYLE) - 20_000))
-    header, *parts = above
-    body = join(_bar(), header, tag("main", *parts, drawn, *below), _foot(report), _script())
-    return f'<!DOCTYPE html>\n<html lang="en">{_head(report)}{tag("body", body)}</html>\n'
+    return f"<!DOCTYPE html>\n{drawing}\n"
 
 
-def _fabric(fabric: Callable[[int], str] | None, most: int) -> Html:
-    if fabric is None:
-        return section("fabric", "Fabric", note="No pairs were measured in this run.")
-    # Every word in the drawing is escaped where it is drawn; here it stands one level deeper.
-    drawing = fabric(most).replace("h2>", "h3>")
-    return section("fabric", "Fabric", Html(drawing))
+def _figures(report: Report) -> list[tuple[int | None, str]]:
+    fleet = report.fleet
+    return [
+        (len(fleet.nodes), "node" + "s" * (len(fleet.nodes) != 1)),
+        (len(fleet.ready), "ready"),
+        (len(fleet.not_ready), "not ready"),
+        (len(fleet.unjudged), "not judged"),
+        (report.coverage.pairs_run if report.coverage else None, "pairs measured"),
+        (report.expected, "verdicts owed"),
+        (report.lost, "lost"),
+    ]
 
 
-def _head(report: Report) -> Html:
-    policy = (
-        f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
-        "base-uri 'none'; form-action 'none'"
+def _changed(told: Since | None) -> dict[str, Any]:
+    if told is None:
+        note = "No earlier run of this fleet lies beside this one: there is nothing to compare."
+        return {"changed_note": note, "columns": ()}
+    then = told.before
+    ready = f"{then.ready:,} of {then.nodes:,} nodes were ready then"
+    columns = [
+        ("new", "+", "New", told.new),
+        ("still", "=", "Still", told.still),
+        ("healed", "✓", "Recovered", told.recovered),
+        *([("unseen", "-", "Not judged again", told.unseen)] if told.unseen else []),
+    ]
+    return {
+        "changed_note": f"Against the run of {date_of(then.started)} (tier {then.tier}; {ready}).",
+        "columns": [
+            (*look, len(rows), list(grouped((one.check, one.subject) for one in rows).items()))
+            for *look, rows in columns
+        ],
+    }
+
+
+NAMED = 48
+"""Up to so many nodes a square has room for its name."""
+
+_BLOCK = 32
+"""Nodes in a row where no leaf switch is known."""
+
+
+class Mark(Struct, frozen=True):
+    """How a node's square looks, and where it leads."""
+
+    letter: str
+    css: str
+    words: str
+    finding: int | None = None
+
+
+_UNJUDGED = Mark("-", "open", "not judged")
+_LOOK: Mapping[Outcome, tuple[str, str, str]] = {
+    Outcome.FAIL: ("F", "fail", "failed"),
+    Outcome.FLAKY: ("~", "flaky", "flaky"),
+    Outcome.UNKNOWN: ("?", "unknown", "unknown"),
+    Outcome.BROKEN: ("B", "open", "a fault of preflight"),
+    Outcome.LOST: ("L", "open", "its verdict was lost"),
+    Outcome.WARN: ("w", "warn", "warned"),
+    Outcome.WAIVED: ("v", "warn", "waived"),
+}
+
+
+def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
+    """Give each node that is not fine the mark of its worst finding; these come worst first.
+
+    A warning that all nodes share is about the fleet, and would only hide who stands out.
+    """
+    known = frozenset(report.fleet.nodes)
+    out = frozenset(report.fleet.not_ready)
+    given = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
+    for number, one in enumerate(found):
+        names = {name for subject in one.subjects for name in nodes_in(subject, known)}
+        if len(names) == len(known) > 1 and not one.condemns:
+            continue
+        for name in names:
+            if name not in given and (name in out or not one.condemns):
+                letter, css, words = _LOOK[one.outcome]
+                given[name] = Mark(letter, css, f"{words}: {one.check}", number)
+    for name in out:
+        given.setdefault(name, Mark("F", "fail", "not ready"))
+    return given
+
+
+def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
+    """Every node in the row of its leaf switch, and what the marks mean."""
+    given, leaves, every = marks(report, found), report.fleet.leaves, report.fleet.nodes
+    groups = grouped(
+        (leaves.get(name, "") if leaves else str(at // _BLOCK), name)
+        for at, name in enumerate(sorted(every, key=natural))
     )
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", page_title(report)),
-        tag("style", _STYLE),
+    by_leaf = f"By {len(groups):,} leaf switch{'es' * (len(groups) != 1)}"
+    how = by_leaf if leaves else "No leaf switches are known: in order of name"
+    bad = {name for name, mark in given.items() if mark.css in ("fail", "flaky", "unknown")}
+    kinds = Counter(
+        (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in given.values()
     )
+    return {
+        "nodes_note": f"{how}. Point at a square to read it; a letter leads to its finding.",
+        "marks": given,
+        "few": len(every) <= NAMED,
+        "legend": [
+            ("", "fine", "ready", len(every) - len(given)),
+            *((*look, number) for look, number in kinds.items()),
+        ],
+        "racks": [
+            ((leaf or "no leaf known") if leaves else folded(names), names, len(bad & {*names}))
+            for leaf, names in sorted(groups.items(), key=lambda one: natural(one[0]))
+        ],
+    }
 
 
-def _bar() -> Html:
-    links = (tag("li", tag("a", words, href=f"#{name}")) for name, words in _PARTS)
-    return tag(
-        "nav",
-        tag(
-            "div",
-            tag("ul", *links),
-            tag("span", id="status", role="status"),
-            tag(
-                "input",
-                id="filter",
-                type="search",
-                placeholder="filter nodes, checks  ( / )",
-                aria_label="Show only nodes, findings and checks that contain this",
-                autocomplete="off",
-            ),
+MOST = 200
+"""Findings with a place of their own; beyond, the page says how many more there are."""
+
+_WORDS = {Outcome.BROKEN: "fault of preflight", Outcome.WARN: "warning"}
+_REASON = 120
+"""Characters of a drain reason: Slurm's tools show a line of it."""
+
+
+def _causes(report: Report, told: Told) -> list[dict[str, Any]]:
+    """All findings, worst first, and what to paste for each.
+
+    Where so many nodes are condemned that one shared cause is likelier, no drain is offered.
+    """
+    known = frozenset(report.fleet.nodes)
+    return [_cause(one, known, () if report.suspicions else told.drains) for one in told.found]
+
+
+def _cause(one: Finding, known: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
+    letter, css, _ = _LOOK[one.outcome]
+    nodes = sorted({n for subject in one.subjects for n in nodes_in(subject, known)})
+    exclude = folded(nodes)
+    also = f"also {', '.join(one.also)}" if one.also else ""
+    verdicts = many(one.verdicts, "verdict") if one.verdicts > 1 else ""
+    return {
+        "finding": one,
+        "letter": letter,
+        "css": css,
+        "outcome": _WORDS.get(one.outcome, str(one.outcome)),
+        "advice": "" if one.outcome is Outcome.WAIVED else one.advice,
+        "also": " · ".join(filter(None, (also, verdicts))),
+        "nodes": nodes,
+        # Then the filter leaves it where it is: its names would fill the page.
+        "of_most": len(nodes) > max(1, len(known) // 2),
+        "exclude": exclude,
+        "drain": drain_command(exclude, one) if one.condemns and one.check in drains else "",
+    }
+
+
+def drain_command(nodes: str, one: Finding) -> str:
+    """Give what takes them out of service; the reason begins as those of our own hook do."""
+    plain = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in one.sentence)
+    told = " ".join(plain.encode("ascii", "ignore").decode().split())
+    reason = f"pf:{one.check} {told}"[:_REASON].rstrip()
+    return f"scontrol update NodeName={shlex.quote(nodes)} State=DRAIN Reason={shlex.quote(reason)}"
+
+
+_WIDTH, _HEIGHT, _EDGE = 220.0, 44.0, 4.0
+_LEAST = 2
+
+
+def _trends(nights: Sequence[Night]) -> dict[str, Any]:
+    """A card for each number over the nights, oldest first, of which two nights or more tell."""
+    drawn = (
+        _card("Nodes not ready", [len(one.not_ready) for one in nights]),
+        _card("Findings, by subject", [len(one.bad) for one in nights]),
+        _card("Busbw of the typical pair", [n.busbw_p50_gbs for n in nights], " GB/s", 2),
+        _card("Busbw that 95 % of pairs reach", [n.busbw_p5_gbs for n in nights], " GB/s", 2),
+        _card("Verdicts lost", [one.lost for one in nights]),
+        _card("Time taken", [one.seconds / 60 for one in nights], " min", 1),
+    )
+    first = date_of(nights[0].started)
+    return {
+        "nights": len(nights),
+        "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right."
+        if len(nights) >= _LEAST
+        else "There is one run of this kind only: trends begin with the second in the same folder.",
+        "cards": [one for one in drawn if one],
+    }
+
+
+def _card(
+    heading: str, values: Sequence[float | None], unit: str = "", digits: int = 0
+) -> dict[str, Any] | None:
+    known = [value for value in values if value is not None]
+    if len(known) < _LEAST:
+        return None
+
+    def said(value: float) -> str:
+        return f"{value:,.{digits}f}{unit}"
+
+    low, high = min(known), max(known)
+    path, end = _line(values, low, high)
+    return {
+        "heading": heading,
+        "now": said(known[-1]),
+        "spread": f"{said(low)} to {said(high)}" if high > low else "no change",
+        "path": path,
+        "end": end,
+    }
+
+
+def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str, list[str]]:
+    """One path and where it ends; a night that does not tell it leaves a gap."""
+    step = (_WIDTH - 2 * _EDGE) / max(1, len(values) - 1)
+    tall = _HEIGHT - 2 * _EDGE
+    path, pen, last = "", "M", ["0.0", "0.0"]
+    for at, value in enumerate(values):
+        if value is None:
+            pen = "M"
+            continue
+        up = (value - low) / (high - low) if high > low else 0.5
+        last = [f"{_EDGE + at * step:.1f}", f"{_EDGE + (1 - up) * tall:.1f}"]
+        path += pen + " ".join(last)
+        pen = "L"
+    return path, last
+
+
+def _checked(report: Report) -> dict[str, Any]:
+    """Coverage, sharpness, what was not run and why, what the inventory laid over, every check."""
+    told = after(report.overrides)
+    if report.coverage is not None and report.coverage.pairs:
+        told.append(("pairs", coverage_words(report.coverage)))
+    if words := missed_words(report.missed):
+        told.append(("could be missed", words))
+    owed = f"{report.expected:,} verdicts were owed, {report.lost:,} of them lost"
+    by_check: dict[str, Counter[Outcome]] = {}
+    for row in report.verdicts:
+        by_check.setdefault(row.check, Counter())[row.outcome] += 1
+    used = {row.outcome for row in report.verdicts}
+    return {
+        "checked": [*told, ("verdicts", owed)],
+        "sharpness": sharpness(report.missed, level=3),
+        "reasons": Counter(
+            row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN
         ),
-        aria_label="Parts of this page",
-    )
+        "by_check": by_check,
+        "counted": [(outcome, word) for outcome, word in COUNTED if outcome in used],
+    }
 
 
-def _foot(report: Report) -> Html:
-    said = f"preflight {report.preflight}, run {report.run}, document schema {report.schema}."
-    return tag("footer", said, " All of it as data: report.json beside this file.")
-
-
-def _script() -> Html:
-    return tag("script", _SCRIPT)
-
-
-def _hash(content: str) -> str:
-    digest = hashlib.sha256(content.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _own(name: str) -> Html:
-    return Html(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-_STYLE = Html(COLOURS + figures() + _own("look.css"))
-_SCRIPT = _own("act.js")
-
-
-def waves_of(folders: Sequence[str]) -> Html:
+def waves_of(folders: Sequence[str]) -> str:
     """Name the waves' folders, each with a link to the page in it."""
-    links = (tag("li", tag("a", name, href=f"{name}/report.html#fabric")) for name in folders)
-    said = tag(
-        "p",
-        "Pairs were measured within each wave; its page tells more.",
-        class_="small",
-    )
-    return Html(said + tag("ul", *links))
+    names = map(escaped, folders)
+    links = "".join(f'<li><a href="{n}/report.html#fabric">{n}</a></li>' for n in names)
+    more = "Pairs were measured within each wave; its page tells more."
+    return f'<p class="small">{more}</p><ul>{links}</ul>'

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.statistics import LeaveOut, median
+from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import gbs, size, time_us
 from preflight.fabric.decoding.parts import number
 from preflight.fabric.decoding.rare_events import MEDIANS
@@ -23,6 +23,7 @@ from preflight.fabric.decoding.sensitivity import shown
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
+from preflight.report.document import row_of
 from preflight.report.picture.style import STEPS
 
 if TYPE_CHECKING:
@@ -213,14 +214,13 @@ class Panel(Struct, frozen=True):
     say: Callable[[Against], str]
 
 
-def _say_bandwidth(one: Against) -> str:
-    peers = f", peers {gbs(one.peers)}" if one.peers is not None and one.stands_out else ""
-    return f"{gbs(one.value)} at {size(one.size_bytes)}{peers}"
+def _say_value(words: Callable[[float], str]) -> Callable[[Against], str]:
+    def say(one: Against) -> str:
+        told = one.peers is not None and one.stands_out
+        peers = f", peers {words(one.peers or 0.0)}" if told else ""
+        return f"{words(one.value)} at {size(one.size_bytes)}{peers}"
 
-
-def _say_latency(one: Against) -> str:
-    peers = f", peers {time_us(one.peers)}" if one.peers is not None and one.stands_out else ""
-    return f"{time_us(one.value)} at {size(one.size_bytes)}{peers}"
+    return say
 
 
 def _say_spikes(one: Against) -> str:
@@ -235,8 +235,8 @@ def _say_late(one: Against) -> str:
     return f"{one.value:g} in {one.of}{peers}"
 
 
-BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_bandwidth)
-LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_latency)
+BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_value(gbs))
+LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_value(time_us))
 LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
 """Drawn only where there are any: a host that is late, or stood still."""
 
@@ -253,9 +253,7 @@ def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]
 
     `found`: who is blamed. Others have a colour only for what healthy pairs do not scatter by.
     """
-    by_turn: dict[Turn, list[Digest]] = {}
-    for digest in observed.digests:
-        by_turn.setdefault((digest.a, digest.b, digest.rail, digest.round), []).append(digest)
+    by_turn = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
     many = len(observed.nodes) > MANY
     large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
     small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
@@ -269,13 +267,9 @@ def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]
     for tried in observed.tried:
         turn = (tried.a, tried.b, tried.rail, tried.round)
         cells.append(
-            Cell(
-                a=tried.a,
-                b=tried.b,
-                rail=tried.rail,
-                round=tried.round,
-                state=tried.state,
-                error=tried.error,
+            row_of(
+                Cell,
+                tried,
                 bandwidth=_speed(large.get(turn), wire.get(turn), usual),
                 latency=_time(small.get(turn), slow.get(turn)),
                 spikes=spikes.get(turn),

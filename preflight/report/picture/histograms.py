@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from preflight.core.text import size, time_us
+from preflight.core.statistics import grouped
+from preflight.core.text import and_more, size, time_us
 from preflight.fleet.nodeset import fold
 from preflight.report.picture.grid import CUT_SHORT
 from preflight.report.picture.style import STEPS, number, text
-from preflight.report.sensitivity import at_size, two_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.report.document import MissedRow
     from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
+
+    Ends = PairSamples | Digest
 
 
 PER_DECADE = 40
@@ -185,40 +186,14 @@ _HISTOGRAMS = 6
 T = TypeVar("T")
 
 
-class Ends(Protocol):
-    """Whatever is measured between two nodes."""
-
-    @property
-    def a(self) -> str:
-        """One end."""
-
-    @property
-    def b(self) -> str:
-        """The other."""
-
-    @property
-    def rail(self) -> int:
-        """On which rail."""
-
-
-def charts(observed: Observed, found: Sequence[Accused], sweep: Sweep | None) -> Iterator[str]:
-    """Draw those of the first findings; nothing where no operation was timed."""
-    shown = [one for one in found if one.pairs][:_HISTOGRAMS]
-    drawn = [figure for one in shown for figure in _of(one, observed, found, sweep)]
-    if not drawn:
-        return
-    yield "<h2>Times of the blamed pairs and of their peers</h2>"
-    coarse = (
-        "" if sweep else " Only quantiles were stored: what lies between them is spread evenly."
-    )
-    yield (
-        '<p class="small">Share of the operations by their time, both axes logarithmic. Peers are '
-        f"pairs (at most {PEERS}) that share no node with anything blamed.{coarse}</p>"
-    )
-    yield from drawn
-    charted = sum(bool(one.pairs) for one in found)
-    if charted > len(shown):
-        yield f"<p>{charted - len(shown)} more findings have no histogram here.</p>"
+def charts(
+    observed: Observed, found: Sequence[Accused], sweep: Sweep | None
+) -> tuple[list[str], int]:
+    """Draw those of the first findings where operations were timed; how many findings are left."""
+    charted = [one for one in found if one.pairs]
+    first = charted[:_HISTOGRAMS]
+    drawn = [figure for one in first for figure in _of(one, observed, found, sweep)]
+    return drawn, len(charted) - len(first)
 
 
 def _of(
@@ -273,24 +248,16 @@ def _network_us(pair: PairSamples, kind: Kind) -> list[float]:
 
 
 ROWS = 24
+Row = tuple[float, str, tuple[str, ...]]
 
-_HEAD = ("pair", "rail", "round", "what", "seen", "times its peers'")
 
-
-def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> Iterator[str]:
-    """List them, those without result first; nothing where no cell stands out."""
-    found = sorted(_rows(compared, panels), key=lambda row: -row[0])
-    if not found:
-        return
-    shown = found[:ROWS]
-    many = f"the worst {len(shown)} of {len(found)}" if len(found) > len(shown) else len(found)
-    yield f"<details><summary>Cells that stand out, as a table ({many})</summary><table><tr>"
-    yield "".join(f"<th>{text(word)}</th>" for word in _HEAD) + "</tr>"
-    for ratio, cells in shown:
-        times = "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x"
-        words = "".join(f"<td>{text(word)}</td>" for word in cells)
-        yield f'<tr>{words}<td class="n">{times}</td></tr>'
-    yield "</table></details>"
+def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> list[Row]:
+    """The cells that stand out, those without result first: ratio, the same in words, the rest."""
+    rows = [
+        (ratio, "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x", cells)
+        for ratio, cells in _rows(compared, panels)
+    ]
+    return sorted(rows, key=lambda row: -row[0])
 
 
 def _rows(
@@ -312,15 +279,14 @@ def _rows(
 
 def standing_out(best: Mapping[Endpoint, float]) -> str:
     """Endpoints that are bad with every partner, in words, node by node, the worst first."""
-    bad: dict[str, list[tuple[float, int]]] = {}
-    for (name, rail), ratio in best.items():
-        if ratio >= STEPS[0].up_to:
-            bad.setdefault(name, []).append((ratio, rail))
+    bad = grouped(
+        (name, (ratio, rail)) for (name, rail), ratio in best.items() if ratio >= STEPS[0].up_to
+    )
     if not bad:
         return "No endpoint is bad with every partner."
     order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
     said = [_node(name, bad[name]) for name in order[:ROWS]]
-    more = f" and {len(order) - ROWS} more nodes" if len(order) > ROWS else ""
+    more = and_more(len(order) - ROWS, " nodes")
     return f"Bad with every partner: {', '.join(said)}{more}."
 
 
@@ -328,48 +294,3 @@ def _node(name: str, own: Sequence[tuple[float, int]]) -> str:
     ratio = max(own)[0]
     rails = fold([str(rail) for _, rail in sorted(own, key=lambda one: one[1])])
     return f"{name} rail {rails} ({'no result' if ratio >= CUT_SHORT else f'{ratio:.2g} x'})"
-
-
-SHARPNESS_ROWS = 12
-
-
-def sharpness(rows: Sequence[MissedRow]) -> Iterator[str]:
-    """Group equal looks, the dullest first, and say for each size what would have been caught."""
-    if not rows:
-        return
-    sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
-    groups: dict[tuple[str, ...], list[MissedRow]] = {}
-    for row in rows:
-        groups.setdefault(_sharpness_cells(row, sizes), []).append(row)
-    yield "<h2>What this sweep could have missed</h2>"
-    yield (
-        '<p class="small">Spikes that are rarer would not have been caught with 99 %, by the rule '
-        "that condemns. A size's own column: spikes that come at operations of that size only, and "
-        "how long one must be to count.</p>"
-    )
-    heads = ("endpoints", "any size", "seconds of load", *(size(one) for one in sizes))
-    yield f"<table><tr>{''.join(f'<th>{text(word)}</th>' for word in heads)}</tr>"
-    for seen, own in list(groups.items())[:SHARPNESS_ROWS]:
-        cells = "".join(f"<td>{text(word)}</td>" for word in seen)
-        yield f"<tr><td>{text(_who(own))}</td>{cells}</tr>"
-    yield "</table>"
-    if len(groups) > SHARPNESS_ROWS:
-        yield f"<p>{len(groups) - SHARPNESS_ROWS} sharper looks are in report.json (missed).</p>"
-
-
-def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
-    at = {one.size_bytes: at_size(one) for one in row.sizes}
-    rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
-    every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
-    return (rate, every, *(at.get(one, "not measured") for one in sizes))
-
-
-def _who(rows: Sequence[MissedRow]) -> str:
-    """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
-    rails: dict[str, list[int]] = {}
-    for row in rows:
-        rails.setdefault(row.node, []).append(row.rail)
-    nodes: dict[str, list[str]] = {}
-    for name, own in rails.items():
-        nodes.setdefault(fold([str(rail) for rail in sorted(own)]), []).append(name)
-    return "; ".join(f"{fold(names)} rail {own}" for own, names in nodes.items())

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
-from preflight.report.public.known import NAMING, PLAIN, short_of
+from preflight.report.public.known import NAMED, NAMING, PLAIN, short_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -212,12 +212,7 @@ class Hider:
 
 _KIND_OF = {"mac": "address"}
 _PART_OF = {
-    "mail": ("mail_user", "user"),
-    "home": ("home_user", "user"),
-    "serial": ("serial_no", "serial"),
-    "user": ("user_name", "user"),
-    "server": ("server_host", "host"),
-    "jump": ("jump_host", "host"),
+    part.partition("_")[0]: (part, kind) for part, kind in NAMED.items() if part != "mail_host"
 }
 """Of what a form names, the part that is hidden, and what it is."""
 

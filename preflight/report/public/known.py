@@ -44,7 +44,7 @@ PLAIN: Final = rf"""
 | (?P<ip4>(?<![\w.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?![\w]))
 """
 
-_NAMED: Final = {
+NAMED: Final = {
     "mail_user": "user",
     "mail_host": "host",
     "home_user": "user",
@@ -59,10 +59,10 @@ _NAMING = re.compile(NAMING, re.VERBOSE | re.IGNORECASE)
 def named_in(text: str) -> list[tuple[str, str]]:
     """Who is named in a sentence, and what he is: ("alice", "user")."""
     return [
-        (said, _NAMED[name])
+        (said, NAMED[name])
         for match in _NAMING.finditer(text)
         for name, said in match.groupdict().items()
-        if said and name in _NAMED
+        if said and name in NAMED
     ]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.core.remote_command import Remote
+    from preflight.fabric.plan import SweepPlan
     from preflight.run.judgement import Key
 
 CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "eth0"),))
@@ -211,8 +212,8 @@ def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
     run.judgement = Judgement(run.fleet, run.registry, replace(REACHED, facts=found))
     asked: list[frozenset[str]] = []
 
-    def sweep_fleet(*_: object, unpinned: frozenset[str], **__: object) -> Sweep:
-        asked.append(unpinned)
+    def sweep_fleet(_hosts: object, _ways: object, plan: SweepPlan, **_: object) -> Sweep:
+        asked.append(plan.unpinned)
         return Sweep(ladder=(), rounds=(), pairs=())
 
     monkeypatch.setattr("preflight.run.run.sweep_fleet", sweep_fleet)

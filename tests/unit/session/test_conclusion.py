@@ -37,7 +37,6 @@ def concluded(folder: Path) -> Conclusion:
         ledger.settle(""),
         Outputs(folder),
         began_s=0.0,
-        version="0",
         strict=False,
         need=None,
         past=None,
