@@ -6,6 +6,7 @@ from typing import Any
 
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
+from preflight.core.thresholds import Thresholds
 from preflight.fabric.measure import Pair
 from preflight.fabric.node_allreduce import held_to_nvlink
 from preflight.fabric.nvlink_domain import over_nvlink
@@ -84,7 +85,7 @@ def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
 
 
 def judge_intra_node(
-    name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None
+    name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or (inside.state == "one_rail" and not inside.lacks):
@@ -94,7 +95,7 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _intra_node_verdict(held_to_nvlink(inside, gpus or ()))
+    return _intra_node_verdict(held_to_nvlink(inside, gpus or (), limit("nvlink.inside_share")))
 
 
 def _intra_node_verdict(inside: Inside) -> Verdict:
@@ -138,11 +139,11 @@ def _intra_node_verdict(inside: Inside) -> Verdict:
 
 def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
     """All GPUs of a node all-reduce among themselves as fast as its peers', with the right sums."""
-    conclude(judge_intra_node(node.name, node.inside, node.facts.gpus))
+    conclude(judge_intra_node(node.name, node.inside, node.facts.gpus, limit=node.limit))
 
 
 def judge_nvlink_domain(
-    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None
+    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Condemn a node whose NVLink to its neighbours is slow or not used, where it is its fault."""
     if one is None:
@@ -154,7 +155,7 @@ def judge_nvlink_domain(
     if one.state == "trouble":
         advice = f"read what {name} said, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
-    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or ()))
+    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or (), limit("nvlink.inside_share")))
 
 
 def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
@@ -180,4 +181,4 @@ def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
     """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus))
+    conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus, limit=node.limit))

@@ -9,8 +9,8 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
 from preflight.checks.gpu.readings import NVML, SHORT_OF_MEMORY, Trouble, healths, judge_gpus, named
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -156,7 +156,7 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
-def judge_driver_slow(promised: int | None, facts: Facts) -> Verdict:
+def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> Verdict:
     """Tell an answer that took too long; opening a driver without persistence mode may."""
     driver = facts.driver
     answered = driver.state == "answered"
@@ -169,14 +169,14 @@ def judge_driver_slow(promised: int | None, facts: Facts) -> Verdict:
     what, took = _slowest(driver, cold=cold)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
-        return _late(f"{seen}, under {slow:g} s expected", took)
+        return _late(f"{seen}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
 
 
-def _late(seen: str, took: float) -> Verdict:
+def _late(seen: str, took: float, limit: Thresholds) -> Verdict:
     if took > limit("driver_wedged_s"):
         advice = "look for NVRM and Xid in dmesg; drain and reboot"
         return fail(seen, advice=advice, seconds=took)
@@ -193,4 +193,4 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_driver_slow(node.promised.gpus, node.facts))
+    conclude(judge_driver_slow(node.promised.gpus, node.facts, node.limit))

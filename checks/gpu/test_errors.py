@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named, uptime_s
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude
 
@@ -40,7 +40,7 @@ _TODO: Final = {
 }
 
 
-def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
+def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Errors that ECC could not correct, SRAM that fails too often, and very many corrected."""
     for gpu, health in healths(facts):
         if health.ecc_volatile_uncorrected:
@@ -57,12 +57,14 @@ def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
         elif health.sram_threshold_exceeded is None and sram > most:
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
             yield Trouble(gpu, f"{named(gpu)}: {in_life}", _REPLACE)
-        if noise := _corrected(health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S):
+        if noise := _corrected(
+            health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S, limit
+        ):
             advice = "watch it under load; reset the GPU at the next chance"
             yield Trouble(gpu, f"{named(gpu)}: {noise}", advice, grave=False)
 
 
-def _corrected(number: int, hours: float) -> str:
+def _corrected(number: int, hours: float, limit: Thresholds) -> str:
     """Corrected errors cost nothing, but this many foretell worse; "" for the usual few."""
     usual, most = limit("ecc_corrected_per_hour"), limit("ecc_corrected_total")
     per_hour = number / max(hours, 1.0) if hours else 0.0
@@ -73,10 +75,10 @@ def _corrected(number: int, hours: float) -> str:
     return f"{number} corrected ECC errors{rate}; {bounds}"
 
 
-def remap_troubles(facts: Facts) -> Iterator[Trouble]:
+def remap_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
     for gpu, health in healths(facts):
-        for sentence in _beyond_repair(health):
+        for sentence in _beyond_repair(health, limit):
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _REPLACE)
         if waits := _waiting(health):
             yield Trouble(gpu, f"{named(gpu)}: {waits} at the next reset, none expected", _RESET)
@@ -86,7 +88,7 @@ def remap_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, "plan to replace the GPU", grave=False)
 
 
-def _beyond_repair(health: GpuHealth) -> Iterator[str]:
+def _beyond_repair(health: GpuHealth, limit: Thresholds) -> Iterator[str]:
     if health.remap_failed:
         yield "remapping a bad memory row has failed"
     if health.unrepairable:
@@ -139,7 +141,7 @@ def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="count of uncorrectable ECC errors",
         needs=("ecc_volatile_uncorrected",),
-        troubles=ecc_troubles(node.facts),
+        troubles=ecc_troubles(node.facts, node.limit),
         fine="no uncorrectable ECC errors since the driver was loaded",
         cause="memory",
     )
@@ -153,7 +155,7 @@ def test_gpu_remap(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="state of row remapping or page retirement",
         needs=("remap_pending", "retired_pending"),
-        troubles=remap_troubles(node.facts),
+        troubles=remap_troubles(node.facts, node.limit),
         fine="no memory row or page waits to be taken out of use",
         cause="memory",
     )

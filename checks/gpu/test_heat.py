@@ -15,8 +15,8 @@ from preflight.checks.gpu.readings import (
     uptime_s,
     wanted,
 )
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import age
 from preflight.verdict import Conclude
 
@@ -44,7 +44,7 @@ _HELD: Final = {
 """Reasons that are a fault, the most telling first. The others come with idling or with work."""
 
 
-def throttle_troubles(facts: Facts) -> Iterator[Trouble]:
+def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs whose clocks are held down by hardware or heat now, or often were."""
     for gpu, health in healths(facts):
         active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
@@ -55,11 +55,11 @@ def throttle_troubles(facts: Facts) -> Iterator[Trouble]:
             continue
         yield from (
             Trouble(gpu, sentence, HEAT, grave=False)
-            for sentence in _often(named(gpu), health, uptime_s(facts))
+            for sentence in _often(named(gpu), health, uptime_s(facts), limit)
         )
 
 
-def _often(name: str, health: GpuHealth, uptime: float) -> Iterator[str]:
+def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> Iterator[str]:
     most = limit("throttled_pct")
     for seconds, what in (
         (health.hw_thermal_s, "hardware thermal slowdown"),
@@ -73,7 +73,9 @@ def _often(name: str, health: GpuHealth, uptime: float) -> Iterator[str]:
             )
 
 
-def power_troubles(promised: float | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+def power_troubles(
+    promised: float | None, facts: Facts, group: Group, limit: Thresholds
+) -> Iterator[Trouble]:
     """GPUs whose enforced power limit is below what it ought to be: they are slow under load."""
     usual = wanted(promised, "power_limit_w", facts, group)
     for gpu, health in healths(facts):
@@ -94,7 +96,7 @@ def power_troubles(promised: float | None, facts: Facts, group: Group) -> Iterat
             yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
 
 
-def temperature_troubles(facts: Facts) -> Iterator[Trouble]:
+def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs that are near the point where the hardware halves their clocks."""
     for gpu, health in healths(facts):
         left = margin(health)
@@ -124,7 +126,7 @@ def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="temperature and slowdown threshold",
         needs=("margin_c", "slowdown_c"),
-        troubles=temperature_troubles(node.facts),
+        troubles=temperature_troubles(node.facts, node.limit),
         fine=f"at least {min(known)} C below slowdown" if known else "no GPU is hot",
         cause="heat",
     )
@@ -138,7 +140,7 @@ def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="reasons for its clocks",
         needs=("clock_reasons",),
-        troubles=throttle_troubles(node.facts),
+        troubles=throttle_troubles(node.facts, node.limit),
         fine="neither hardware nor heat holds clocks down",
         cause="heat",
     )
@@ -153,7 +155,7 @@ def test_gpu_power(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="power limit",
         needs=("power_limit_w",),
-        troubles=power_troubles(node.promised.power_limit_w, node.facts, node.group),
+        troubles=power_troubles(node.promised.power_limit_w, node.facts, node.group, node.limit),
         fine=f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W",
     )
     conclude(verdict)

@@ -22,8 +22,8 @@ from preflight.checks.gpu.driver_log import (
     troubles,
 )
 from preflight.checks.kernel_log import ago, elapsed_s, unread, whole, window
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -45,7 +45,7 @@ _LABELS = 16
 """Troubles of one GPU in a sentence."""
 
 
-def judge_xid(promised: Promise, facts: Facts) -> Verdict:
+def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     """The gravest Xid that is no echo of another; a program's own fault drains nothing.
 
     Xids from before the driver was loaded anew are a warning: whatever they told of was reset.
@@ -58,8 +58,8 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
     said = [_site_grade(each, promised) for each in settled]
     if not said and not expects and log.source != "text":
         return _none_here()
-    again = repeated(log.lines)
-    found = [_suspect_part(each, again.get(each.slot)) for each in roots(said)]
+    again = repeated(log.lines, limit)
+    found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(said)]
     evidence: dict[str, Any] = {
         "troubles": [_xid_evidence(each) for each in said],
         "log": log.source,
@@ -73,7 +73,7 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
             cause=_cause(graves, facts),
             **evidence,
         )
-    notable = [each for each in found if _notable(each, facts)]
+    notable = [each for each in found if _notable(each, facts, limit)]
     if notable:
         then = ", before the GPU was reset" if all(each.old for each in notable) else ""
         return warn(
@@ -115,7 +115,7 @@ def _site_grade(one: Trouble, promised: Promise) -> Trouble:
     return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
 
 
-def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
+def _suspect_part(one: Trouble, again: Repeated | None, limit: Thresholds) -> Trouble:
     """A program's exception that comes back to one part of the GPU: maybe that part is broken."""
     if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
         return one
@@ -134,7 +134,7 @@ def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
     )
 
 
-def _notable(one: Trouble, facts: Facts) -> bool:
+def _notable(one: Trouble, facts: Facts, limit: Thresholds) -> bool:
     """Whether it is worth a person's look: what a program did is so for a day, no longer."""
     if one.grade in ("fatal", "reset", "configurable"):
         return True
@@ -204,7 +204,7 @@ def _xid_evidence(one: Trouble) -> dict[str, object]:
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
     """No Xid in the kernel log says that a GPU must be reset, power-cycled or replaced."""
-    conclude(judge_xid(node.promised, node.facts))
+    conclude(judge_xid(node.promised, node.facts, node.limit))
 
 
 _SXID = re.compile(

@@ -17,8 +17,8 @@ from preflight.checks.gpu.readings import (
     wanted,
     wanted_of_kind,
 )
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import memory
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
@@ -170,7 +170,7 @@ def is_workstation(name: str) -> bool:
     return bool(set(_WORKSTATION) & set(name.split()))
 
 
-def memory_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs on which a job finds less memory than on the others, or a smaller window to it."""
     slack = limit("memory_slack_mib")
     total = wanted_of_kind("memory_total_mib", facts, group)
@@ -190,7 +190,7 @@ def memory_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LARGE_BARS, grave=False)
 
 
-def used_troubles(facts: Facts) -> Iterator[Trouble]:
+def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Memory in use although no process is listed; live, host.stale_processes tells who has it."""
     most = limit("unowned_gpu_memory_mib")
     for gpu in facts.gpus or () if facts.processes is None else ():
@@ -277,7 +277,10 @@ def test_gpu_memory(node: Node, conclude: Conclude) -> None:
         node.facts,
         what="amount of memory",
         needs=("memory_total_mib",),
-        troubles=[*memory_troubles(node.facts, node.group), *used_troubles(node.facts)],
+        troubles=[
+            *memory_troubles(node.facts, node.group, node.limit),
+            *used_troubles(node.facts, node.limit),
+        ],
         fine=f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU",
     )
     conclude(verdict)

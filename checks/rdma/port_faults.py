@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.checks.gpu.deviations import Oddity, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
-from preflight.facts.basics import limit
+from preflight.core.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -261,25 +261,25 @@ Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal
 """
 
 
-def port_errors(facts: Facts) -> Iterator[Oddity]:
+def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Ports with a counter that moved, or that rose faster than its limit."""
     for port in ports_of(facts):
-        yield from errors_of(port, facts)
+        yield from errors_of(port, facts, limit)
 
 
-def errors_of(port: Port, facts: Facts) -> Iterator[Oddity]:
+def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """The same of one port; what a port that is down has lost, ib.port tells."""
     if port.state and not port.active:
         return
     up_s = facts.time_s - facts.boot_s
     yield from _moving(port)
     if up_s > 0:
-        yield from _too_fast(port, up_s)
+        yield from _too_fast(port, up_s, limit)
     else:
-        yield from _beyond_peers(port, facts)
+        yield from _beyond_peers(port, facts, limit)
 
 
-def undated(facts: Facts) -> tuple[str, ...]:
+def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     """Counters that could be too high, or not: nothing says for how long they have counted."""
     if facts.time_s > facts.boot_s:
         return ()
@@ -300,7 +300,7 @@ def _moving(port: Port) -> Iterator[Oddity]:
             yield Oddity(f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name))
 
 
-def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
+def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
     for one in port.port.counters.nonzero if port.port.counters else ():
         rule = RULES.get(one.name)
         if rule is None or (one.moved and one.name in BREAKS):
@@ -315,7 +315,7 @@ def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
             yield Oddity(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-def _beyond_peers(port: Port, facts: Facts) -> Iterator[Oddity]:
+def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Of totals without a date only this is sure: other ports have been through the same time."""
     told = port.port.counters.nonzero if port.port.counters else ()
     high = [e for e in told if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
@@ -334,12 +334,12 @@ COUNTERS: Final = "ib.errors"
 ETHERNET: Final = "net.ethernet"
 
 
-def reporting_check(who: str, facts: Facts) -> str:
+def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
     """The check whose finding the link of this PCI address or interface is; "" where it is new."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
     if any(port.state and not port.active for port in ports) or _has_down_interface(ports, facts):
         return PORT
-    if any(True for port in ports for _ in errors_of(port, facts)):
+    if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
     interfaces = (facts.network.interfaces if facts.network else None) or ()
     rates = (flaps_per_day(one, facts) for one in interfaces if one.name == who)
@@ -347,9 +347,9 @@ def reporting_check(who: str, facts: Facts) -> str:
     return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
 
 
-def counted_cause(facts: Facts) -> str:
+def counted_cause(facts: Facts, limit: Thresholds) -> str:
     """The cause of what the counters tell: `ib.port` where only links that fell have counted."""
-    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts))]
+    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
     fell = {port.name for port, _ in down_interfaces(facts)}
     return PORT if odd and all(port.name in fell for port in odd) else ""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.captured.captured import Captured, bare_facts
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
 
@@ -302,5 +303,5 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
 
 def _stands(processes: Processes) -> bool:
     """Whether something is found that no parent could explain: who is in D state waits."""
-    culprits = (one for stale in find_stale(processes, ()) for one in stale.culprits)
+    culprits = (one for stale in find_stale(processes, (), limit=SHIPPED) for one in stale.culprits)
     return any(one.state == "D" for one in culprits)

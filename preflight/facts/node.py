@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from preflight.core.remote_command import Step
+from preflight.core.thresholds import SHIPPED, Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,6 +162,8 @@ class Node:
     """What its GPUs did over NVLink with other nodes; None where NVML tells no NVLink domain."""
     burn: Burn | None = None
     """What its devices did under load; None before, and where there was no burn-in."""
+    limit: Thresholds = SHIPPED
+    """The numbers that it is judged by: `node.limit("zombie_age_s")`."""
 
     @property
     def environ(self) -> Mapping[str, str] | None:
