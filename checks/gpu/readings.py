@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
 from preflight.facts.node import decided
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.gpu import GpuHealth
     from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group
+    from preflight.facts.node import Group, Node
 
 
 T = TypeVar("T")
@@ -125,23 +125,22 @@ def uptime_s(facts: Facts) -> float:
     return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
 
 
-def judge_gpus(
-    promised: int | None,
-    facts: Facts,
-    *,
-    what: str,
-    needs: Sequence[str],
-    troubles: Iterable[Trouble],
-    fine: str,
-    cause: str = "",
-) -> Verdict:
-    """Weigh the troubles of a node's GPUs against what could not be read.
+class Question(NamedTuple):
+    """What a check asks of every GPU."""
 
-    `needs`: fields of `GpuHealth` or `Gpu` of which one must be told; `what` is their common name.
-    `cause`: with it, troubles of one GPU alone join those of other checks that name the same.
-    """
+    what: str
+    """The common name of the readings that it needs."""
+    needs: tuple[str, ...]
+    """Fields of `GpuHealth` or `Gpu` of which one must be told."""
+    cause: str = ""
+    """With it, troubles of one GPU alone join those of other checks that name the same."""
+
+
+def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
+    """Weigh the troubles of a node's GPUs against what could not be read."""
+    facts, (what, needs, cause) = node.facts, question
     if not facts.gpus:
-        if promised:
+        if node.promised.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import NVML, SHORT_OF_MEMORY, Trouble, healths, judge_gpus, named
+from preflight.checks.gpu.readings import (
+    NVML,
+    SHORT_OF_MEMORY,
+    Question,
+    Trouble,
+    healths,
+    judge_gpus,
+    named,
+)
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.words import count
@@ -130,22 +138,20 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
 
+_READINGS: Final = Question(
+    "readings",
+    (
+        *("temperature_c", "memory_total_mib", "performance_state", "ecc_volatile_uncorrected"),
+        "remap_pending",
+    ),
+    "readings",
+)
+
+
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:
     """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
     verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="readings",
-        needs=(
-            "temperature_c",
-            "memory_total_mib",
-            "performance_state",
-            "ecc_volatile_uncorrected",
-            "remap_pending",
-        ),
-        troubles=answer_troubles(node.facts),
-        fine="no reading of its GPUs fails",
-        cause="readings",
+        node, _READINGS, answer_troubles(node.facts), "no reading of its GPUs fails"
     )
     errors = [error for _, health in healths(node.facts) for error in health.errors]
     if verdict.outcome is Outcome.OK and errors:

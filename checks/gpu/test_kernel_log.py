@@ -53,7 +53,7 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     expects = bool(promised.gpus) or bool(facts.gpus)
     if log is None:
-        return unread(facts) if expects or _captured(facts) else _none_here()
+        return unread(facts) if expects or facts.driver.state == "untold" else _none_here()
     settled = _mark_settled(troubles(log.lines), facts)
     said = [_site_grade(each, promised) for each in settled]
     if not said and not expects and log.source != "text":
@@ -103,10 +103,6 @@ def _mark_settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
 
 def _none_here() -> Verdict:
     return not_run("no GPUs promised, none here, no Xid in its kernel log")
-
-
-def _captured(facts: Facts) -> bool:
-    return facts.nonce == "captured"
 
 
 def _site_grade(one: Trouble, promised: Promise) -> Trouble:
@@ -288,7 +284,7 @@ def judge_sxid(facts: Facts) -> Verdict:
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or _captured(facts) else _no_switch()
+        return unread(facts) if switched or facts.driver.state == "untold" else _no_switch()
     old, new = faults(log.lines)
     if not old and not new and not switched and log.source != "text":
         return _no_switch()

@@ -26,6 +26,7 @@ from preflight.checks.gpu.deviations import (
 )
 from preflight.checks.gpu.readings import (
     NVML,
+    Question,
     Trouble,
     Wanted,
     healths,
@@ -199,16 +200,16 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
 _WIDEST: Final = 16
 
 
-def judge_pcie(promised: int | None, facts: Facts, group: Group, limit: Thresholds) -> Verdict:
+_WIDTH: Final = Question("PCIe link width", ("pcie_width",))
+_COUNTERS: Final = Question("NVLink counters", ("link_errors",))
+_FABRIC: Final = Question("state of the NVSwitch fabric", ("fabric_state",))
+
+
+def judge_pcie(node: Node) -> Verdict:
     """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
-    said = judge_gpus(
-        promised,
-        facts,
-        what="PCIe link width",
-        needs=("pcie_width",),
-        troubles=pcie_troubles(facts, group, limit),
-        fine=f"PCIe {_widths(facts)}, as expected",
-    )
+    facts, group = node.facts, node.group
+    fine = f"PCIe {_widths(facts)}, as expected"
+    said = judge_gpus(node, _WIDTH, pcie_troubles(facts, group, node.limit), fine)
     if said.outcome is Outcome.OK and not _known(facts, group):
         return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not told")
     return said
@@ -229,19 +230,14 @@ def _known(facts: Facts, group: Group) -> bool:
 
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
     """Every GPU has all its PCIe lanes, at full speed while at work, without repeating itself."""
-    conclude(judge_pcie(node.promised.gpus, node.facts, node.group, node.limit))
+    conclude(judge_pcie(node))
 
 
-def judge_nvlink(promised: int | None, facts: Facts, group: Group, limit: Thresholds) -> Verdict:
+def judge_nvlink(node: Node) -> Verdict:
     """Tell slow links, links that retrain, and links that send again too often."""
-    verdict = judge_gpus(
-        promised,
-        facts,
-        what="NVLink counters",
-        needs=("link_errors",),
-        troubles=nvlink_troubles(facts, group, limit),
-        fine="every NVLink that is up runs at full speed, without recoveries",
-    )
+    facts, limit = node.facts, node.limit
+    fine = "every NVLink that is up runs at full speed, without recoveries"
+    verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(facts, node.group, limit), fine)
     if verdict.outcome is not Outcome.OK:
         return verdict
     if old := undated(facts, limit):
@@ -264,20 +260,13 @@ def _none_up(facts: Facts) -> bool:
 
 def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
     """NVLinks that are up run at full speed and without errors; links down are gpu.topology's."""
-    conclude(judge_nvlink(node.promised.gpus, node.facts, node.group, node.limit))
+    conclude(judge_nvlink(node))
 
 
 def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
     """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="state of the NVSwitch fabric",
-        needs=("fabric_state",),
-        troubles=fabric_troubles(node.facts),
-        fine="every GPU has joined the NVSwitch fabric",
-    )
-    conclude(verdict)
+    fine = "every GPU has joined the NVSwitch fabric"
+    conclude(judge_gpus(node, _FABRIC, fabric_troubles(node.facts), fine))
 
 
 _SAME_VERSION = (

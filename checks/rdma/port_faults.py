@@ -57,20 +57,16 @@ def unconnected_port(
     meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
     all_told = not any(problem.startswith("nics") for problem in facts.problems)
     # A live node's card or two may never have been cabled; somebody's pasted ones are asked about.
-    grave = all_told and (many or (_captured(facts) and not meant))
+    grave = all_told and (many or (not facts.time_s and not meant))
     return Oddity(f"{seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
 def idle_everywhere(facts: Facts, group: Group) -> bool:
-    """Whether most nodes of a live group, and enough of them, have no port that is up."""
-    if _captured(facts):  # of a fabric that fails, people keep the texts of sick nodes
+    """Whether most nodes of a group, and enough of them, have no port that is up now."""
+    if not facts.time_s:  # of a fabric that fails, people keep the texts of sick nodes
         return False
     vote = group.majority(active_ports)
     return vote is not None and vote.decides and vote.votes >= ENOUGH_ALIKE and not vote.value
-
-
-def _captured(facts: Facts) -> bool:
-    return not facts.time_s
 
 
 def _finds_nobody(port: Port) -> bool:

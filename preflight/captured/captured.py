@@ -39,5 +39,5 @@ def bare_facts(host: str = "captured") -> Facts:
         root=False,
         kernel="",
         python=Python("", ""),
-        driver=Driver("absent"),
+        driver=Driver("untold"),
     )

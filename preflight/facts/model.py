@@ -33,13 +33,14 @@ class Python(Struct, frozen=True, forbid_unknown_fields=True):
 class Driver(Struct, frozen=True, forbid_unknown_fields=True):
     """How the NVIDIA driver answered NVML, asked from a disposable child.
 
-    `absent`: no driver library on this node. `error`: NVML refused (`error` says how).
+    `absent`: no driver library on this node. `error`: NVML refused (`error` says how). `untold`:
+    nothing says whether there is one; no node answers so.
     `hung`: no answer within the deadline; `survivor` is the child if even SIGKILL did not end it.
     `seconds`, and what calls took, is time in which our child waited for the driver: none in which
     it was stopped or had no CPU.
     """
 
-    state: Literal["answered", "absent", "error", "hung"]
+    state: Literal["answered", "absent", "error", "hung", "untold"]
     version: Line = ""
     error: Text = ""
     seconds: Seconds = 0.0
