@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
@@ -15,6 +15,9 @@ from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
 CHECKS = (
     Check("fabric.allreduce", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
@@ -23,10 +26,22 @@ CHECKS = (
 )
 
 
-_EVIDENCE = (
-    *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
-    *("decided_by", "latency_us", "latency_limit_us"),
-)
+_OF_PAIR = (
+    "state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin",
+    "decided_by", "latency_us", "latency_limit_us", "size_bytes",
+)  # fmt: skip
+_OF_NODE = (
+    "state", "backend", "rails", "size_bytes", "busbw_gbs", "best_gbs", "peers_gbs", "peers",
+    "limit_gbs", "limit_origin", "latency_us", "error",
+)  # fmt: skip
+_OF_DOMAIN = (
+    "nvlink_domain", "nodes", "rail", "partners", "way", "size_bytes", "best_gbs", "peers_gbs",
+)  # fmt: skip
+
+
+def _evidence(one: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str) -> dict[str, Any]:
+    """What was measured, under the keys of the report; `names`: of fields that have another."""
+    return {key: getattr(one, names.get(key, key)) for key in keys}
 
 
 def judge_allreduce(pair: Pair) -> Verdict:
@@ -44,8 +59,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
         return not_run(
             pair.error or "not measured", stopped=pair.waited or pair.lost, busy=pair.busy
         )
-    evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
-    evidence["size_bytes"] = pair.at_bytes
+    evidence = _evidence(pair, _OF_PAIR, size_bytes="at_bytes")
     if pair.events:
         return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
     if pair.bad or pair.doubt:
@@ -99,20 +113,7 @@ def judge_intra_node(
 
 
 def _intra_node_verdict(inside: Inside) -> Verdict:
-    evidence: dict[str, Any] = {
-        "state": inside.state,
-        "backend": inside.backend,
-        "rails": inside.rails,
-        "size_bytes": inside.at_bytes,
-        "busbw_gbs": inside.busbw_gbs,
-        "best_gbs": inside.best_gbs,
-        "peers_gbs": inside.peers_gbs,
-        "peers": inside.peers,
-        "limit_gbs": inside.limit_gbs,
-        "limit_origin": inside.limit_origin,
-        "latency_us": inside.latency_us,
-        "error": inside.reason,
-    }
+    evidence = _evidence(inside, _OF_NODE, size_bytes="at_bytes", error="reason")
     if inside.events:
         return flaky(inside.events, inside.operations, inside.why, advice=inside.advice, **evidence)
     if inside.why:
@@ -159,16 +160,8 @@ def judge_nvlink_domain(
 
 
 def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
-    evidence: dict[str, Any] = {
-        "nvlink_domain": one.domain,
-        "nodes": one.nodes,
-        "rail": one.rail,
-        "partners": list(one.partners),
-        "way": one.way,
-        "size_bytes": one.at_bytes,
-        "best_gbs": one.best_gbs,
-        "peers_gbs": one.peers_gbs,
-    }
+    evidence = _evidence(one, _OF_DOMAIN, nvlink_domain="domain", size_bytes="at_bytes")
+    evidence["partners"] = list(one.partners)
     if one.why and one.proven:
         return fail(one.why, advice=one.advice, **evidence)
     if one.why:

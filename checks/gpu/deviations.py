@@ -77,7 +77,7 @@ COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with 
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """One thing that is unlike its peers. `grave`: the node is unfit for it."""
+    """One thing that is not as it should be. `grave`: the node, or its job, fails for it."""
 
     sentence: str
     advice: str

@@ -50,17 +50,12 @@ if TYPE_CHECKING:
     from preflight.facts.gpu import GpuHealth, LinkErrors
     from preflight.facts.model import Gpu
 
+_COUNTED: Final = (*NVML, "gpu.count")
 CHECKS = (
     Check("gpu.pcie", stage="facts", tier="prolog", requires=NVML, drains=True),
     Check("gpu.nvlink", stage="facts", tier="prolog", requires=NVML, drains=True),
     Check("gpu.fabric", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
-    Check(
-        "gpu.topology",
-        stage="facts",
-        tier="prolog",
-        requires=(*NVML, "gpu.count"),
-        drains=True,
-    ),
+    Check("gpu.topology", stage="facts", tier="prolog", requires=_COUNTED, drains=True),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
@@ -11,18 +12,16 @@ from preflight.verdict import Conclude, Verdict, fail, not_run, ok
 if TYPE_CHECKING:
     from preflight.core.remote_command import Step
 
+STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
+"""In the order in which they are taken: each requires the one before it."""
+
 CHECKS = (
     Check("reach.name", stage="reach", tier="prolog"),
-    Check("reach.route", stage="reach", tier="prolog", requires=("reach.name",)),
-    Check("reach.hostkey", stage="reach", tier="prolog", requires=("reach.route",)),
-    Check("reach.login", stage="reach", tier="prolog", requires=("reach.hostkey",)),
-    Check("reach.python", stage="reach", tier="prolog", requires=("reach.login",)),
-    Check("reach.answer", stage="reach", tier="prolog", requires=("reach.python",)),
+    *(
+        Check(f"reach.{step}", stage="reach", tier="prolog", requires=(f"reach.{before}",))
+        for before, step in pairwise(STEPS)
+    ),
 )
-
-
-STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
-"""In the order in which they are taken."""
 
 _SSH_STEPS: Final = frozenset({"name", "route", "hostkey", "login"})
 _NO_LOGIN: Final = frozenset({"local", "torchrun"})

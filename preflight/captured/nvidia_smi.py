@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, bare_facts, captured
 from preflight.captured.smi_fields import Listing
 from preflight.captured.smi_lists import (
     corrupted_inforoms,
@@ -141,8 +141,8 @@ def _tells(one: Gpu, fields: Sequence[str]) -> bool:
 
 def _failed(words: str) -> Captured:
     """nvidia-smi itself failed: the driver is judged by its words."""
-    facts = replace(bare_facts(), driver=Driver("error", error=words))
-    return Captured(kind="nvidia-smi", facts=facts, checks=("host.driver_hung",), damaged=words)
+    driver = Driver("error", error=words)
+    return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)
 
 
 def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
