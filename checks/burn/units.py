@@ -204,10 +204,10 @@ def _ratio(unit: Unit) -> float:
 
 
 def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
-    told = ({name: getattr(one, name) for name in _TOLD} for one in units)
-    return {
-        "parts": [{**part, "clocks": one.remark} for part, one in zip(told, units, strict=True)]
-    }
+    parts = [
+        {**{name: getattr(one, name) for name in _TOLD}, "clocks": one.remark} for one in units
+    ]
+    return {"parts": parts}
 
 
 def _some(names: Sequence[str]) -> str:

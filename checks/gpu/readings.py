@@ -8,13 +8,12 @@ Every answer says where it comes from, so that a sentence can say which number d
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
-from preflight.facts.node import decided
+from preflight.facts.node import decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
@@ -49,9 +48,10 @@ def wanted(promise: T | None, name: str, facts: Facts, group: Group) -> Wanted[A
     if vote is not None:
         return Wanted(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
-    common, votes = _most(values)
-    if common is not None and votes >= _ENOUGH_SIBLINGS:
-        return Wanted(common, f"on {votes} of {len(values)} GPUs of this node", "siblings")
+    common = most(values, _ENOUGH_SIBLINGS)
+    if common is not None:
+        whom = f"on {values.count(common)} of {len(values)} GPUs of this node"
+        return Wanted(common, whom, "siblings")
     return None
 
 
@@ -64,12 +64,7 @@ def wanted_of_kind(name: str, facts: Facts, group: Group) -> Wanted[Any] | None:
 @cache
 def reader(name: str) -> Callable[[Facts], Any]:
     """One function per field, always the same: a group counts the vote of each once."""
-
-    def most(facts: Facts) -> Any:
-        return _most(_values(facts, name))[0]
-
-    most.__name__ = f"most_{name}"
-    return most
+    return lambda facts: most(_values(facts, name))
 
 
 def reading(gpu: Gpu, name: str) -> Any:
@@ -82,13 +77,6 @@ def reading(gpu: Gpu, name: str) -> Any:
 def _values(facts: Facts, name: str) -> Iterable[Any]:
     values = (reading(gpu, name) for gpu in facts.gpus or ())
     return (value for value in values if value is not None and value != "")
-
-
-def _most(values: Iterable[T]) -> tuple[T | None, int]:
-    """The value of more than half, and how many those are."""
-    counts = Counter(values)
-    value, votes = counts.most_common(1)[0] if counts else (None, 0)
-    return (value, votes) if 2 * votes > counts.total() else (None, 0)
 
 
 NVML: Final = ("reach.answer", "host.driver_hung")

@@ -30,7 +30,7 @@ from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from preflight.facts.machine import KernelLog, LogLine
 
@@ -60,10 +60,8 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
         return _none_here()
     again = repeated(log.lines, limit)
     found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(said)]
-    evidence: dict[str, Any] = {
-        "troubles": [_xid_evidence(each) for each in said],
-        "log": log.source,
-    }
+    listed = [_evidence(each, _OF_XID) for each in said]
+    evidence: dict[str, Any] = {"troubles": listed, "log": log.source}
     graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
     if graves:
         return fail(
@@ -187,15 +185,15 @@ def _places(notable: Sequence[Trouble]) -> dict[str, Any]:
     return {"places": places} if places else {}
 
 
-def _xid_evidence(one: Trouble) -> dict[str, object]:
-    return {
-        "gpu": one.slot,
-        "xid": one.code,
-        "class": one.grade,
-        "times": one.times,
-        "last_s": one.last_s,
-        "old": one.old,
-    }
+_OF_XID = {"gpu": "slot", "xid": "code", "class": "grade", "times": "times", "last_s": "last_s",
+           "old": "old"}  # fmt: skip
+_OF_SXID = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fatal",
+            "link": "link", "times": "times", "last_s": "last_s"}  # fmt: skip
+
+
+def _evidence(one: Trouble | Fault, names: Mapping[str, str]) -> dict[str, object]:
+    """What is known of it, under the keys of the report."""
+    return {key: getattr(one, name) for key, name in names.items()}
 
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
@@ -288,10 +286,8 @@ def judge_sxid(facts: Facts) -> Verdict:
     old, new = faults(log.lines)
     if not old and not new and not switched and log.source != "text":
         return _no_switch()
-    evidence: dict[str, Any] = {
-        "sxids": [_sxid_evidence(each) for each in (*old, *new)],
-        "log": log.source,
-    }
+    listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
+    evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
     fatal = [each for each in new if each.fatal]
     explained = _explained(log.lines)
     own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
@@ -377,18 +373,6 @@ def _part(code: int) -> tuple[str, str]:
         if first <= code <= last:
             return meaning, advice
     return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
-
-
-def _sxid_evidence(one: Fault) -> dict[str, object]:
-    return {
-        "switch": one.switch,
-        "bus_id": one.bus_id,
-        "sxid": one.code,
-        "fatal": one.fatal,
-        "link": one.link,
-        "times": one.times,
-        "last_s": one.last_s,
-    }
 
 
 def test_gpu_sxid(node: Node, conclude: Conclude) -> None:

@@ -7,7 +7,6 @@ judged.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from preflight.check import Check
@@ -38,7 +37,7 @@ from preflight.checks.gpu.readings import (
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import gpu_codes, up_links
-from preflight.facts.node import decided
+from preflight.facts.node import decided, most
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -167,11 +166,9 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
 
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
-    speeds = Counter(
+    return most(
         link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
     )
-    speed, votes = speeds.most_common(1)[0] if speeds else (None, 0)
-    return speed if 2 * votes > speeds.total() else None
 
 
 def fabric_troubles(facts: Facts) -> Iterator[Trouble]:

@@ -70,13 +70,18 @@ def named(one: FileSystem) -> str:
     return f"{one.mount} ({', '.join(filter(None, [one.kind, one.source]))})"
 
 
+def no_answer(one: FileSystem) -> str:
+    """How it hung or failed when it was looked at, in words; nothing if it answered."""
+    if one.state == "hung":
+        return f"{named(one)} gave no answer within {one.seconds:g} s"
+    return f"{named(one)} answers with: {one.error}" if one.state == "error" else ""
+
+
 def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
     """Which mount hung or failed when it was looked at, and in words how; "" if none."""
     for one in found:
-        if one.state == "hung":
-            return one.mount, f"{named(one)} gave no answer within {one.seconds:g} s"
-        if one.state == "error":
-            return one.mount, f"{named(one)} answers with: {one.error}"
+        if why := no_answer(one):
+            return one.mount, why
     return "", ""
 
 
@@ -93,10 +98,8 @@ def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple
 
 def unwritable(one: FileSystem, limit: Thresholds) -> str:
     """Why nothing can be written there, in words; nothing if it can."""
-    if one.state == "hung" and not one.shared:
-        return f"{named(one)} gave no answer within {one.seconds:g} s"
-    if one.state == "error" and not one.shared:
-        return f"{named(one)} answers with: {one.error}"
+    if not one.shared and (why := no_answer(one)):
+        return why
     refused = [words for words in one.refused if not words.startswith(SHM)]
     if one.remounted:
         return f"{named(one)} was made read-only after it had been mounted to be written"

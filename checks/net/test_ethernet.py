@@ -37,7 +37,7 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
 
     Where no interface tells an address, as in most captured texts, every one is meant.
     """
-    every = [one for one in _every(facts) if not one.loopback]
+    every = [one for one in facts.interfaces if not one.loopback]
     if not any(one.addresses for one in every):
         return tuple(every)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
@@ -57,7 +57,7 @@ def parts(whole: Interface, facts: Facts) -> list[Interface]:
     waiting = [whole]
     while waiting:
         above = waiting.pop()
-        for one in _every(facts):
+        for one in facts.interfaces:
             under = one.name in above.lower or one.master == above.name
             if under and one.name not in found and one.name != whole.name:
                 found[one.name] = one
@@ -92,7 +92,7 @@ def speed_of(name: str) -> Reader:
 @cache
 def up_of(name: str) -> Callable[[Facts], bool | None]:
     """The reader of whether an interface has a link."""
-    return lambda facts: next((is_up(one) for one in _every(facts) if one.name == name), None)
+    return lambda facts: next((is_up(one) for one in facts.interfaces if one.name == name), None)
 
 
 def is_up(one: Interface) -> bool:
@@ -101,11 +101,7 @@ def is_up(one: Interface) -> bool:
 
 
 def _of(facts: Facts, name: str, read: Callable[[Interface], int | None]) -> int | None:
-    return next((read(one) for one in _every(facts) if one.name == name), None)
-
-
-def _every(facts: Facts) -> tuple[Interface, ...]:
-    return (facts.network.interfaces if facts.network else None) or ()
+    return next((read(one) for one in facts.interfaces if one.name == name), None)
 
 
 Kind = Literal["broken", "dropped", "flaps", "packets", ""]
@@ -203,7 +199,7 @@ def odd_links(
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
     addressed = any(one.addresses for one in links)
-    every = (facts.network and facts.network.interfaces) or ()
+    every = facts.interfaces
     wholes = {name for one in every for name in (one.master, one.name if one.lower else "")}
     for one in links:
         if not is_up(one):

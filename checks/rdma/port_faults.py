@@ -46,19 +46,18 @@ def unconnected_port(
     alike = [one for one in ports if one.active or _finds_nobody(one)]
     fabric = [one for one in alike if one.layer == port.layer]
     up = sum(one.active for one in fabric)
-    seen = f"{port.name} is {port.words()}"
     if up >= ENOUGH_ALIKE and _second(port, ports):
         return None
     if up:
         said = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
-        return Oddity(f"{seen}; {said}", _CABLE, grave=False)
+        return Oddity(f"{port.seen}; {said}", _CABLE, grave=False)
     # So many without a cable are no spare ones; of one card beside Ethernet that may well be.
     many = len(fabric) >= ENOUGH_ALIKE
     meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
     all_told = not any(problem.startswith("nics") for problem in facts.problems)
     # A live node's card or two may never have been cabled; somebody's pasted ones are asked about.
     grave = all_told and (many or (not facts.time_s and not meant))
-    return Oddity(f"{seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
+    return Oddity(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
 def idle_everywhere(facts: Facts, group: Group) -> bool:
@@ -108,9 +107,7 @@ def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
     """Active ports whose link was not up when looked at: it trains anew, and data waits."""
     for port in ports_of(facts):
         if port.active and port.physical in _UNSTEADY:
-            yield Oddity(
-                f"{port.name} is {port.words()}, expected LinkUp", _RESEAT_CABLE, grave=False
-            )
+            yield Oddity(f"{port.seen}, expected LinkUp", _RESEAT_CABLE, grave=False)
 
 
 def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
@@ -142,17 +139,16 @@ def _down_port(
     port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Oddity | None:
     """The first that knows decides: the promise by name, the group, the promise by number."""
-    seen = f"{port.name} is {port.words()}"
     advice = _advice(port)
     if promised.hcas is not None and port.nic.name in promised.hcas:
         rail = promised.hcas.index(port.nic.name)
-        return Oddity(f"{seen}, promised as rail {rail}", advice)
+        return Oddity(f"{port.seen}, promised as rail {rail}", advice)
     vote = group.majority(active_ports)
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
         whom = f"ACTIVE {on_most(vote, group)}"
-        return Oddity(f"{seen}, {whom}", advice)
+        return Oddity(f"{port.seen}, {whom}", advice)
     return (
         None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
     )
@@ -161,13 +157,13 @@ def _down_port(
 def _without_names(
     port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Oddity | None:
-    seen = f"{port.name} is {port.words()}"
     if port.of_fabric:
-        return Oddity(f"{seen}: no other end; its link is lost, or it has no cable", _EMPTY, False)  # noqa: FBT003
+        said = f"{port.seen}: no other end; its link is lost, or it has no cable"
+        return Oddity(said, _EMPTY, grave=False)
     if promised.nics is not None:
         return _by_number(port, promised.nics, promised, ports)
     if _stuck(port):
-        return Oddity(f"{seen}: no subnet manager has configured it", _CONFIGURE)
+        return Oddity(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
     if odd is None and is_rail(port, promised):
         odd = unconnected_port(port, ports, facts, group)
@@ -179,19 +175,17 @@ def _by_number(port: Port, wanted: int, promised: Promise, ports: Sequence[Port]
     up = sum(p.active for p in rails)
     if up >= wanted or port not in rails or _unused_first(port, rails, wanted):
         return None
-    seen = f"{port.name} is {port.words()}"
-    return Oddity(f"{seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
+    return Oddity(f"{port.seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
 
 
 def _unlike_peers(port: Port, ports: Sequence[Port]) -> Oddity | None:
-    seen = f"{port.name} is {port.words()}"
     alike = [p for p in ports if p.kind == port.kind and p.physical != "DISABLED"]
     active = sum(p.active for p in alike)
     if port.physical == "DISABLED" or active < ENOUGH_ALIKE or _few(active, len(alike)):
         return None
     whom = f"{active} of {len(alike)} ports of its kind are ACTIVE"
     # Of two Ethernet ports of a card one often has no cable: on purpose.
-    return Oddity(f"{seen}; {whom}", _advice(port), grave=port.layer == "infiniband")
+    return Oddity(f"{port.seen}; {whom}", _advice(port), grave=port.layer == "infiniband")
 
 
 def _few(active: int, alike: int) -> bool:
@@ -282,7 +276,7 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     return tuple(
         f"{port.name} {one.name} {one.value}"
         for port in ports_of(facts)
-        for one in (port.port.counters.nonzero if port.port.counters else ())
+        for one in port.nonzero
         if one.name in RULES and one.value >= max(1.0, limit(RULES[one.name].limit))
     )
 
@@ -297,7 +291,7 @@ def _moving(port: Port) -> Iterator[Oddity]:
 
 
 def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
-    for one in port.port.counters.nonzero if port.port.counters else ():
+    for one in port.nonzero:
         rule = RULES.get(one.name)
         if rule is None or (one.moved and one.name in BREAKS):
             continue
@@ -313,8 +307,7 @@ def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
 
 def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Of totals without a date only this is sure: other ports have been through the same time."""
-    told = port.port.counters.nonzero if port.port.counters else ()
-    high = [e for e in told if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
+    high = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
     alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
     others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
     for one in high if len(others) >= ENOUGH_ALIKE else ():
@@ -337,8 +330,7 @@ def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
         return PORT
     if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
-    rates = (flaps_per_day(one, facts) for one in interfaces if one.name == who)
+    rates = (flaps_per_day(one, facts) for one in facts.interfaces if one.name == who)
     many = limit("link_flaps_per_day")
     return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
 

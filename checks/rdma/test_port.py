@@ -278,11 +278,7 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
             advice="take a second reading after a known time, or ask the live node",
         )
     read = [port.port.counters.read for port in ports if port.port.counters]
-    totals = {
-        f"{port.name} {one.name}": one.value
-        for port in ports
-        for one in (port.port.counters.nonzero if port.port.counters else ())
-    }
+    totals = {f"{port.name} {one.name}": one.value for port in ports for one in port.nonzero}
     few = sum(one.rpartition(" ")[2] in RULES for one in totals)
     more = [f"{few} too few to matter"] * bool(few)
     more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)

@@ -239,7 +239,7 @@ _FEWEST_ON_A_SWITCH: Final = 3
 
 def read(text: str) -> Captured | None:
     """Take a matrix for the GPUs of a node; None where there is nothing like one."""
-    if not any(_MATRIX.search(" ".join(line.words)) for line in readable_lines(text)):
+    if not any(_MATRIX.search(" ".join(line)) for line in readable_lines(text)):
         return None
     try:
         printed = parse_topo(text)
