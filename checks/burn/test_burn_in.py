@@ -18,23 +18,26 @@ if TYPE_CHECKING:
 
 _BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
 _LOADED = ("burn.device",)
-_SPEEDS = ("sustained", "gemm", "memory", "launch", "pcie", "p2p", "host", "nic")
 CHECKS = (
-    *(
-        Check(
-            f"burn.{name}",
-            stage="local",
-            tier="standard",
-            requires=_BEFORE,
-            disturbs=True,
-            drains=True,
-        )
-        for name in ("device", "integrity")
+    Check(
+        "burn.device", stage="local", tier="standard", requires=_BEFORE, disturbs=True, drains=True
     ),
-    *(
-        Check(f"burn.{name}", stage="local", tier="standard", requires=_LOADED, disturbs=True)
-        for name in _SPEEDS
+    Check(
+        "burn.integrity",
+        stage="local",
+        tier="standard",
+        requires=_BEFORE,
+        disturbs=True,
+        drains=True,
     ),
+    Check("burn.sustained", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.gemm", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.memory", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.launch", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.pcie", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.p2p", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.host", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    Check("burn.nic", stage="local", tier="standard", requires=_LOADED, disturbs=True),
 )
 
 
