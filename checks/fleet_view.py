@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.facts.node import Group
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class FleetView:
     """The promise groups of `nodes`, with the facts of those nodes alone; for `majority`."""
     pairs: Mapping[tuple[str, str], Pair]
     """By both names, the earlier of the fleet first; empty unless the check's stage is fabric."""
+    limit: Thresholds = SHIPPED
+    """The numbers that hold for all nodes alike."""
 
 
 def whole_fleet(

@@ -36,6 +36,8 @@ _PROMISE = f"promise gpu_model, or {_BASELINE}"
 _OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
 _BUSY = "look at what else runs on this node, then run again"
 _HUNDRED, _MOST_NAMED = 100, 4
+_TOLD = ("name", "measure", "best", "typical", "samples", "peers", "limit", "limit_origin",
+         "waited")  # fmt: skip
 
 
 def amount(value: float, measure: Measure) -> str:
@@ -202,23 +204,10 @@ def _ratio(unit: Unit) -> float:
 
 
 def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
-    return {
-        "parts": [
-            {
-                "name": one.name,
-                "measure": one.measure,
-                "best": one.best,
-                "typical": one.typical,
-                "samples": one.samples,
-                "peers": one.peers,
-                "limit": one.limit,
-                "limit_origin": one.limit_origin,
-                "waited": one.waited,
-                "clocks": one.remark,
-            }
-            for one in units
-        ]
-    }
+    parts = [
+        {**{name: getattr(one, name) for name in _TOLD}, "clocks": one.remark} for one in units
+    ]
+    return {"parts": parts}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
+from preflight.checks.gpu.deviations import Oddity
 from preflight.facts import Facts, Node
 from preflight.facts.words import count
 from preflight.fleet.model import Job
@@ -181,15 +182,6 @@ def _one_mig(visible: Visible, gpus: Sequence[Gpu]) -> Visible:
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """What is wrong with the job's GPU list. `grave`: ranks will die of it."""
-
-    sentence: str
-    advice: str
-    grave: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Allocation:
     """What Slurm says it gave the job on this node."""
 
@@ -208,46 +200,46 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(int(counted.group(1))) if counted and int(counted.group(1)) else None
 
 
-def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Complaint | None:
+def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Oddity | None:
     """Entries that CUDA cannot use here. `owner`: the other node whose GPUs they name."""
     if visible.entries == ("",):
-        return Complaint("it is empty, so the job sees no GPU", "unset it, or list the GPUs")
+        return Oddity("it is empty, so the job sees no GPU", "unset it, or list the GPUs")
     if not visible.trouble:
         return None
     seen = f"the job gets {len(visible.devices)} of {count(len(gpus), 'GPU')}"
     if owner is not None:
-        return Complaint(
+        return Oddity(
             f"it names GPUs of {owner}; here {seen}",
             "let each node set its own list; UUIDs never hold on two nodes",
         )
     advice = visible.remedy or "list indices or UUIDs of `nvidia-smi -L`"
-    return Complaint(f"{visible.trouble}; {seen}", advice)
+    return Oddity(f"{visible.trouble}; {seen}", advice)
 
 
-def unconfirmed(visible: Visible) -> Complaint | None:
+def unconfirmed(visible: Visible) -> Oddity | None:
     """A MIG instance by its numbers: the driver shows UUIDs only, so it may not be there."""
     if not visible.unconfirmed:
         return None
-    return Complaint(
+    return Oddity(
         f"whether the instance {visible.unconfirmed[:60]!r} exists cannot be seen here",
         "name it by its MIG-<uuid> of `nvidia-smi -L`",
         grave=False,
     )
 
 
-def too_few(visible: Visible, nproc: int | None) -> Complaint | None:
+def too_few(visible: Visible, nproc: int | None) -> Oddity | None:
     """Fewer GPUs than ranks: the surplus ranks die of "invalid device ordinal"."""
     seen = len(visible.devices)
     if nproc is None or nproc <= seen:
         return None
-    return Complaint(
+    return Oddity(
         f"{count(nproc, 'rank')} per node, {count(seen, 'GPU')} visible: "
         f'rank {seen} gets "invalid device ordinal"',
         f"use --nproc-per-node={seen}, or make {nproc} GPUs visible",
     )
 
 
-def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Complaint | None:
+def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Oddity | None:
     """GPUs beyond the allocation. `seen`: GPUs that NVML shows, fewer inside a device cgroup."""
     if given is None or visible.kind == "mig":
         return None
@@ -255,58 +247,52 @@ def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Compla
     if visible.kind == "unset":
         return _unset(seen, has) if seen > given.number else None
     if used > given.number:
-        return Complaint(f"it shows {count(used, 'GPU')}; {has}", "leave the list to Slurm")
+        return Oddity(f"it shows {count(used, 'GPU')}; {has}", "leave the list to Slurm")
     ours = (set(given.host_indices), set(range(given.number)))
     if given.host_indices and not any(set(visible.indices) <= own for own in ours):
         listed = ",".join(str(index) for index in given.host_indices)
         strangers = sorted(set(visible.indices) - ours[0])
         shown = ",".join(str(index) for index in strangers)
-        return Complaint(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
+        return Oddity(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
     if used < given.number:
-        return Complaint(
-            f"it shows {count(used, 'GPU')}; {has}", "use all or ask less", grave=False
-        )
+        return Oddity(f"it shows {count(used, 'GPU')}; {has}", "use all or ask less", grave=False)
     return None
 
 
-def _unset(seen: int, has: str) -> Complaint:
+def _unset(seen: int, has: str) -> Oddity:
     advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
-    return Complaint(f"it is not set and {seen} GPUs are in sight; {has}", advice, grave=False)
+    return Oddity(f"it is not set and {seen} GPUs are in sight; {has}", advice, grave=False)
 
 
-def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Complaint | None:
+def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Oddity | None:
     """The host's numbers inside a device cgroup, where the job's GPUs count from 0."""
     numbers = [entry.strip() for entry in visible.entries]
     if not visible.trouble or given is None or seen != given.number or not given.host_indices:
         return None
     if sorted(numbers) != sorted(str(index) for index in given.host_indices):
         return None
-    return Complaint(
+    return Oddity(
         f"it has the host's numbers, but inside the job's cgroup its {seen} GPUs count from 0",
         "if a script exported it, remove that line; Slurm sets it right inside the job",
         grave=False,
     )
 
 
-def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Complaint | None:
+def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Oddity | None:
     """Indices on a node of mixed models: CUDA's default order is fastest first, not the bus's."""
     models = {gpu.name for gpu in gpus}
     listed = {device.gpu for device in visible.devices}
-    if (
-        visible.kind != "index"
-        or len(models) == 1
-        or order == "PCI_BUS_ID"
-        or len(listed) == len(gpus)
-    ):
+    by_bus = visible.kind != "index" or order == "PCI_BUS_ID"
+    if by_bus or len(models) == 1 or len(listed) == len(gpus):
         return None
-    return Complaint(
+    return Oddity(
         f"indices on {len(models)} GPU models: CUDA numbers the fastest first, nvidia-smi by bus",
         "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs",
         grave=False,
     )
 
 
-def unlike_other_nodes(visible: Visible, job: Job) -> Complaint | None:
+def unlike_other_nodes(visible: Visible, job: Job) -> Oddity | None:
     """A list of another length than on most other nodes: the ranks will not add up."""
     lists = [environ.get("CUDA_VISIBLE_DEVICES") for environ in (job.environ or {}).values()]
     lengths = Counter(0 if value is None else len(value.split(",")) for value in lists)
@@ -318,7 +304,7 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Complaint | None:
     here, there = (
         count(number, "entry", "entries") if number else "unset" for number in (mine, usual)
     )
-    return Complaint(
+    return Oddity(
         f"{here} here, {there} on {whom}", "give every node a list of one length", grave=False
     )
 
@@ -335,13 +321,8 @@ def owner_of(visible: Visible, here: Facts, others: Mapping[str, Facts]) -> str 
     return None
 
 
-CHECK = Check(
-    "env.cuda_visible_devices",
-    stage="facts",
-    tier="prolog",
-    requires=("reach.answer", "host.driver_hung", "gpu.count"),
-    user=True,
-)
+_BEFORE: Final = ("reach.answer", "host.driver_hung", "gpu.count")
+CHECK = Check("env.cuda_visible_devices", stage="facts", tier="prolog", requires=_BEFORE, user=True)
 
 
 def judge(
@@ -366,7 +347,7 @@ def judge(
 
 def first_complaint(
     env: Mapping[str, str], visible: Visible, job: Job, facts: Facts, others: Mapping[str, Facts]
-) -> Complaint | None:
+) -> Oddity | None:
     """The worst thing about the list; what kills ranks comes before what is only odd."""
     gpus, given = facts.gpus or (), allocation(env)
     return (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
+from preflight.core.thresholds import Thresholds
 from preflight.fabric.measure import Pair
 from preflight.fabric.node_allreduce import held_to_nvlink
 from preflight.fabric.nvlink_domain import over_nvlink
@@ -13,6 +14,9 @@ from preflight.fabric.retest import MORE_TIME
 from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
 CHECKS = (
@@ -22,10 +26,22 @@ CHECKS = (
 )
 
 
-_EVIDENCE = (
-    *("state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin"),
-    *("decided_by", "latency_us", "latency_limit_us"),
-)
+_OF_PAIR = (
+    "state", "error", "backend", "rail", "busbw_gbs", "peers_gbs", "limit_gbs", "limit_origin",
+    "decided_by", "latency_us", "latency_limit_us", "size_bytes",
+)  # fmt: skip
+_OF_NODE = (
+    "state", "backend", "rails", "size_bytes", "busbw_gbs", "best_gbs", "peers_gbs", "peers",
+    "limit_gbs", "limit_origin", "latency_us", "error",
+)  # fmt: skip
+_OF_DOMAIN = (
+    "nvlink_domain", "nodes", "rail", "partners", "way", "size_bytes", "best_gbs", "peers_gbs",
+)  # fmt: skip
+
+
+def _evidence(one: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str) -> dict[str, Any]:
+    """What was measured, under the keys of the report; `names`: of fields that have another."""
+    return {key: getattr(one, names.get(key, key)) for key in keys}
 
 
 def judge_allreduce(pair: Pair) -> Verdict:
@@ -43,8 +59,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
         return not_run(
             pair.error or "not measured", stopped=pair.waited or pair.lost, busy=pair.busy
         )
-    evidence: dict[str, Any] = {name: getattr(pair, name) for name in _EVIDENCE}
-    evidence["size_bytes"] = pair.at_bytes
+    evidence = _evidence(pair, _OF_PAIR, size_bytes="at_bytes")
     if pair.events:
         return flaky(pair.events, pair.operations, pair.why, **_blame(pair), **evidence)
     if pair.bad or pair.doubt:
@@ -84,7 +99,7 @@ def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
 
 
 def judge_intra_node(
-    name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None
+    name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or (inside.state == "one_rail" and not inside.lacks):
@@ -94,24 +109,11 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
-    return _intra_node_verdict(held_to_nvlink(inside, gpus or ()))
+    return _intra_node_verdict(held_to_nvlink(inside, gpus or (), limit("nvlink.inside_share")))
 
 
 def _intra_node_verdict(inside: Inside) -> Verdict:
-    evidence: dict[str, Any] = {
-        "state": inside.state,
-        "backend": inside.backend,
-        "rails": inside.rails,
-        "size_bytes": inside.at_bytes,
-        "busbw_gbs": inside.busbw_gbs,
-        "best_gbs": inside.best_gbs,
-        "peers_gbs": inside.peers_gbs,
-        "peers": inside.peers,
-        "limit_gbs": inside.limit_gbs,
-        "limit_origin": inside.limit_origin,
-        "latency_us": inside.latency_us,
-        "error": inside.reason,
-    }
+    evidence = _evidence(inside, _OF_NODE, size_bytes="at_bytes", error="reason")
     if inside.events:
         return flaky(inside.events, inside.operations, inside.why, advice=inside.advice, **evidence)
     if inside.why:
@@ -138,11 +140,11 @@ def _intra_node_verdict(inside: Inside) -> Verdict:
 
 def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
     """All GPUs of a node all-reduce among themselves as fast as its peers', with the right sums."""
-    conclude(judge_intra_node(node.name, node.inside, node.facts.gpus))
+    conclude(judge_intra_node(node.name, node.inside, node.facts.gpus, limit=node.limit))
 
 
 def judge_nvlink_domain(
-    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None
+    name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
     """Condemn a node whose NVLink to its neighbours is slow or not used, where it is its fault."""
     if one is None:
@@ -154,20 +156,12 @@ def judge_nvlink_domain(
     if one.state == "trouble":
         advice = f"read what {name} said, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
-    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or ()))
+    return _nvlink_domain_verdict(name, over_nvlink(one, gpus or (), limit("nvlink.inside_share")))
 
 
 def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
-    evidence: dict[str, Any] = {
-        "nvlink_domain": one.domain,
-        "nodes": one.nodes,
-        "rail": one.rail,
-        "partners": list(one.partners),
-        "way": one.way,
-        "size_bytes": one.at_bytes,
-        "best_gbs": one.best_gbs,
-        "peers_gbs": one.peers_gbs,
-    }
+    evidence = _evidence(one, _OF_DOMAIN, nvlink_domain="domain", size_bytes="at_bytes")
+    evidence["partners"] = list(one.partners)
     if one.why and one.proven:
         return fail(one.why, advice=one.advice, **evidence)
     if one.why:
@@ -180,4 +174,4 @@ def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
     """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus))
+    conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus, limit=node.limit))

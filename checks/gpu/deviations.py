@@ -27,7 +27,7 @@ from preflight.facts.boards import (
     settled,
     up_links,
 )
-from preflight.facts.node import DISTANCES, Majority, decided
+from preflight.facts.node import DISTANCES, Majority, decided, most
 from preflight.verdict import Verdict, fail, warn
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with 
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """One thing that is unlike its peers. `grave`: the node is unfit for it."""
+    """One thing that is not as it should be. `grave`: the node, or its job, fails for it."""
 
     sentence: str
     advice: str
@@ -229,10 +229,8 @@ def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
 
 
 def _most(values: Iterable[T | None]) -> T | None:
-    """What more than half, and at least three, share."""
-    counts = Counter(value for value in values if value is not None)
-    value, votes = counts.most_common(1)[0] if counts else (None, 0)
-    return value if votes >= _ENOUGH_PEERS and 2 * votes > counts.total() else None
+    """What more than half of those that tell, and at least three, share."""
+    return most((value for value in values if value is not None), _ENOUGH_PEERS)
 
 
 def _full(gpus: Sequence[Gpu]) -> int | None:

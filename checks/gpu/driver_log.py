@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from preflight.facts.basics import limit
+from preflight.core.thresholds import Thresholds
 from preflight.facts.boards import GRADES, known
 
 if TYPE_CHECKING:
@@ -279,13 +279,13 @@ class _Burst:
     pids: set[str]
 
 
-def repeated(lines: Iterable[LogLine]) -> dict[str, Repeated]:
+def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]:
     """By slot: the part that most crashes of its last day came from, where they are several.
 
     Crashes of one process are one: it may go on after an exception that it caught.
     """
     found = {}
-    for slot, bursts in _bursts(lines).items():
+    for slot, bursts in _bursts(lines, limit).items():
         recent = [b for b in bursts if bursts[-1].first_s - b.last_s < limit("same_tpc_within_s")]
         alone = [next(iter(each.places)) for each in recent if len(each.places) == 1]
         place = max(alone, key=Counter(alone).__getitem__, default="")
@@ -298,7 +298,7 @@ def repeated(lines: Iterable[LogLine]) -> dict[str, Repeated]:
     return found
 
 
-def _bursts(lines: Iterable[LogLine]) -> dict[str, Sequence[_Burst]]:
+def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
     """The crashes of each GPU in their order, of which time and place are told."""
     apart_s, found = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
     told = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]

@@ -8,13 +8,12 @@ Every answer says where it comes from, so that a sentence can say which number d
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
-from preflight.facts.node import decided
+from preflight.facts.node import decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.gpu import GpuHealth
     from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group
+    from preflight.facts.node import Group, Node
 
 
 T = TypeVar("T")
@@ -49,9 +48,10 @@ def wanted(promise: T | None, name: str, facts: Facts, group: Group) -> Wanted[A
     if vote is not None:
         return Wanted(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
-    common, votes = _most(values)
-    if common is not None and votes >= _ENOUGH_SIBLINGS:
-        return Wanted(common, f"on {votes} of {len(values)} GPUs of this node", "siblings")
+    common = most(values, _ENOUGH_SIBLINGS)
+    if common is not None:
+        whom = f"on {values.count(common)} of {len(values)} GPUs of this node"
+        return Wanted(common, whom, "siblings")
     return None
 
 
@@ -64,12 +64,7 @@ def wanted_of_kind(name: str, facts: Facts, group: Group) -> Wanted[Any] | None:
 @cache
 def reader(name: str) -> Callable[[Facts], Any]:
     """One function per field, always the same: a group counts the vote of each once."""
-
-    def most(facts: Facts) -> Any:
-        return _most(_values(facts, name))[0]
-
-    most.__name__ = f"most_{name}"
-    return most
+    return lambda facts: most(_values(facts, name))
 
 
 def reading(gpu: Gpu, name: str) -> Any:
@@ -82,13 +77,6 @@ def reading(gpu: Gpu, name: str) -> Any:
 def _values(facts: Facts, name: str) -> Iterable[Any]:
     values = (reading(gpu, name) for gpu in facts.gpus or ())
     return (value for value in values if value is not None and value != "")
-
-
-def _most(values: Iterable[T]) -> tuple[T | None, int]:
-    """The value of more than half, and how many those are."""
-    counts = Counter(values)
-    value, votes = counts.most_common(1)[0] if counts else (None, 0)
-    return (value, votes) if 2 * votes > counts.total() else (None, 0)
 
 
 NVML: Final = ("reach.answer", "host.driver_hung")
@@ -125,23 +113,22 @@ def uptime_s(facts: Facts) -> float:
     return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
 
 
-def judge_gpus(
-    promised: int | None,
-    facts: Facts,
-    *,
-    what: str,
-    needs: Sequence[str],
-    troubles: Iterable[Trouble],
-    fine: str,
-    cause: str = "",
-) -> Verdict:
-    """Weigh the troubles of a node's GPUs against what could not be read.
+class Question(NamedTuple):
+    """What a check asks of every GPU."""
 
-    `needs`: fields of `GpuHealth` or `Gpu` of which one must be told; `what` is their common name.
-    `cause`: with it, troubles of one GPU alone join those of other checks that name the same.
-    """
+    what: str
+    """The common name of the readings that it needs."""
+    needs: tuple[str, ...]
+    """Fields of `GpuHealth` or `Gpu` of which one must be told."""
+    cause: str = ""
+    """With it, troubles of one GPU alone join those of other checks that name the same."""
+
+
+def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
+    """Weigh the troubles of a node's GPUs against what could not be read."""
+    facts, (what, needs, cause) = node.facts, question
     if not facts.gpus:
-        if promised:
+        if node.promised.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Usual, usual_gpus
 from preflight.checks.gpu.driver_log import missing_slots
-from preflight.checks.gpu.readings import NVML, SHORT_OF_MEMORY, Trouble, healths, judge_gpus, named
+from preflight.checks.gpu.readings import (
+    NVML,
+    SHORT_OF_MEMORY,
+    Question,
+    Trouble,
+    healths,
+    judge_gpus,
+    named,
+)
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -130,22 +138,20 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
 
+_READINGS: Final = Question(
+    "readings",
+    (
+        *("temperature_c", "memory_total_mib", "performance_state", "ecc_volatile_uncorrected"),
+        "remap_pending",
+    ),
+    "readings",
+)
+
+
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:
     """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
     verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="readings",
-        needs=(
-            "temperature_c",
-            "memory_total_mib",
-            "performance_state",
-            "ecc_volatile_uncorrected",
-            "remap_pending",
-        ),
-        troubles=answer_troubles(node.facts),
-        fine="no reading of its GPUs fails",
-        cause="readings",
+        node, _READINGS, answer_troubles(node.facts), "no reading of its GPUs fails"
     )
     errors = [error for _, health in healths(node.facts) for error in health.errors]
     if verdict.outcome is Outcome.OK and errors:
@@ -156,7 +162,7 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
-def judge_driver_slow(promised: int | None, facts: Facts) -> Verdict:
+def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> Verdict:
     """Tell an answer that took too long; opening a driver without persistence mode may."""
     driver = facts.driver
     answered = driver.state == "answered"
@@ -169,14 +175,14 @@ def judge_driver_slow(promised: int | None, facts: Facts) -> Verdict:
     what, took = _slowest(driver, cold=cold)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
-        return _late(f"{seen}, under {slow:g} s expected", took)
+        return _late(f"{seen}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
 
 
-def _late(seen: str, took: float) -> Verdict:
+def _late(seen: str, took: float, limit: Thresholds) -> Verdict:
     if took > limit("driver_wedged_s"):
         advice = "look for NVRM and Xid in dmesg; drain and reboot"
         return fail(seen, advice=advice, seconds=took)
@@ -193,4 +199,4 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_driver_slow(node.promised.gpus, node.facts))
+    conclude(judge_driver_slow(node.promised.gpus, node.facts, node.limit))

@@ -8,9 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.readings import NVML, Trouble, healths, judge_gpus, named, uptime_s
+from preflight.checks.gpu.readings import (
+    NVML,
+    Question,
+    Trouble,
+    healths,
+    judge_gpus,
+    named,
+    uptime_s,
+)
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude
 
@@ -40,7 +48,7 @@ _TODO: Final = {
 }
 
 
-def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
+def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Errors that ECC could not correct, SRAM that fails too often, and very many corrected."""
     for gpu, health in healths(facts):
         if health.ecc_volatile_uncorrected:
@@ -57,12 +65,14 @@ def ecc_troubles(facts: Facts) -> Iterator[Trouble]:
         elif health.sram_threshold_exceeded is None and sram > most:
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
             yield Trouble(gpu, f"{named(gpu)}: {in_life}", _REPLACE)
-        if noise := _corrected(health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S):
+        if noise := _corrected(
+            health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S, limit
+        ):
             advice = "watch it under load; reset the GPU at the next chance"
             yield Trouble(gpu, f"{named(gpu)}: {noise}", advice, grave=False)
 
 
-def _corrected(number: int, hours: float) -> str:
+def _corrected(number: int, hours: float, limit: Thresholds) -> str:
     """Corrected errors cost nothing, but this many foretell worse; "" for the usual few."""
     usual, most = limit("ecc_corrected_per_hour"), limit("ecc_corrected_total")
     per_hour = number / max(hours, 1.0) if hours else 0.0
@@ -73,10 +83,10 @@ def _corrected(number: int, hours: float) -> str:
     return f"{number} corrected ECC errors{rate}; {bounds}"
 
 
-def remap_troubles(facts: Facts) -> Iterator[Trouble]:
+def remap_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
     for gpu, health in healths(facts):
-        for sentence in _beyond_repair(health):
+        for sentence in _beyond_repair(health, limit):
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _REPLACE)
         if waits := _waiting(health):
             yield Trouble(gpu, f"{named(gpu)}: {waits} at the next reset, none expected", _RESET)
@@ -86,7 +96,7 @@ def remap_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, "plan to replace the GPU", grave=False)
 
 
-def _beyond_repair(health: GpuHealth) -> Iterator[str]:
+def _beyond_repair(health: GpuHealth, limit: Thresholds) -> Iterator[str]:
     if health.remap_failed:
         yield "remapping a bad memory row has failed"
     if health.unrepairable:
@@ -132,56 +142,35 @@ def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
 
 
+_UNCORRECTABLE: Final = Question(
+    "count of uncorrectable ECC errors", ("ecc_volatile_uncorrected",), "memory"
+)
+_REMAPPING: Final = Question(
+    "state of row remapping or page retirement", ("remap_pending", "retired_pending"), "memory"
+)
+_RECOVERY: Final = Question("recovery action", ("recovery_action",), "memory")
+_INFOROM: Final = Question("InfoROM check", ("inforom_valid",))
+
+
 def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
     """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="count of uncorrectable ECC errors",
-        needs=("ecc_volatile_uncorrected",),
-        troubles=ecc_troubles(node.facts),
-        fine="no uncorrectable ECC errors since the driver was loaded",
-        cause="memory",
-    )
-    conclude(verdict)
+    fine = "no uncorrectable ECC errors since the driver was loaded"
+    conclude(judge_gpus(node, _UNCORRECTABLE, ecc_troubles(node.facts, node.limit), fine))
 
 
 def test_gpu_remap(node: Node, conclude: Conclude) -> None:
     """No bad memory row or page waits for a reset, and remapping has not failed."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="state of row remapping or page retirement",
-        needs=("remap_pending", "retired_pending"),
-        troubles=remap_troubles(node.facts),
-        fine="no memory row or page waits to be taken out of use",
-        cause="memory",
-    )
-    conclude(verdict)
+    fine = "no memory row or page waits to be taken out of use"
+    conclude(judge_gpus(node, _REMAPPING, remap_troubles(node.facts, node.limit), fine))
 
 
 def test_gpu_recovery(node: Node, conclude: Conclude) -> None:
     """The driver asks for no reset or reboot: where it does, the next job on that GPU fails."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="recovery action",
-        needs=("recovery_action",),
-        troubles=recovery_troubles(node.facts),
-        fine="the driver asks for no recovery action",
-        cause="memory",
-    )
-    conclude(verdict)
+    fine = "the driver asks for no recovery action"
+    conclude(judge_gpus(node, _RECOVERY, recovery_troubles(node.facts), fine))
 
 
 def test_gpu_inforom(node: Node, conclude: Conclude) -> None:
     """The InfoROM of every GPU is sound: it keeps the board's error history and its limits."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="InfoROM check",
-        needs=("inforom_valid",),
-        troubles=inforom_troubles(node.facts),
-        fine="the InfoROM of every GPU is valid",
-    )
-    conclude(verdict)
+    fine = "the InfoROM of every GPU is valid"
+    conclude(judge_gpus(node, _INFOROM, inforom_troubles(node.facts), fine))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
     NVML,
+    Question,
     Trouble,
     Wanted,
     healths,
@@ -15,8 +16,8 @@ from preflight.checks.gpu.readings import (
     uptime_s,
     wanted,
 )
-from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
+from preflight.core.thresholds import Thresholds
+from preflight.facts import Facts, Node
 from preflight.facts.words import age
 from preflight.verdict import Conclude
 
@@ -44,7 +45,7 @@ _HELD: Final = {
 """Reasons that are a fault, the most telling first. The others come with idling or with work."""
 
 
-def throttle_troubles(facts: Facts) -> Iterator[Trouble]:
+def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs whose clocks are held down by hardware or heat now, or often were."""
     for gpu, health in healths(facts):
         active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
@@ -55,11 +56,11 @@ def throttle_troubles(facts: Facts) -> Iterator[Trouble]:
             continue
         yield from (
             Trouble(gpu, sentence, HEAT, grave=False)
-            for sentence in _often(named(gpu), health, uptime_s(facts))
+            for sentence in _often(named(gpu), health, uptime_s(facts), limit)
         )
 
 
-def _often(name: str, health: GpuHealth, uptime: float) -> Iterator[str]:
+def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> Iterator[str]:
     most = limit("throttled_pct")
     for seconds, what in (
         (health.hw_thermal_s, "hardware thermal slowdown"),
@@ -73,9 +74,10 @@ def _often(name: str, health: GpuHealth, uptime: float) -> Iterator[str]:
             )
 
 
-def power_troubles(promised: float | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+def power_troubles(node: Node) -> Iterator[Trouble]:
     """GPUs whose enforced power limit is below what it ought to be: they are slow under load."""
-    usual = wanted(promised, "power_limit_w", facts, group)
+    facts, limit = node.facts, node.limit
+    usual = wanted(node.promised.power_limit_w, "power_limit_w", facts, node.group)
     for gpu, health in healths(facts):
         now, default = health.power_limit_w, health.power_default_w
         should = usual
@@ -94,7 +96,7 @@ def power_troubles(promised: float | None, facts: Facts, group: Group) -> Iterat
             yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
 
 
-def temperature_troubles(facts: Facts) -> Iterator[Trouble]:
+def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs that are near the point where the hardware halves their clocks."""
     for gpu, health in healths(facts):
         left = margin(health)
@@ -116,44 +118,26 @@ def margin(health: GpuHealth) -> int | None:
     return health.slowdown_c - health.temperature_c
 
 
+_MARGIN: Final = Question("temperature and slowdown threshold", ("margin_c", "slowdown_c"), "heat")
+_REASONS: Final = Question("reasons for its clocks", ("clock_reasons",), "heat")
+_POWER: Final = Question("power limit", ("power_limit_w",))
+
+
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
     """Every GPU is well below the temperature at which the hardware halves its clocks."""
     known = [left for _, health in healths(node.facts) if (left := margin(health)) is not None]
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="temperature and slowdown threshold",
-        needs=("margin_c", "slowdown_c"),
-        troubles=temperature_troubles(node.facts),
-        fine=f"at least {min(known)} C below slowdown" if known else "no GPU is hot",
-        cause="heat",
-    )
-    conclude(verdict)
+    fine = f"at least {min(known)} C below slowdown" if known else "no GPU is hot"
+    conclude(judge_gpus(node, _MARGIN, temperature_troubles(node.facts, node.limit), fine))
 
 
 def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
     """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight checks` prints it
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="reasons for its clocks",
-        needs=("clock_reasons",),
-        troubles=throttle_troubles(node.facts),
-        fine="neither hardware nor heat holds clocks down",
-        cause="heat",
-    )
-    conclude(verdict)
+    fine = "neither hardware nor heat holds clocks down"
+    conclude(judge_gpus(node, _REASONS, throttle_troubles(node.facts, node.limit), fine))
 
 
 def test_gpu_power(node: Node, conclude: Conclude) -> None:
     """Every GPU may draw the power it should: a lower limit makes it slow under load only."""
     limits = sorted({health.power_limit_w or 0.0 for _, health in healths(node.facts)})
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="power limit",
-        needs=("power_limit_w",),
-        troubles=power_troubles(node.promised.power_limit_w, node.facts, node.group),
-        fine=f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W",
-    )
-    conclude(verdict)
+    fine = f"power limit {' and '.join(f'{watts:.0f}' for watts in limits)} W"
+    conclude(judge_gpus(node, _POWER, power_troubles(node), fine))

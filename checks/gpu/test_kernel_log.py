@@ -22,15 +22,15 @@ from preflight.checks.gpu.driver_log import (
     troubles,
 )
 from preflight.checks.kernel_log import ago, elapsed_s, unread, whole, window
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from preflight.facts.machine import KernelLog, LogLine
 
@@ -45,7 +45,7 @@ _LABELS = 16
 """Troubles of one GPU in a sentence."""
 
 
-def judge_xid(promised: Promise, facts: Facts) -> Verdict:
+def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     """The gravest Xid that is no echo of another; a program's own fault drains nothing.
 
     Xids from before the driver was loaded anew are a warning: whatever they told of was reset.
@@ -53,17 +53,15 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
     log = facts.kernel_log
     expects = bool(promised.gpus) or bool(facts.gpus)
     if log is None:
-        return unread(facts) if expects or _captured(facts) else _none_here()
+        return unread(facts) if expects or facts.driver.state == "untold" else _none_here()
     settled = _mark_settled(troubles(log.lines), facts)
     said = [_site_grade(each, promised) for each in settled]
     if not said and not expects and log.source != "text":
         return _none_here()
-    again = repeated(log.lines)
-    found = [_suspect_part(each, again.get(each.slot)) for each in roots(said)]
-    evidence: dict[str, Any] = {
-        "troubles": [_xid_evidence(each) for each in said],
-        "log": log.source,
-    }
+    again = repeated(log.lines, limit)
+    found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(said)]
+    listed = [_evidence(each, _OF_XID) for each in said]
+    evidence: dict[str, Any] = {"troubles": listed, "log": log.source}
     graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
     if graves:
         return fail(
@@ -73,7 +71,7 @@ def judge_xid(promised: Promise, facts: Facts) -> Verdict:
             cause=_cause(graves, facts),
             **evidence,
         )
-    notable = [each for each in found if _notable(each, facts)]
+    notable = [each for each in found if _notable(each, facts, limit)]
     if notable:
         then = ", before the GPU was reset" if all(each.old for each in notable) else ""
         return warn(
@@ -105,17 +103,13 @@ def _none_here() -> Verdict:
     return not_run("no GPUs promised, none here, no Xid in its kernel log")
 
 
-def _captured(facts: Facts) -> bool:
-    return facts.nonce == "captured"
-
-
 def _site_grade(one: Trouble, promised: Promise) -> Trouble:
     if one.code in (promised.fatal_xids or ()) and one.grade != "fatal":
         return replace(one, grade="reset")
     return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
 
 
-def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
+def _suspect_part(one: Trouble, again: Repeated | None, limit: Thresholds) -> Trouble:
     """A program's exception that comes back to one part of the GPU: maybe that part is broken."""
     if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
         return one
@@ -134,7 +128,7 @@ def _suspect_part(one: Trouble, again: Repeated | None) -> Trouble:
     )
 
 
-def _notable(one: Trouble, facts: Facts) -> bool:
+def _notable(one: Trouble, facts: Facts, limit: Thresholds) -> bool:
     """Whether it is worth a person's look: what a program did is so for a day, no longer."""
     if one.grade in ("fatal", "reset", "configurable"):
         return True
@@ -191,20 +185,20 @@ def _places(notable: Sequence[Trouble]) -> dict[str, Any]:
     return {"places": places} if places else {}
 
 
-def _xid_evidence(one: Trouble) -> dict[str, object]:
-    return {
-        "gpu": one.slot,
-        "xid": one.code,
-        "class": one.grade,
-        "times": one.times,
-        "last_s": one.last_s,
-        "old": one.old,
-    }
+_OF_XID = {"gpu": "slot", "xid": "code", "class": "grade", "times": "times", "last_s": "last_s",
+           "old": "old"}  # fmt: skip
+_OF_SXID = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fatal",
+            "link": "link", "times": "times", "last_s": "last_s"}  # fmt: skip
+
+
+def _evidence(one: Trouble | Fault, names: Mapping[str, str]) -> dict[str, object]:
+    """What is known of it, under the keys of the report."""
+    return {key: getattr(one, name) for key, name in names.items()}
 
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
     """No Xid in the kernel log says that a GPU must be reset, power-cycled or replaced."""
-    conclude(judge_xid(node.promised, node.facts))
+    conclude(judge_xid(node.promised, node.facts, node.limit))
 
 
 _SXID = re.compile(
@@ -288,14 +282,12 @@ def judge_sxid(facts: Facts) -> Verdict:
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or _captured(facts) else _no_switch()
+        return unread(facts) if switched or facts.driver.state == "untold" else _no_switch()
     old, new = faults(log.lines)
     if not old and not new and not switched and log.source != "text":
         return _no_switch()
-    evidence: dict[str, Any] = {
-        "sxids": [_sxid_evidence(each) for each in (*old, *new)],
-        "log": log.source,
-    }
+    listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
+    evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
     fatal = [each for each in new if each.fatal]
     explained = _explained(log.lines)
     own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
@@ -381,18 +373,6 @@ def _part(code: int) -> tuple[str, str]:
         if first <= code <= last:
             return meaning, advice
     return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
-
-
-def _sxid_evidence(one: Fault) -> dict[str, object]:
-    return {
-        "switch": one.switch,
-        "bus_id": one.bus_id,
-        "sxid": one.code,
-        "fatal": one.fatal,
-        "link": one.link,
-        "times": one.times,
-        "last_s": one.last_s,
-    }
 
 
 def test_gpu_sxid(node: Node, conclude: Conclude) -> None:

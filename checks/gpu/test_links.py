@@ -7,7 +7,6 @@ judged.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from preflight.check import Check
@@ -26,6 +25,7 @@ from preflight.checks.gpu.deviations import (
 )
 from preflight.checks.gpu.readings import (
     NVML,
+    Question,
     Trouble,
     Wanted,
     healths,
@@ -34,10 +34,10 @@ from preflight.checks.gpu.readings import (
     uptime_s,
     wanted_of_kind,
 )
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
 from preflight.facts.boards import gpu_codes, up_links
-from preflight.facts.node import decided
+from preflight.facts.node import decided, most
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
@@ -49,17 +49,12 @@ if TYPE_CHECKING:
     from preflight.facts.gpu import GpuHealth, LinkErrors
     from preflight.facts.model import Gpu
 
+_COUNTED: Final = (*NVML, "gpu.count")
 CHECKS = (
     Check("gpu.pcie", stage="facts", tier="prolog", requires=NVML, drains=True),
     Check("gpu.nvlink", stage="facts", tier="prolog", requires=NVML, drains=True),
     Check("gpu.fabric", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
-    Check(
-        "gpu.topology",
-        stage="facts",
-        tier="prolog",
-        requires=(*NVML, "gpu.count"),
-        drains=True,
-    ),
+    Check("gpu.topology", stage="facts", tier="prolog", requires=_COUNTED, drains=True),
 )
 
 
@@ -67,7 +62,7 @@ _FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
 """Where counters of 16 and 32 bits stand still, however much comes after."""
 
 
-def noise(link: LinkErrors, uptime: float) -> str:
+def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
     """What a link counted beyond the usual since the driver was loaded; "" if nothing."""
     if link.recoveries:
         return f"trained anew {link.recoveries} times since its driver was loaded, 0 expected"
@@ -81,7 +76,7 @@ def noise(link: LinkErrors, uptime: float) -> str:
     return ""
 
 
-def undated(facts: Facts) -> tuple[str, ...]:
+def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     """Totals that could be too high, or not: nothing says for how long they have counted."""
     if uptime_s(facts):
         return ()
@@ -106,7 +101,7 @@ _RESTART: Final = "restart nvidia-fabricmanager (its version must be the driver'
 _MINUTE_S: Final = 60.0
 
 
-def pcie_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """Lost lanes, a slow generation while at work, and transfers that had to be repeated."""
     widths = wanted_of_kind("pcie_width", facts, group)
     speeds = wanted_of_kind("pcie_gen_max", facts, group)
@@ -120,7 +115,7 @@ def pcie_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             sentence = f"{named(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds)
-        yield from _replays(gpu, health, uptime_s(facts))
+        yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
 def _generation(gpu: Gpu, health: GpuHealth, usual: Wanted[Any] | None) -> Iterator[Trouble]:
@@ -140,7 +135,7 @@ def at_work(health: GpuHealth) -> bool:
     return fast and bool(health.utilization_pct) and reasons is not None and "idle" not in reasons
 
 
-def _replays(gpu: Gpu, health: GpuHealth, uptime: float) -> Iterator[Trouble]:
+def _replays(gpu: Gpu, health: GpuHealth, uptime: float, limit: Thresholds) -> Iterator[Trouble]:
     replays, most = health.pcie_replays or 0, limit("pcie_replays_per_minute")
     per_minute = replays / max(1.0, uptime / _MINUTE_S)
     if uptime and per_minute > most:
@@ -149,7 +144,7 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float) -> Iterator[Trouble]:
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
 
 
-def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or send again what came broken."""
     usual = decided(group.majority(link_speed))
     speed, origin = link_speed(facts), "on the other links of this node"
@@ -165,17 +160,15 @@ def nvlink_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             if link.failed_recoveries:
                 sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
                 yield Trouble(gpu, sentence, _NVLINK)
-            elif noisy := noise(link, uptime_s(facts)):
+            elif noisy := noise(link, uptime_s(facts), limit):
                 yield Trouble(gpu, f"{where}: {noisy}", _NVLINK, grave=False)
 
 
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
-    speeds = Counter(
+    return most(
         link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
     )
-    speed, votes = speeds.most_common(1)[0] if speeds else (None, 0)
-    return speed if 2 * votes > speeds.total() else None
 
 
 def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
@@ -199,16 +192,16 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
 _WIDEST: Final = 16
 
 
-def judge_pcie(promised: int | None, facts: Facts, group: Group) -> Verdict:
+_WIDTH: Final = Question("PCIe link width", ("pcie_width",))
+_COUNTERS: Final = Question("NVLink counters", ("link_errors",))
+_FABRIC: Final = Question("state of the NVSwitch fabric", ("fabric_state",))
+
+
+def judge_pcie(node: Node) -> Verdict:
     """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
-    said = judge_gpus(
-        promised,
-        facts,
-        what="PCIe link width",
-        needs=("pcie_width",),
-        troubles=pcie_troubles(facts, group),
-        fine=f"PCIe {_widths(facts)}, as expected",
-    )
+    facts, group = node.facts, node.group
+    fine = f"PCIe {_widths(facts)}, as expected"
+    said = judge_gpus(node, _WIDTH, pcie_troubles(facts, group, node.limit), fine)
     if said.outcome is Outcome.OK and not _known(facts, group):
         return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not told")
     return said
@@ -229,22 +222,17 @@ def _known(facts: Facts, group: Group) -> bool:
 
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
     """Every GPU has all its PCIe lanes, at full speed while at work, without repeating itself."""
-    conclude(judge_pcie(node.promised.gpus, node.facts, node.group))
+    conclude(judge_pcie(node))
 
 
-def judge_nvlink(promised: int | None, facts: Facts, group: Group) -> Verdict:
+def judge_nvlink(node: Node) -> Verdict:
     """Tell slow links, links that retrain, and links that send again too often."""
-    verdict = judge_gpus(
-        promised,
-        facts,
-        what="NVLink counters",
-        needs=("link_errors",),
-        troubles=nvlink_troubles(facts, group),
-        fine="every NVLink that is up runs at full speed, without recoveries",
-    )
+    facts, limit = node.facts, node.limit
+    fine = "every NVLink that is up runs at full speed, without recoveries"
+    verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(facts, node.group, limit), fine)
     if verdict.outcome is not Outcome.OK:
         return verdict
-    if old := undated(facts):
+    if old := undated(facts, limit):
         more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
         return unknown(
             f"{old[0]}{more}: a total, and nothing says since when",
@@ -264,20 +252,13 @@ def _none_up(facts: Facts) -> bool:
 
 def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
     """NVLinks that are up run at full speed and without errors; links down are gpu.topology's."""
-    conclude(judge_nvlink(node.promised.gpus, node.facts, node.group))
+    conclude(judge_nvlink(node))
 
 
 def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
     """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="state of the NVSwitch fabric",
-        needs=("fabric_state",),
-        troubles=fabric_troubles(node.facts),
-        fine="every GPU has joined the NVSwitch fabric",
-    )
-    conclude(verdict)
+    fine = "every GPU has joined the NVSwitch fabric"
+    conclude(judge_gpus(node, _FABRIC, fabric_troubles(node.facts), fine))
 
 
 _SAME_VERSION = (

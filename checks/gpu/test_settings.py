@@ -9,6 +9,7 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import on_most
 from preflight.checks.gpu.readings import (
     NVML,
+    Question,
     Trouble,
     healths,
     judge_gpus,
@@ -17,8 +18,8 @@ from preflight.checks.gpu.readings import (
     wanted,
     wanted_of_kind,
 )
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import memory
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
@@ -170,7 +171,7 @@ def is_workstation(name: str) -> bool:
     return bool(set(_WORKSTATION) & set(name.split()))
 
 
-def memory_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs on which a job finds less memory than on the others, or a smaller window to it."""
     slack = limit("memory_slack_mib")
     total = wanted_of_kind("memory_total_mib", facts, group)
@@ -190,7 +191,7 @@ def memory_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LARGE_BARS, grave=False)
 
 
-def used_troubles(facts: Facts) -> Iterator[Trouble]:
+def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Memory in use although no process is listed; live, host.stale_processes tells who has it."""
     most = limit("unowned_gpu_memory_mib")
     for gpu in facts.gpus or () if facts.processes is None else ():
@@ -205,42 +206,33 @@ def _on(value: object) -> str:
     return "on" if value else "off"
 
 
+_MODEL: Final = Question("model", ("name",))
+_VERSIONS: Final = Question("firmware versions", ("vbios", "inforom", "gsp_version"))
+_MODES: Final = Question("modes", ("persistence", "compute_mode", "ecc_on", "mig_enabled"))
+_TOTAL: Final = Question("amount of memory", ("memory_total_mib",))
+
+
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the model that was promised, or that the group has."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="model",
-        needs=("name",),
-        troubles=model_troubles(node.promised.gpu_model, node.facts, node.group),
-        fine=" and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()})),
-    )
-    conclude(verdict)
+    troubles = model_troubles(node.promised.gpu_model, node.facts, node.group)
+    fine = " and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()}))
+    conclude(judge_gpus(node, _MODEL, troubles, fine))
 
 
-def judge_software(promised: int | None, facts: Facts, group: Group) -> Verdict:
+def judge_software(node: Node) -> Verdict:
     """Compare versions with most nodes of the group, else with the node's other GPUs."""
-    said = judge_gpus(
-        promised,
-        facts,
-        what="firmware versions",
-        needs=("vbios", "inforom", "gsp_version"),
-        troubles=software_troubles(facts, group),
-        fine=_software_fine(facts),
-    )
+    facts = node.facts
+    versions = {health.vbios for _, health in healths(facts) if health.vbios}
+    fine = f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not told'}"
+    said = judge_gpus(node, _VERSIONS, software_troubles(facts, node.group), fine)
     if said.outcome is Outcome.OK and not facts.driver.version:
         return unknown("its driver's version is not told", advice="run nvidia-smi, then recheck")
     return said
 
 
-def _software_fine(facts: Facts) -> str:
-    versions = {health.vbios for _, health in healths(facts) if health.vbios}
-    return f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not told'}"
-
-
 def test_gpu_software(node: Node, conclude: Conclude) -> None:
     """Driver, VBIOS, InfoROM and GSP firmware are those of the group: drift makes odd faults."""
-    conclude(judge_software(node.promised.gpus, node.facts, node.group))
+    conclude(judge_software(node))
 
 
 def _mode_fine(facts: Facts) -> str:
@@ -258,26 +250,14 @@ def _mode_fine(facts: Facts) -> str:
 
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     """MIG, ECC, persistence and compute mode are as promised, or as on the group."""
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="modes",
-        needs=("persistence", "compute_mode", "ecc_on", "mig_enabled"),
-        troubles=mode_troubles(node.promised, node.facts, node.group),
-        fine=_mode_fine(node.facts),
-    )
-    conclude(verdict)
+    troubles = mode_troubles(node.promised, node.facts, node.group)
+    conclude(judge_gpus(node, _MODES, troubles, _mode_fine(node.facts)))
 
 
 def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     """A job finds as much GPU memory, and as wide a window to it, as on the others of the group."""
-    sizes = sorted({gpu.memory_total_mib or 0 for gpu in node.facts.gpus or ()})
-    verdict = judge_gpus(
-        node.promised.gpus,
-        node.facts,
-        what="amount of memory",
-        needs=("memory_total_mib",),
-        troubles=[*memory_troubles(node.facts, node.group), *used_troubles(node.facts)],
-        fine=f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU",
-    )
-    conclude(verdict)
+    facts, limit = node.facts, node.limit
+    sizes = sorted({gpu.memory_total_mib or 0 for gpu in facts.gpus or ()})
+    fine = f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU"
+    troubles = [*memory_troubles(facts, node.group, limit), *used_troubles(facts, limit)]
+    conclude(judge_gpus(node, _TOTAL, troubles, fine))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
-from preflight.facts.basics import limit
 from preflight.facts.node import others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -111,7 +111,7 @@ class Time:
         return min(0.0, clock.ahead_s + clock.uncertain_s - self.from_s)
 
 
-def agreement(clocks: Sequence[Clock]) -> Time:
+def agreement(clocks: Sequence[Clock], limit: Thresholds) -> Time:
     """The moment that most clocks hold possible; each may be half of what matters off by itself."""
     slack_s = limit("clock_apart_s") / 2
     edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
@@ -133,7 +133,7 @@ class Offset:
     at_least_s: float
 
 
-def clocks_off(clocks: Mapping[str, Clock], time: Time) -> dict[str, Offset]:
+def clocks_off(clocks: Mapping[str, Clock], time: Time, limit: Thresholds) -> dict[str, Offset]:
     """The clocks that are off by so much that it matters, by name, the farthest first."""
     middle_s = (time.from_s + time.to_s) / 2
     found = {
@@ -154,7 +154,9 @@ ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc mak
 DEAD = "torchrun's c10d rendezvous takes a node for dead"
 
 
-def judge_clock(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Verdict:
+def judge_clock(
+    reaches: Mapping[str, Reach], facts: Mapping[str, Facts], limit: Thresholds
+) -> Verdict:
     """Every node's clock and this machine's: who is out of the interval of most is off."""
     told = {name: reach.clock for name, reach in reaches.items() if reach.clock is not None}
     if lacking := [name for name in reaches if name not in told]:
@@ -162,14 +164,14 @@ def judge_clock(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Ver
         return unknown(said, advice="run again: what was recorded holds no clocks")
     if len(told) == 1 and next(iter(reaches.values())).transport == "local":
         return not_run("the node is this machine: it has one clock")
-    time = agreement([Clock(0.0, 0.0), *told.values()])
-    astray = clocks_off({HERE: Clock(0.0, 0.0), **told}, time)
+    time = agreement([Clock(0.0, 0.0), *told.values()], limit)
+    astray = clocks_off({HERE: Clock(0.0, 0.0), **told}, time, limit)
     here = astray.pop(HERE, None)
     ahead_s = {name: round(clock.ahead_s, 3) for name, clock in told.items()}
     if not time.decides:
-        return _undecided_verdict(told, ahead_s)
+        return _undecided_verdict(told, ahead_s, limit)
     if astray:
-        return _off_verdict(astray, time, facts, ahead_s)
+        return _off_verdict(astray, time, facts, ahead_s, limit)
     within_s = max(clock.uncertain_s for clock in told.values())
     seen = f"{count(len(told), 'clock')} within {within_s:.2f} s, as far as the answers show"
     if within_s > limit("clock_off_s"):
@@ -178,7 +180,9 @@ def judge_clock(reaches: Mapping[str, Reach], facts: Mapping[str, Facts]) -> Ver
     return ok(seen + here_said, ahead_s=ahead_s)
 
 
-def _undecided_verdict(told: Mapping[str, Clock], ahead_s: dict[str, float]) -> Verdict:
+def _undecided_verdict(
+    told: Mapping[str, Clock], ahead_s: dict[str, float], limit: Thresholds
+) -> Verdict:
     apart = ", ".join(f"{name} {in_words(clock.ahead_s)}" for name, clock in told.items())
     said = f"no majority among {len(told) + 1} clocks; against this machine's: {apart}"
     far_s = max(abs(clock.ahead_s) - clock.uncertain_s for clock in told.values())
@@ -187,7 +191,11 @@ def _undecided_verdict(told: Mapping[str, Clock], ahead_s: dict[str, float]) -> 
 
 
 def _off_verdict(
-    astray: dict[str, Offset], time: Time, facts: Mapping[str, Facts], ahead_s: dict[str, float]
+    astray: dict[str, Offset],
+    time: Time,
+    facts: Mapping[str, Facts],
+    ahead_s: dict[str, float],
+    limit: Thresholds,
 ) -> Verdict:
     name, worst = next(iter(astray.items()))
     machine = facts[name].machine
@@ -206,4 +214,6 @@ def _off_verdict(
 def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
     """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
-    conclude(judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}))
+    conclude(
+        judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}, fleet.limit)
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
-from preflight.facts.basics import limit
 from preflight.facts.node import decided, others
 from preflight.facts.words import count, memory
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -70,13 +70,18 @@ def named(one: FileSystem) -> str:
     return f"{one.mount} ({', '.join(filter(None, [one.kind, one.source]))})"
 
 
+def no_answer(one: FileSystem) -> str:
+    """How it hung or failed when it was looked at, in words; nothing if it answered."""
+    if one.state == "hung":
+        return f"{named(one)} gave no answer within {one.seconds:g} s"
+    return f"{named(one)} answers with: {one.error}" if one.state == "error" else ""
+
+
 def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
     """Which mount hung or failed when it was looked at, and in words how; "" if none."""
     for one in found:
-        if one.state == "hung":
-            return one.mount, f"{named(one)} gave no answer within {one.seconds:g} s"
-        if one.state == "error":
-            return one.mount, f"{named(one)} answers with: {one.error}"
+        if why := no_answer(one):
+            return one.mount, why
     return "", ""
 
 
@@ -91,12 +96,10 @@ def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple
     return "", ""
 
 
-def unwritable(one: FileSystem) -> str:
+def unwritable(one: FileSystem, limit: Thresholds) -> str:
     """Why nothing can be written there, in words; nothing if it can."""
-    if one.state == "hung" and not one.shared:
-        return f"{named(one)} gave no answer within {one.seconds:g} s"
-    if one.state == "error" and not one.shared:
-        return f"{named(one)} answers with: {one.error}"
+    if not one.shared and (why := no_answer(one)):
+        return why
     refused = [words for words in one.refused if not words.startswith(SHM)]
     if one.remounted:
         return f"{named(one)} was made read-only after it had been mounted to be written"
@@ -113,7 +116,7 @@ def read_only_by_choice(one: FileSystem) -> bool:
     return answers and one.read_only and "/tmp" not in one.paths  # noqa: S108  (a path that is told)
 
 
-def scarce(one: FileSystem) -> Iterator[str]:
+def scarce(one: FileSystem, limit: Thresholds) -> Iterator[str]:
     """What is nearly used up."""
     if one.read_only or one.size_mib is None or one.free_mib is None:
         return
@@ -143,7 +146,7 @@ MADE_SO = (
 FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what nobody needs"
 
 
-def judge_disk(facts: Facts) -> Verdict:
+def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
     """What takes no file at all, then what soon will not; shared ones that hang are not ours."""
     found = written_to(facts)
     if found is None:
@@ -153,12 +156,12 @@ def judge_disk(facts: Facts) -> Verdict:
     seen = [one for one in found if one.free_mib is not None]
     evidence = {one.mount: f"{one.free_mib} of {one.size_mib} MiB free" for one in seen}
     for one in found:
-        if why := unwritable(one):
+        if why := unwritable(one, limit):
             broken = one.remounted or "Read-only" in why or one.free_mib is None
             if read_only_by_choice(one):
                 return warn(why, advice=MADE_SO, file_systems=evidence)
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
-    short = [words for one in found for words in scarce(one)]
+    short = [words for one in found for words in scarce(one, limit)]
     if short:
         more = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
         return warn(short[0] + more, advice=FULL, findings=short, file_systems=evidence)
@@ -172,7 +175,7 @@ def judge_disk(facts: Facts) -> Verdict:
 
 def test_host_disk(node: Node, conclude: Conclude) -> None:
     """A job writes to /tmp and to its own folder: a full or read-only disk ends it, often late."""
-    conclude(judge_disk(node.facts))
+    conclude(judge_disk(node.facts, node.limit))
 
 
 HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
@@ -181,7 +184,7 @@ MOUNT = "mount it as the others have it (mount -a), and see why it was not at bo
 Usual = Majority[tuple[tuple[str, bool], ...]]
 
 
-def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
+def judge_mounts(facts: Facts, usual: Usual | None = None, *, limit: Thresholds) -> Verdict:
     """Who does not answer, then what the other nodes have and this one has not."""
     found = shared(facts)
     if found is None:
@@ -210,4 +213,4 @@ def judge_mounts(facts: Facts, usual: Usual | None = None) -> Verdict:
 
 def test_host_mounts(node: Node, conclude: Conclude) -> None:
     """A shared file system that hangs or is missing on one node hangs or kills the whole job."""
-    conclude(judge_mounts(node.facts, node.group.majority(permanent_mounts)))
+    conclude(judge_mounts(node.facts, node.group.majority(permanent_mounts), limit=node.limit))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
 from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
@@ -217,7 +217,7 @@ def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
     return ended + [Fault("pcie", where, "unrecovered", 1, None) for where in alone]
 
 
-def judge_hardware_errors(facts: Facts) -> Verdict:
+def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     """What was not corrected fails the node; what was corrected, when it comes by the hundred."""
     log = facts.kernel_log
     if log is None:
@@ -233,10 +233,14 @@ def judge_hardware_errors(facts: Facts) -> Verdict:
             **evidence,
         )
     days = max(1.0, (span_s(log, facts) or 0.0) / 86400)
-    notable = [each for each in said if each.grade != "corrected" or _storms(each, days, facts)]
+    notable = [
+        each for each in said if each.grade != "corrected" or _storms(each, days, facts, limit)
+    ]
     if notable:
         first = notable[0]
-        expected = f"; expected under {_most(first):.0f} in a day" * (first.grade == "corrected")
+        expected = f"; expected under {_most(first, limit):.0f} in a day" * (
+            first.grade == "corrected"
+        )
         advice = _ADVICE[first.part].removeprefix("drain; ")
         return warn(f"{_fault_words(notable, facts)}{expected}", advice=advice, **evidence)
     corrected = sum(each.times for each in said)
@@ -289,12 +293,12 @@ def _echoes_a_gpu(one: Fault, lost: Collection[str], facts: Facts) -> bool:
     return slot_of(one.where) in lost or any(one.where in way for way in ways)
 
 
-def _storms(one: Fault, days: float, facts: Facts) -> bool:
+def _storms(one: Fault, days: float, facts: Facts, limit: Thresholds) -> bool:
     since_s = elapsed_s(one.last_s, facts)
-    return one.times / days >= _most(one) and (since_s is None or since_s < 86400)  # noqa: PLR2004
+    return one.times / days >= _most(one, limit) and (since_s is None or since_s < 86400)  # noqa: PLR2004
 
 
-def _most(one: Fault) -> float:
+def _most(one: Fault, limit: Thresholds) -> float:
     return limit("corrected_dimm_per_day" if one.part == "memory" else "corrected_errors_per_day")
 
 
@@ -309,7 +313,7 @@ def _fault_words(found: Sequence[Fault], facts: Facts) -> str:
 
 def test_host_hardware_errors(node: Node, conclude: Conclude) -> None:
     """The kernel log tells of no error of PCIe, CPU or memory that hardware could not correct."""
-    conclude(judge_hardware_errors(node.facts))
+    conclude(judge_hardware_errors(node.facts, node.limit))
 
 
 Kind = Literal[
@@ -372,7 +376,6 @@ _WORDS: dict[Kind, tuple[str, str]] = {
     ),
     "nfs": ("waited for a file server", "check that server and the way to it"),
 }
-_GRAVE: tuple[Kind, ...] = ("read-only",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,24 +407,21 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     return sorted(found.values(), key=lambda each: list(_WORDS).index(each.kind))
 
 
-def judge_kernel_log(facts: Facts) -> Verdict:
+def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
     """A file system that turned read-only fails the node; the rest of the last day is a warning."""
     log = facts.kernel_log
     if log is None:
         return unread(facts)
     said = events(log.lines)
-    evidence: dict[str, Any] = {
-        "events": [asdict(each) for each in said],
-        "log": log.source,
-    }
-    graves = [each for each in said if each.kind in _GRAVE]
+    evidence: dict[str, Any] = {"events": [asdict(each) for each in said], "log": log.source}
+    graves = [each for each in said if each.kind == "read-only"]
     if graves:
         return fail(
             f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}",
             advice=_WORDS[graves[0].kind][1],
             **evidence,
         )
-    recent = [each for each in said if _recent(each, facts)]
+    recent = [each for each in said if _recent(each, facts, limit)]
     if recent:
         more = f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
         return warn(
@@ -434,7 +434,7 @@ def judge_kernel_log(facts: Facts) -> Verdict:
     return whole(sentence, log, ("fs", "disk"), **evidence)
 
 
-def _recent(one: Event, facts: Facts) -> bool:
+def _recent(one: Event, facts: Facts, limit: Thresholds) -> bool:
     since_s = elapsed_s(one.last_s, facts)
     return since_s is None or since_s < limit("host_event_s")
 
@@ -447,4 +447,4 @@ def _event_words(one: Event, facts: Facts) -> str:
 
 def test_host_kernel_log(node: Node, conclude: Conclude) -> None:
     """The kernel did not run out of memory, disks or patience on this node."""
-    conclude(judge_kernel_log(node.facts))
+    conclude(judge_kernel_log(node.facts, node.limit))

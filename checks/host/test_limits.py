@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_of
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
-from preflight.facts.basics import limit
 from preflight.facts.machine import UNLIMITED, Limits
 from preflight.facts.words import count, memory
 from preflight.fleet.model import Promise
@@ -90,7 +90,12 @@ MEMLOCK_ADVICE = (
 
 
 def judge_memlock(
-    promised: Promise, facts: Facts, transport: str, usual: Majority[float] | None = None
+    promised: Promise,
+    facts: Facts,
+    transport: str,
+    usual: Majority[float] | None = None,
+    *,
+    limit: Thresholds,
 ) -> Verdict:
     """Below the least a job fails where it surely has that limit, or its peers have more."""
     if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
@@ -123,7 +128,9 @@ def size(limit_bytes: float) -> str:
 def test_host_memlock(node: Node, conclude: Conclude) -> None:
     """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
     usual = node.group.majority(memlock_of)
-    conclude(judge_memlock(node.promised, node.facts, node.reach.transport, usual))
+    conclude(
+        judge_memlock(node.promised, node.facts, node.reach.transport, usual, limit=node.limit)
+    )
 
 
 NOFILE_ADVICE = (
@@ -132,7 +139,9 @@ NOFILE_ADVICE = (
 )
 
 
-def judge_nofile(facts: Facts, transport: str, usual: Majority[float] | None = None) -> Verdict:
+def judge_nofile(
+    facts: Facts, transport: str, usual: Majority[float] | None = None, *, limit: Thresholds
+) -> Verdict:
     """Below what every program may count on is a fault where it is surely the job's."""
     seen = job_limit("nofile", facts, transport)
     if seen is None:
@@ -158,7 +167,11 @@ def count_files(files: float) -> str:
 
 def test_host_nofile(node: Node, conclude: Conclude) -> None:
     """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
-    conclude(judge_nofile(node.facts, node.reach.transport, node.group.majority(nofile_of)))
+    conclude(
+        judge_nofile(
+            node.facts, node.reach.transport, node.group.majority(nofile_of), limit=node.limit
+        )
+    )
 
 
 CPUS = "ask for more CPUs (--cpus-per-task, --exclusive; resources.limits.cpu in Kubernetes)"
@@ -166,7 +179,9 @@ MEMORY = "ask for more memory (--mem=0 takes all of a node; resources.limits.mem
 PIDS = "raise it: TasksMax= of the service, podPidsLimit of the kubelet, --pids-limit"
 
 
-def judge_cgroup(facts: Facts, promised_gpus: int | None, transport: str) -> Verdict:
+def judge_cgroup(
+    facts: Facts, promised_gpus: int | None, transport: str, limit: Thresholds
+) -> Verdict:
     """What is granted of CPUs, memory and processes; in the job itself too few CPUs fail."""
     machine = facts.machine
     if machine is None or machine.cgroup is None or machine.load is None or machine.stack is None:
@@ -201,7 +216,7 @@ def judge_cgroup(facts: Facts, promised_gpus: int | None, transport: str) -> Ver
 
 def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     """A control group smaller than the machine starves the ranks: one CPU for eight GPUs crawls."""
-    conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport))
+    conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport, node.limit))
 
 
 ENLARGE = (
@@ -211,7 +226,7 @@ ENLARGE = (
 CLEAR = "look at ls -l /dev/shm, end who holds it, and remove what dead jobs left there"
 
 
-def judge_shm(facts: Facts) -> Verdict:
+def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
     """Its size as a container was given it, then what of it others have left."""
     found = file_system_of(facts, SHM)
     if found is None or found.size_mib is None or found.free_mib is None:
@@ -240,4 +255,4 @@ def judge_shm(facts: Facts) -> Verdict:
 
 def test_host_shm(node: Node, conclude: Conclude) -> None:
     """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_shm(node.facts))
+    conclude(judge_shm(node.facts, node.limit))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM_FULL
 from preflight.checks.host.test_host_log import faults
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.machine import Edac
 from preflight.facts.words import age, count, memory
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
@@ -37,15 +37,15 @@ def available_mib(facts: Facts) -> float | None:
     return None if seen is None else float(seen.available_mib)
 
 
-def least_whole_mib(usual_mib: float) -> float:
+def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
     """The least that a machine shows of so much when no DIMM is missing."""
     percent, gib = limit("memory_short_percent"), limit("memory_short_gib")
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
 
 
-def is_short(mine_mib: float, usual_mib: float) -> bool:
+def is_short(mine_mib: float, usual_mib: float, limit: Thresholds) -> bool:
     """Whether so much is missing that a DIMM is: alike machines differ by less."""
-    return mine_mib < least_whole_mib(usual_mib)
+    return mine_mib < least_whole_mib(usual_mib, limit)
 
 
 def main_holder(seen: Memory) -> tuple[str, str]:
@@ -59,7 +59,7 @@ def main_holder(seen: Memory) -> tuple[str, str]:
     return "", ""
 
 
-def scarcity(seen: Memory, usual_mib: float | None) -> str:
+def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
     """Say that others hold much of it, by the middle of its group where there is one."""
     if usual_mib is not None:
         low = seen.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
@@ -69,7 +69,7 @@ def scarcity(seen: Memory, usual_mib: float | None) -> str:
     return f"an idle node has over {least:g} %" if low else ""
 
 
-def strain(seen: Memory) -> str:
+def strain(seen: Memory, limit: Thresholds) -> str:
     """Say that it stalls or swaps although some is left."""
     most, swapped = limit("memory_stalled_percent"), limit("swap_used_gib")
     if seen.stalled_percent is not None and seen.stalled_percent > most:
@@ -85,7 +85,7 @@ def uncorrected_dimms(edac: Edac) -> tuple[Dimm, ...]:
     return tuple(one for one in edac.errors if one.uncorrected)
 
 
-def wear(edac: Edac, up_s: float) -> str:
+def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
     """Say on which DIMM corrected errors come faster than chance; nothing if on none."""
     allowed = limit("corrected_dimm_per_day")
     for one in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
@@ -106,7 +106,7 @@ def log_has_memory_fault(facts: Facts) -> bool:
 FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what nobody needs, or reboot"
 
 
-def judge_memory(facts: Facts, usual_mib: float | None = None) -> Verdict:
+def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresholds) -> Verdict:
     """What is left of it, by peers where there are some; then whether it swaps or stalls."""
     seen = facts.machine.memory if facts.machine else None
     if seen is None:
@@ -118,23 +118,25 @@ def judge_memory(facts: Facts, usual_mib: float | None = None) -> Verdict:
     if percent < least:
         said = f"{left}{holder}; at least {least:g} % expected"
         return fail(said, advice=FREE, cause=cause)
-    if scarce := scarcity(seen, usual_mib):
+    if scarce := scarcity(seen, usual_mib, limit):
         return warn(f"{left}{holder}; {scarce}", advice=FREE, cause=cause)
-    if trouble := strain(seen):
+    if trouble := strain(seen, limit):
         return warn(f"{trouble}; {left}", advice=FREE)
     return ok(left, swap_used_mib=seen.swap_used_mib)
 
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
     """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_memory(node.facts, node.group.middle(available_mib)))
+    conclude(judge_memory(node.facts, node.group.middle(available_mib), limit=node.limit))
 
 
 REPLACE = "drain, replace the DIMM, then recheck; see ras-mc-ctl --errors, ipmitool sel list"
 MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot, or sits badly"
 
 
-def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Verdict:
+def judge_dimms(
+    facts: Facts, peers: tuple[int, float | None] = (0, None), *, limit: Thresholds
+) -> Verdict:
     """Lost data first, then memory that is not there; `peers`: how many alike, and their MiB."""
     seen = facts.machine.memory if facts.machine else None
     edac = facts.machine.edac if facts.machine else None
@@ -142,11 +144,11 @@ def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Ve
         return unknown(
             "its memory or ECC counters could not be read", advice="mount /proc and /sys"
         )
-    found = ecc_verdict(facts, edac)
+    found = ecc_verdict(facts, edac, limit)
     if found is not None and found.outcome is Outcome.FAIL:
         return found
     alike, usual = peers
-    if usual is not None and is_short(seen.total_mib, usual):
+    if usual is not None and is_short(seen.total_mib, usual, limit):
         said = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
         conclude = fail if alike > 1 else warn
         return conclude(f"{said} ({count(alike, 'node')} with it)", advice=MISSING)
@@ -158,7 +160,7 @@ def judge_dimms(facts: Facts, peers: tuple[int, float | None] = (0, None)) -> Ve
     return ok(f"{memory(seen.total_mib)}; {counted or 'no driver counts its ECC errors'}")
 
 
-def ecc_verdict(facts: Facts, edac: Edac) -> Verdict | None:
+def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
     """What the counters say; where the log fails the node for it, it is that check's."""
     if edac.errors and log_has_memory_fault(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
@@ -166,12 +168,14 @@ def ecc_verdict(facts: Facts, edac: Edac) -> Verdict | None:
         said = f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
         more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
         return fail(said + more, advice=REPLACE, dimms=[one.name for one in lost])
-    worn = wear(edac, max(0.0, facts.time_s - facts.boot_s))
+    worn = wear(edac, max(0.0, facts.time_s - facts.boot_s), limit)
     return warn(worn, advice=REPLACE) if worn else None
 
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
     usual = node.group.middle(total_mib)
-    alike = 0 if usual is None else node.group.at_least(total_mib, least_whole_mib(usual))
-    conclude(judge_dimms(node.facts, (alike, usual)))
+    alike = (
+        0 if usual is None else node.group.at_least(total_mib, least_whole_mib(usual, node.limit))
+    )
+    conclude(judge_dimms(node.facts, (alike, usual), limit=node.limit))

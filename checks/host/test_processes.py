@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preflight.check import Check
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.gpu_users import GRANT, Stale, find_stale
 from preflight.facts.machine import Worker
 from preflight.facts.words import count
@@ -18,11 +18,11 @@ CHECKS = (
 )
 
 
-def judge_stale_processes(facts: Facts) -> Verdict:
+def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     """Tell what was left behind, the grave first; what could not be seen is said, not passed."""
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
-    found = find_stale(facts.processes, facts.gpus or ())
+    found = find_stale(facts.processes, facts.gpus or (), limit)
     seen = count(facts.processes.seen, "process", "processes")
     hidden = facts.processes.unreadable
     if not found:
@@ -54,10 +54,10 @@ def cause(found: list[Stale]) -> str:
 
 def test_host_stale_processes(node: Node, conclude: Conclude) -> None:
     """Nothing of an earlier job keeps memory, a port or a GPU from the next one."""
-    conclude(judge_stale_processes(node.facts))
+    conclude(judge_stale_processes(node.facts, node.limit))
 
 
-def judge_load(facts: Facts) -> Verdict:
+def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     """The CPU time of processes that are none of ours, over a fifth of a second."""
     load = facts.machine.load if facts.machine else None
     if load is None:
@@ -84,4 +84,4 @@ def words(one: Worker) -> str:
 
 def test_host_load(node: Node, conclude: Conclude) -> None:
     """Who computes on a node beside us slows every rank there, and all others wait for those."""
-    conclude(judge_load(node.facts))
+    conclude(judge_load(node.facts, node.limit))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
@@ -11,6 +10,7 @@ from msgspec import to_builtins
 from preflight.check import Check
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
+from preflight.checks.gpu.deviations import Oddity
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 from preflight.lint.script import Severity
@@ -23,25 +23,11 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Shape
     from preflight.lint.lint import Linted
 
+_DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (
-    Check(
-        "launch.fits",
-        stage="facts",
-        tier="quick",
-        requires=("reach.answer", "host.driver_hung"),
-        user=True,
-    ),
+    Check("launch.fits", stage="facts", tier="quick", requires=_DRIVER, user=True),
     Check("launch.script", stage="facts", tier="quick", requires=("reach.answer",), user=True),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """What does not go together. `grave`: the job will not start, or not as one."""
-
-    sentence: str
-    advice: str
-    grave: bool = True
 
 
 def devices_of(node: Node) -> int | None:
@@ -52,33 +38,33 @@ def devices_of(node: Node) -> int | None:
     return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
 
 
-def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Misfit | None:
+def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Oddity | None:
     """The first reason why the launch will not become one job on all of these nodes and GPUs."""
     return _by_srun(shape) or _nodes(shape, nodes) or _meeting(shape) or _idle(shape, devices)
 
 
-def _by_srun(shape: Shape) -> Misfit | None:
+def _by_srun(shape: Shape) -> Oddity | None:
     tasks, nodes = shape.srun_tasks, shape.srun_nodes
     if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
-        return Misfit(
+        return Oddity(
             f"srun starts torchrun {tasks} times on each node, 1 is expected: it starts the ranks "
             "there itself",
             "--ntasks-per-node=1, and --nproc-per-node for the ranks",
         )
     if nodes is None or shape.nnodes is None or shape.nnodes[0] <= nodes <= shape.nnodes[1]:
         return None
-    return Misfit(
+    return Oddity(
         f"srun starts it on {count(nodes, 'node')}, and --nnodes expects {_range(shape.nnodes)}",
         f"--nnodes={nodes}",
     )
 
 
-def _nodes(shape: Shape, nodes: int) -> Misfit | None:
+def _nodes(shape: Shape, nodes: int) -> Oddity | None:
     if shape.nnodes is None:
         return None
     fewest, most = shape.nnodes
     if fewest > nodes:
-        return Misfit(
+        return Oddity(
             f"--nnodes={_range(shape.nnodes)} waits for {fewest} nodes, and this run has {nodes}",
             f"give --nnodes={nodes}, or name all nodes of the job here",
         )
@@ -86,12 +72,12 @@ def _nodes(shape: Shape, nodes: int) -> Misfit | None:
         return None
     if most == 1:
         how = "--standalone" if shape.standalone else "--nnodes is 1, torchrun's default"
-        return Misfit(
+        return Oddity(
             f"{how}: each of {nodes} nodes would train by itself, one job is expected",
             f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500",
             grave=False,
         )
-    return Misfit(
+    return Oddity(
         f"--nnodes={_range(shape.nnodes)}, and this run has {nodes}: {nodes - most} will not be "
         "part of the job",
         f"--nnodes={nodes}, or --preflight-need={most} if spare nodes are meant",
@@ -99,7 +85,7 @@ def _nodes(shape: Shape, nodes: int) -> Misfit | None:
     )
 
 
-def _meeting(shape: Shape) -> Misfit | None:
+def _meeting(shape: Shape) -> Oddity | None:
     """Where the nodes of torchrun find each other."""
     if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
         return None
@@ -108,28 +94,28 @@ def _meeting(shape: Shape) -> Misfit | None:
         if shape.ignored:
             said = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
             said += "--rdzv-endpoint is given"
-        return Misfit(
+        return Oddity(
             f"{said}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
             "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, HOST being one of the nodes",
         )
     if shape.endpoint.endswith(":0"):
-        return Misfit(
+        return Oddity(
             f"--rdzv-endpoint={shape.endpoint[:60]}: port 0 is a random one, which the other nodes "
             "cannot know",
             "give a port, such as 29500",
         )
     if shape.static and not shape.node_rank:
-        return Misfit(
+        return Oddity(
             "the static rendezvous without --node-rank: every node takes itself for node 0",
             "--rdzv-backend=c10d, or --node-rank=0, 1, ... on each node",
         )
     if shape.ignored:
         said = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
-        return Misfit(said, "leave it out, or it will mislead its readers", grave=False)
+        return Oddity(said, "leave it out, or it will mislead its readers", grave=False)
     return None
 
 
-def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Misfit | None:
+def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Oddity | None:
     """GPUs that no rank will use; too few of them is what `env.cuda_visible_devices` says."""
     known = Counter(number for number in devices.values() if number)
     if shape.nproc is None or not known:
@@ -137,7 +123,7 @@ def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Misfit | None:
     usual, votes = known.most_common(1)[0]
     if usual <= shape.nproc:
         return None
-    return Misfit(
+    return Oddity(
         f"{count(shape.nproc, 'rank')} per node, and the job sees {usual} GPUs on {votes} of "
         f"{len(devices)} nodes: {usual - shape.nproc} idle on each",
         f"--nproc-per-node={usual} (or =gpu)",

@@ -103,8 +103,7 @@ def to_others(facts: Facts) -> Interface | None:
 
 def gloo_interfaces(facts: Facts, ifname: str) -> tuple[list[Interface], list[str]]:
     """(those that GLOO_SOCKET_IFNAME names, names of which there is none): whole names only."""
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
-    by_name = {one.name: one for one in interfaces}
+    by_name = {one.name: one for one in facts.interfaces}
     names = [name for name in ifname.split(",") if name]
     return [by_name[n] for n in names if n in by_name], [n for n in names if n not in by_name]
 
@@ -139,9 +138,8 @@ def first_choice(ifname: str, family: str) -> Callable[[Facts], tuple[str, str] 
 
 def _addressed(facts: Facts, family: int | None) -> list[Interface]:
     """As getifaddrs(3) lists them: those with IPv4 first; of IPv6 not the loopback."""
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
-    four = [one for one in interfaces if _has(one, 4)] if family in (None, 4) else []
-    six = [one for one in interfaces if _has(one, 6)] if family in (None, 6) else []
+    four = [one for one in facts.interfaces if _has(one, 4)] if family in (None, 4) else []
+    six = [one for one in facts.interfaces if _has(one, 6)] if family in (None, 6) else []
     return [*four, *(one for one in six if one not in four and not one.loopback)]
 
 

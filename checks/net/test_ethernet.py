@@ -18,8 +18,8 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl_ports
 from preflight.checks.rdma.ports import ports_of
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.basics import limit
 from preflight.facts.network import Interface
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
@@ -37,7 +37,7 @@ def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]
 
     Where no interface tells an address, as in most captured texts, every one is meant.
     """
-    every = [one for one in _every(facts) if not one.loopback]
+    every = [one for one in facts.interfaces if not one.loopback]
     if not any(one.addresses for one in every):
         return tuple(every)
     ifname = environ.get("NCCL_SOCKET_IFNAME", "")
@@ -57,7 +57,7 @@ def parts(whole: Interface, facts: Facts) -> list[Interface]:
     waiting = [whole]
     while waiting:
         above = waiting.pop()
-        for one in _every(facts):
+        for one in facts.interfaces:
             under = one.name in above.lower or one.master == above.name
             if under and one.name not in found and one.name != whole.name:
                 found[one.name] = one
@@ -92,7 +92,7 @@ def speed_of(name: str) -> Reader:
 @cache
 def up_of(name: str) -> Callable[[Facts], bool | None]:
     """The reader of whether an interface has a link."""
-    return lambda facts: next((is_up(one) for one in _every(facts) if one.name == name), None)
+    return lambda facts: next((is_up(one) for one in facts.interfaces if one.name == name), None)
 
 
 def is_up(one: Interface) -> bool:
@@ -101,11 +101,7 @@ def is_up(one: Interface) -> bool:
 
 
 def _of(facts: Facts, name: str, read: Callable[[Interface], int | None]) -> int | None:
-    return next((read(one) for one in _every(facts) if one.name == name), None)
-
-
-def _every(facts: Facts) -> tuple[Interface, ...]:
-    return (facts.network.interfaces if facts.network else None) or ()
+    return next((read(one) for one in facts.interfaces if one.name == name), None)
 
 
 Kind = Literal["broken", "dropped", "flaps", "packets", ""]
@@ -146,7 +142,7 @@ def kind_of(name: str) -> Kind:
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), "")
 
 
-def frame_troubles(one: Interface, facts: Facts) -> Iterator[Oddity]:
+def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Frames that came broken or found no room, and a link that came and went."""
     counters = (one.ethernet.counters if one.ethernet else None) or ()
     packets = _largest(counters, "packets")
@@ -161,7 +157,7 @@ def frame_troubles(one: Interface, facts: Facts) -> Iterator[Oddity]:
             share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
             most = f"{share}, under {limit(name):g} in a million expected"
             yield Oddity(f"{seen}: {most}", advice.format(one.name), grave=False)
-    yield from _flaps(one, facts)
+    yield from _flaps(one, facts, limit)
 
 
 def flaps_per_day(one: Interface, facts: Facts) -> float | None:
@@ -172,14 +168,14 @@ def flaps_per_day(one: Interface, facts: Facts) -> float | None:
     return one.carrier_downs / max(1.0, up_s / _DAY_S)
 
 
-def undated_flaps(one: Interface, facts: Facts) -> str:
+def undated_flaps(one: Interface, facts: Facts, limit: Thresholds) -> str:
     """A total of lost links that could be too high, and nothing says since when; "" if none."""
     if facts.time_s > facts.boot_s or (one.carrier_downs or 0) < limit("link_flaps_per_day"):
         return ""
     return f"{one.name} lost its link {one.carrier_downs} times, and nothing says since when"
 
 
-def _flaps(one: Interface, facts: Facts) -> Iterator[Oddity]:
+def _flaps(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     rate = flaps_per_day(one, facts)
     if rate is not None and rate >= limit("link_flaps_per_day"):
         seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {rate:.3g} a day"
@@ -198,12 +194,12 @@ _TOLERANCE: Final = 0.97
 
 
 def odd_links(
-    links: Sequence[Interface], facts: Facts, group: Group, *, grave: bool
+    links: Sequence[Interface], facts: Facts, group: Group, *, grave: bool, limit: Thresholds
 ) -> Iterator[Oddity]:
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
     addressed = any(one.addresses for one in links)
-    every = (facts.network and facts.network.interfaces) or ()
+    every = facts.interfaces
     wholes = {name for one in every for name in (one.master, one.name if one.lower else "")}
     for one in links:
         if not is_up(one):
@@ -218,7 +214,7 @@ def odd_links(
         if one.name not in rdma:
             yield from _odd_mtu(one, group, grave=grave)
             yield from _slow(one, links, group, grave=grave)
-            yield from frame_troubles(one, facts)
+            yield from frame_troubles(one, facts, limit)
 
 
 def unheld(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
@@ -303,7 +299,9 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
 CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
 
 
-def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verdict:
+def judge(
+    facts: Facts, environ: Mapping[str, str] | None, group: Group, limit: Thresholds
+) -> Verdict:
     """Hold speed, duplex, MTU, a bond's links and lost frames against configuration and peers."""
     network, env = facts.network, environ or {}
     if network is None or network.interfaces is None:
@@ -314,7 +312,7 @@ def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verd
     if not links:
         return not_run("no interface here that the job's sockets could use")
     odd = conclude_oddities(
-        odd_links(links, facts, group, grave=data_over_sockets(facts, env)),
+        odd_links(links, facts, group, grave=data_over_sockets(facts, env), limit=limit),
     )
     if odd is not None:
         return odd
@@ -322,17 +320,19 @@ def judge(facts: Facts, environ: Mapping[str, str] | None, group: Group) -> Verd
     told = tuple(one for one in links if one.name not in rdma)
     if not told:
         return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
-    return _unknown_links(told, facts, group) or ok(
+    return _unknown_links(told, facts, group, limit) or ok(
         "; ".join(map(_words, told[:4])), links=[one.name for one in told]
     )
 
 
-def _unknown_links(links: tuple[Interface, ...], facts: Facts, group: Group) -> Verdict | None:
+def _unknown_links(
+    links: tuple[Interface, ...], facts: Facts, group: Group, limit: Thresholds
+) -> Verdict | None:
     mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
     if mute:
         said = f"{', '.join(mute)} would not tell its link"
         return unknown(said, advice="look at mtu, speed and duplex in /sys/class/net")
-    if old := [said for one in links if (said := undated_flaps(one, facts))]:
+    if old := [said for one in links if (said := undated_flaps(one, facts, limit))]:
         return unknown(old[0], advice="take a second reading after a known time")
     alone = unheld(links, facts, group)
     if not alone:
@@ -353,4 +353,4 @@ def _words(one: Interface) -> str:
 
 def test_net_ethernet(node: Node, conclude: Conclude) -> None:
     """Joins a node, the job's environment there and the judgement; the frame does the rest."""
-    conclude(judge(node.facts, node.environ, node.group))
+    conclude(judge(node.facts, node.environ, node.group, node.limit))

@@ -48,7 +48,7 @@ def socket_choice(
     chosen = nccl_interfaces(facts, ifname, family)
     given = f"NCCL_SOCKET_IFNAME={ifname}" if len(ifname) > 1 else "NCCL's own choice"
     if not chosen:
-        has = _names(facts.network.interfaces if facts.network else None)
+        has = _names(facts.interfaces)
         yield Oddity(
             f"{given} selects no interface with an address here (there are {has})",
             "name one that every node has (a prefix such as eth), or none of those to leave out: ^",
@@ -76,7 +76,7 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
     if ifname:
         found, missing = gloo_interfaces(facts, ifname)
         if missing:
-            has = _names(facts.network.interfaces if facts.network else None)
+            has = _names(facts.interfaces)
             sentence = f"GLOO_SOCKET_IFNAME names {missing[0]}, and there is none here (but {has})"
             yield Oddity(f"{sentence}; it takes whole names", "name an interface of every node")
         for one in found:
@@ -131,7 +131,7 @@ def hca_choice(facts: Facts, environ: Mapping[str, str], *, condemned: bool) -> 
 def _named_but_down(told: str, selected: tuple[Port, ...], named: list[str]) -> Iterator[Oddity]:
     for port in selected:
         if port.nic.name in named and port.state and not port.active:
-            sentence = f"{told} names {port.nic.name}, but {port.name} is {port.words()}"
+            sentence = f"{told} names {port.nic.name}, but {port.seen}"
             advice = "bring the port up, or leave the device out on every node"
             yield Oddity(f"{sentence}: NCCL goes on without it, and its rail is lost", advice)
 
@@ -150,7 +150,7 @@ def _dead_end(interface: Interface, facts: Facts, group: Group) -> str:
     for name, other in group.facts.items():
         if other.host == facts.host:
             continue
-        for one in (other.network.interfaces if other.network else None) or ():
+        for one in other.interfaces:
             if one.name == interface.name and address in one.addresses:
                 its = address.partition("/")[0]
                 return f"{interface.name}, whose address {its} is {name}'s too"
@@ -183,7 +183,7 @@ def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
         found.ip
         for other in group.facts.values()
         if other.host != facts.host
-        for one in (other.network.interfaces if other.network else None) or ()
+        for one in other.interfaces
         for each in one.addresses
         if (found := parsed(each)) is not None and found.network == mine.network
     ]
@@ -193,10 +193,9 @@ def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
 def _better(facts: Facts, instead_of: Interface | None) -> str:
     if (used := to_others(facts)) is not None and used is not instead_of:
         return used.name
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
     usable = [
         one.name
-        for one in interfaces
+        for one in facts.interfaces
         if one is not instead_of and one.up and not one.loopback and not one.master
         if any(":" not in each for each in one.addresses) and not one.name.startswith("docker")
     ]

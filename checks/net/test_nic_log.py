@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from preflight.check import Check
 from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
 from preflight.checks.rdma.port_faults import reporting_check
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.basics import limit
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
@@ -159,7 +159,7 @@ CHECK = Check(
 )
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: Facts, limit: Thresholds) -> Verdict:
     """Firmware that stopped and a NIC that did not start fail the node; one flap does not."""
     log = facts.kernel_log
     if log is None:
@@ -174,22 +174,26 @@ def judge(facts: Facts) -> Verdict:
             cause=f"nic {graves[0].who}" if len({each.who for each in graves}) == 1 else "",
             **evidence,
         )
-    flaps = _flapping(said, facts)
+    flaps = _flapping(said, facts, limit)
     # Of a narrow PCIe link ib.pcie tells, which sees it as it is now.
     notable = [each for each in said if each.kind not in ("down", "narrow")]
     if flaps or notable:
-        flaps, notable, cause = _without_known(flaps, notable, facts)
-        told = [_flap_words(flaps)] if flaps else []
+        flaps, notable, cause = _without_known(flaps, notable, facts, limit)
+        told = [_flap_words(flaps, limit)] if flaps else []
         told += [_words(notable, facts)] if notable else []
         worst = flaps[0] if flaps else notable[0]
         return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
     if downs := [each for each in said if each.kind == "down"]:
-        return _rare_flaps(downs, log, facts, evidence)
+        return _rare_flaps(downs, log, facts, evidence, limit)
     return whole(f"no NIC in trouble {window(log, facts)}", log, ("nic",), **evidence)
 
 
 def _rare_flaps(
-    downs: Sequence[Event], log: KernelLog, facts: Facts, evidence: dict[str, Any]
+    downs: Sequence[Event],
+    log: KernelLog,
+    facts: Facts,
+    evidence: dict[str, Any],
+    limit: Thresholds,
 ) -> Verdict:
     """Links that went down too rarely to condemn one, if the log shows as long a time."""
     own = _by_link(downs)
@@ -197,7 +201,7 @@ def _rare_flaps(
     many = limit("link_flaps_per_day")
     short = log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
     if short and worst.times > many / 2:
-        sentence = f"{_flap_words([worst])}, of which this log shows a part"
+        sentence = f"{_flap_words([worst], limit)}, of which this log shows a part"
         return warn(sentence, advice=_MEANING["down"][1], **evidence)
     total = count(sum(each.times for each in own), "time")
     sentence = f"links went down {total} {window(log, facts)}, under {many:.0f} in a day"
@@ -205,11 +209,13 @@ def _rare_flaps(
 
 
 def _without_known(
-    flaps: list[Event], notable: list[Event], facts: Facts
+    flaps: list[Event], notable: list[Event], facts: Facts, limit: Thresholds
 ) -> tuple[list[Event], list[Event], str]:
     """Leave what another check tells of the same link to it; if that is all, join its finding."""
     reported = {
-        one: reporting_check(one.who, facts) for one in (*flaps, *notable) if one.kind in _LINK
+        one: reporting_check(one.who, facts, limit)
+        for one in (*flaps, *notable)
+        if one.kind in _LINK
     }
     rest = dict.fromkeys(one for one in (*flaps, *notable) if not reported.get(one))
     if not rest:
@@ -241,7 +247,7 @@ def _number(said: str) -> float:
         return 0.0
 
 
-def _flapping(said: Sequence[Event], facts: Facts) -> list[Event]:
+def _flapping(said: Sequence[Event], facts: Facts, limit: Thresholds) -> list[Event]:
     """Links that went down more often in a day than a cable in order does."""
     found = []
     span = span_s(facts.kernel_log, facts) if facts.kernel_log is not None else None
@@ -267,7 +273,7 @@ def _by_link(said: Sequence[Event]) -> list[Event]:
     return found
 
 
-def _flap_words(flaps: Sequence[Event]) -> str:
+def _flap_words(flaps: Sequence[Event], limit: Thresholds) -> str:
     notes = {each.who: f" ({each.note})" if each.note else "" for each in flaps}
     told = ", ".join(f"{e.who} {count(e.times, 'time')}{notes[e.who]}" for e in flaps[:4])
     return f"link down: {told}, expected under {limit('link_flaps_per_day'):.0f} in a day"
@@ -290,4 +296,4 @@ def _evidence(one: Event) -> dict[str, object]:
 
 def test_net_kernel_log(node: Node, conclude: Conclude) -> None:
     """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.facts))
+    conclude(judge(node.facts, node.limit))

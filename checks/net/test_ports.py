@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Oddity, conclude_oddities
 from preflight.checks.net.port_blame import Fault, data_fault, master_fault, own_trouble, untold
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
-from preflight.facts.basics import limit
 from preflight.facts.boards import natural
 from preflight.facts.words import count, kill_command, process
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
@@ -126,7 +126,9 @@ def test_net_ports(node: Node, conclude: Conclude) -> None:
     conclude(judge_ports(node.name, node.net))
 
 
-def risky_ports(network: Network, master_port: int | None, origin: str) -> Iterator[Oddity]:
+def risky_ports(
+    network: Network, master_port: int | None, origin: str, limit: Thresholds
+) -> Iterator[Oddity]:
     """What is wrong with the range. `master_port`: on the master alone."""
     if network.ephemeral is None:
         return
@@ -159,7 +161,9 @@ def is_reserved(port: int, reserved: str) -> bool:
     return False
 
 
-def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) -> Verdict:
+def judge_ephemeral_ports(
+    facts: Facts, master_port: int | None, origin: str, limit: Thresholds
+) -> Verdict:
     """Hold the range against what a job needs, and on the master against its port."""
     network = facts.network
     if network is None and not any(said.startswith("network") for said in facts.problems):
@@ -169,7 +173,7 @@ def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) ->
             "the range of ports for outgoing connections could not be read",
             advice="look at /proc/sys/net/ipv4/ip_local_port_range",
         )
-    odd = conclude_oddities(risky_ports(network, master_port, origin))
+    odd = conclude_oddities(risky_ports(network, master_port, origin, limit))
     if odd is not None:
         return odd
     low, high = network.ephemeral
@@ -182,4 +186,4 @@ def judge_ephemeral_ports(facts: Facts, master_port: int | None, origin: str) ->
 def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
     """The kernel has ports enough to give away, and the master's is not among them."""
     port = node.job.master_port if node.net.is_master else None
-    conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin))
+    conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin, node.limit))

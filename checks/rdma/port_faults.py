@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.checks.gpu.deviations import Oddity, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
-from preflight.facts.basics import limit
+from preflight.core.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,31 +46,26 @@ def unconnected_port(
     alike = [one for one in ports if one.active or _finds_nobody(one)]
     fabric = [one for one in alike if one.layer == port.layer]
     up = sum(one.active for one in fabric)
-    seen = f"{port.name} is {port.words()}"
     if up >= ENOUGH_ALIKE and _second(port, ports):
         return None
     if up:
         said = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
-        return Oddity(f"{seen}; {said}", _CABLE, grave=False)
+        return Oddity(f"{port.seen}; {said}", _CABLE, grave=False)
     # So many without a cable are no spare ones; of one card beside Ethernet that may well be.
     many = len(fabric) >= ENOUGH_ALIKE
     meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
     all_told = not any(problem.startswith("nics") for problem in facts.problems)
     # A live node's card or two may never have been cabled; somebody's pasted ones are asked about.
-    grave = all_told and (many or (_captured(facts) and not meant))
-    return Oddity(f"{seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
+    grave = all_told and (many or (not facts.time_s and not meant))
+    return Oddity(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
 def idle_everywhere(facts: Facts, group: Group) -> bool:
-    """Whether most nodes of a live group, and enough of them, have no port that is up."""
-    if _captured(facts):  # of a fabric that fails, people keep the texts of sick nodes
+    """Whether most nodes of a group, and enough of them, have no port that is up now."""
+    if not facts.time_s:  # of a fabric that fails, people keep the texts of sick nodes
         return False
     vote = group.majority(active_ports)
     return vote is not None and vote.decides and vote.votes >= ENOUGH_ALIKE and not vote.value
-
-
-def _captured(facts: Facts) -> bool:
-    return not facts.time_s
 
 
 def _finds_nobody(port: Port) -> bool:
@@ -112,9 +107,7 @@ def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
     """Active ports whose link was not up when looked at: it trains anew, and data waits."""
     for port in ports_of(facts):
         if port.active and port.physical in _UNSTEADY:
-            yield Oddity(
-                f"{port.name} is {port.words()}, expected LinkUp", _RESEAT_CABLE, grave=False
-            )
+            yield Oddity(f"{port.seen}, expected LinkUp", _RESEAT_CABLE, grave=False)
 
 
 def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
@@ -146,17 +139,16 @@ def _down_port(
     port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Oddity | None:
     """The first that knows decides: the promise by name, the group, the promise by number."""
-    seen = f"{port.name} is {port.words()}"
     advice = _advice(port)
     if promised.hcas is not None and port.nic.name in promised.hcas:
         rail = promised.hcas.index(port.nic.name)
-        return Oddity(f"{seen}, promised as rail {rail}", advice)
+        return Oddity(f"{port.seen}, promised as rail {rail}", advice)
     vote = group.majority(active_ports)
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
         whom = f"ACTIVE {on_most(vote, group)}"
-        return Oddity(f"{seen}, {whom}", advice)
+        return Oddity(f"{port.seen}, {whom}", advice)
     return (
         None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
     )
@@ -165,13 +157,13 @@ def _down_port(
 def _without_names(
     port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Oddity | None:
-    seen = f"{port.name} is {port.words()}"
     if port.of_fabric:
-        return Oddity(f"{seen}: no other end; its link is lost, or it has no cable", _EMPTY, False)  # noqa: FBT003
+        said = f"{port.seen}: no other end; its link is lost, or it has no cable"
+        return Oddity(said, _EMPTY, grave=False)
     if promised.nics is not None:
         return _by_number(port, promised.nics, promised, ports)
     if _stuck(port):
-        return Oddity(f"{seen}: no subnet manager has configured it", _CONFIGURE)
+        return Oddity(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
     if odd is None and is_rail(port, promised):
         odd = unconnected_port(port, ports, facts, group)
@@ -183,19 +175,17 @@ def _by_number(port: Port, wanted: int, promised: Promise, ports: Sequence[Port]
     up = sum(p.active for p in rails)
     if up >= wanted or port not in rails or _unused_first(port, rails, wanted):
         return None
-    seen = f"{port.name} is {port.words()}"
-    return Oddity(f"{seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
+    return Oddity(f"{port.seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
 
 
 def _unlike_peers(port: Port, ports: Sequence[Port]) -> Oddity | None:
-    seen = f"{port.name} is {port.words()}"
     alike = [p for p in ports if p.kind == port.kind and p.physical != "DISABLED"]
     active = sum(p.active for p in alike)
     if port.physical == "DISABLED" or active < ENOUGH_ALIKE or _few(active, len(alike)):
         return None
     whom = f"{active} of {len(alike)} ports of its kind are ACTIVE"
     # Of two Ethernet ports of a card one often has no cable: on purpose.
-    return Oddity(f"{seen}; {whom}", _advice(port), grave=port.layer == "infiniband")
+    return Oddity(f"{port.seen}; {whom}", _advice(port), grave=port.layer == "infiniband")
 
 
 def _few(active: int, alike: int) -> bool:
@@ -261,32 +251,32 @@ Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal
 """
 
 
-def port_errors(facts: Facts) -> Iterator[Oddity]:
+def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Ports with a counter that moved, or that rose faster than its limit."""
     for port in ports_of(facts):
-        yield from errors_of(port, facts)
+        yield from errors_of(port, facts, limit)
 
 
-def errors_of(port: Port, facts: Facts) -> Iterator[Oddity]:
+def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """The same of one port; what a port that is down has lost, ib.port tells."""
     if port.state and not port.active:
         return
     up_s = facts.time_s - facts.boot_s
     yield from _moving(port)
     if up_s > 0:
-        yield from _too_fast(port, up_s)
+        yield from _too_fast(port, up_s, limit)
     else:
-        yield from _beyond_peers(port, facts)
+        yield from _beyond_peers(port, facts, limit)
 
 
-def undated(facts: Facts) -> tuple[str, ...]:
+def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     """Counters that could be too high, or not: nothing says for how long they have counted."""
     if facts.time_s > facts.boot_s:
         return ()
     return tuple(
         f"{port.name} {one.name} {one.value}"
         for port in ports_of(facts)
-        for one in (port.port.counters.nonzero if port.port.counters else ())
+        for one in port.nonzero
         if one.name in RULES and one.value >= max(1.0, limit(RULES[one.name].limit))
     )
 
@@ -300,8 +290,8 @@ def _moving(port: Port) -> Iterator[Oddity]:
             yield Oddity(f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name))
 
 
-def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
-    for one in port.port.counters.nonzero if port.port.counters else ():
+def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
+    for one in port.nonzero:
         rule = RULES.get(one.name)
         if rule is None or (one.moved and one.name in BREAKS):
             continue
@@ -315,10 +305,9 @@ def _too_fast(port: Port, up_s: float) -> Iterator[Oddity]:
             yield Oddity(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-def _beyond_peers(port: Port, facts: Facts) -> Iterator[Oddity]:
+def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
     """Of totals without a date only this is sure: other ports have been through the same time."""
-    told = port.port.counters.nonzero if port.port.counters else ()
-    high = [e for e in told if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
+    high = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
     alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
     others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
     for one in high if len(others) >= ENOUGH_ALIKE else ():
@@ -334,22 +323,21 @@ COUNTERS: Final = "ib.errors"
 ETHERNET: Final = "net.ethernet"
 
 
-def reporting_check(who: str, facts: Facts) -> str:
+def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
     """The check whose finding the link of this PCI address or interface is; "" where it is new."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
     if any(port.state and not port.active for port in ports) or _has_down_interface(ports, facts):
         return PORT
-    if any(True for port in ports for _ in errors_of(port, facts)):
+    if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
-    rates = (flaps_per_day(one, facts) for one in interfaces if one.name == who)
+    rates = (flaps_per_day(one, facts) for one in facts.interfaces if one.name == who)
     many = limit("link_flaps_per_day")
     return ETHERNET if any(rate is not None and rate >= many for rate in rates) else ""
 
 
-def counted_cause(facts: Facts) -> str:
+def counted_cause(facts: Facts, limit: Thresholds) -> str:
     """The cause of what the counters tell: `ib.port` where only links that fell have counted."""
-    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts))]
+    odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
     fell = {port.name for port, _ in down_interfaces(facts)}
     return PORT if odd and all(port.name in fell for port in odd) else ""
 

@@ -6,17 +6,17 @@ Each reader named below that takes `Facts` can be voted on by a group; None abst
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from preflight.facts.boards import natural
+from preflight.facts.node import most as majority
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.facts.model import Facts, Nic, NicPort
-    from preflight.facts.network import Interface
+    from preflight.facts.network import Counter, Interface
     from preflight.fleet.model import Promise
 
 T = TypeVar("T")
@@ -86,6 +86,16 @@ class Port:
         """Whether it is in a list of a whole fabric, where nobody says what each is for."""
         return self.nic.hca_type in (SWITCH, ADAPTER)
 
+    @property
+    def nonzero(self) -> tuple[Counter, ...]:
+        """Its counters that are not zero; none also where they could not be read."""
+        return self.port.counters.nonzero if self.port.counters else ()
+
+    @property
+    def seen(self) -> str:
+        """Its name and state: "mlx5_0/1 is DOWN (Polling)"."""
+        return f"{self.name} is {self.words()}"
+
     def words(self) -> str:
         """Its state for a sentence: "DOWN (Polling)"."""
         physical = _word(self.port.phys_state)
@@ -108,8 +118,7 @@ def is_rail(port: Port, promised: Promise) -> bool:
 
 def netdev_of(port: Port, facts: Facts) -> Interface | None:
     """The network interface over a port."""
-    interfaces = facts.network.interfaces if facts.network else None
-    named = (one for one in interfaces or () if one.name == port.port.netdev)
+    named = (one for one in facts.interfaces if one.name == port.port.netdev)
     return next(named, None) if port.port.netdev else None
 
 
@@ -156,10 +165,8 @@ def chip(nic: Nic) -> str:
 
 
 def most(values: Iterable[T]) -> T | None:
-    """What more than half, and at least three, share."""
-    counts = Counter(values)
-    value, votes = counts.most_common(1)[0] if counts else (None, 0)
-    return value if votes >= ENOUGH_ALIKE and 2 * votes > counts.total() else None
+    """What more than half of a peer group, and enough of them, share."""
+    return majority(values, ENOUGH_ALIKE)
 
 
 def _word(text: str) -> str:

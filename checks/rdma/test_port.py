@@ -27,6 +27,7 @@ from preflight.checks.rdma.ports import (
     ports_of,
     rates,
 )
+from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Majority, Nic, Node
 from preflight.facts.boards import natural
 from preflight.facts.node import decided
@@ -256,14 +257,14 @@ def test_ib_rate(node: Node, conclude: Conclude) -> None:
     conclude(judge_rate(node.promised, node.facts, node.group))
 
 
-def judge_errors(facts: Facts) -> Verdict:
+def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     """Hold what moved between two looks, and the rates since boot, against their limits."""
     ports = [port for port in ports_of(facts) if port.active or not port.state]
     if not ports:
         return not_run("no active RDMA port here")
-    odd = conclude_oddities(port_errors(facts))
+    odd = conclude_oddities(port_errors(facts, limit))
     if odd is not None:
-        return replace(odd, cause=counted_cause(facts))
+        return replace(odd, cause=counted_cause(facts, limit))
     mute = [port.name for port in ports if port.port.counters is None]
     if mute:
         return unknown(
@@ -271,17 +272,13 @@ def judge_errors(facts: Facts) -> Verdict:
             advice="look at counters and hw_counters in /sys/class/infiniband/*/ports; "
             "virtual functions have none: ask their host",
         )
-    if old := undated(facts):
+    if old := undated(facts, limit):
         return unknown(
             f"{', '.join(old)}: a total, and nothing says since when",
             advice="take a second reading after a known time, or ask the live node",
         )
     read = [port.port.counters.read for port in ports if port.port.counters]
-    totals = {
-        f"{port.name} {one.name}": one.value
-        for port in ports
-        for one in (port.port.counters.nonzero if port.port.counters else ())
-    }
+    totals = {f"{port.name} {one.name}": one.value for port in ports for one in port.nonzero}
     few = sum(one.rpartition(" ")[2] in RULES for one in totals)
     more = [f"{few} too few to matter"] * bool(few)
     more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
@@ -292,4 +289,4 @@ def judge_errors(facts: Facts) -> Verdict:
 
 def test_ib_errors(node: Node, conclude: Conclude) -> None:
     """No RDMA port loses bits, flaps or resends more than a sound link does."""
-    conclude(judge_errors(node.facts))
+    conclude(judge_errors(node.facts, node.limit))

@@ -11,6 +11,9 @@ from preflight.verdict import Conclude, Verdict, fail, not_run, ok
 if TYPE_CHECKING:
     from preflight.core.remote_command import Step
 
+STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
+"""In the order in which they are taken."""
+
 CHECKS = (
     Check("reach.name", stage="reach", tier="prolog"),
     Check("reach.route", stage="reach", tier="prolog", requires=("reach.name",)),
@@ -19,10 +22,6 @@ CHECKS = (
     Check("reach.python", stage="reach", tier="prolog", requires=("reach.login",)),
     Check("reach.answer", stage="reach", tier="prolog", requires=("reach.python",)),
 )
-
-
-STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
-"""In the order in which they are taken."""
 
 _SSH_STEPS: Final = frozenset({"name", "route", "hostkey", "login"})
 _NO_LOGIN: Final = frozenset({"local", "torchrun"})

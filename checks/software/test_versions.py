@@ -26,22 +26,13 @@ if TYPE_CHECKING:
 
     from preflight.facts.machine import Torch
 
+_DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (
     # Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
     # `standard` on GPUs are loaded through it.
-    Check(
-        "software.arch",
-        stage="facts",
-        tier="standard",
-        requires=("reach.answer", "host.driver_hung"),
-    ),
+    Check("software.arch", stage="facts", tier="standard", requires=_DRIVER),
     Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",)),
-    Check(
-        "software.driver",
-        stage="facts",
-        tier="prolog",
-        requires=("reach.answer", "host.driver_hung"),
-    ),
+    Check("software.driver", stage="facts", tier="prolog", requires=_DRIVER),
     Check("software.nccl_plugin", stage="facts", tier="prolog", requires=("reach.answer",)),
 )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.facts.model import WIRE, Driver, Facts, Python
 
@@ -26,6 +29,12 @@ class Captured(Struct, frozen=True, kw_only=True):
     """What is cut off or garbled, in words. Nothing in a damaged text is proven healthy."""
 
 
+def captured(kind: str, checks: tuple[str, ...], damaged: str = "", **sections: Any) -> Captured:
+    """A text that fills these sections of the facts, which are enough for these checks."""
+    facts = replace(bare_facts(), **sections)
+    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+
+
 def bare_facts(host: str = "captured") -> Facts:
     """Facts of a node that has told nothing yet."""
     return Facts(
@@ -39,5 +48,5 @@ def bare_facts(host: str = "captured") -> Facts:
         root=False,
         kernel="",
         python=Python("", ""),
-        driver=Driver("absent"),
+        driver=Driver("untold"),
     )

@@ -10,9 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec.structs import replace
-
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, captured
 from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
@@ -137,14 +135,9 @@ def _counted(name: str, counts: Mapping[str, int]) -> Interface:
     )
 
 
-def _captured(kind: str, interfaces: list[Interface] | None, damaged: str) -> Captured:
+def _captured(kind: str, interfaces: Iterable[Interface] | None, damaged: str) -> Captured:
     told = None if interfaces is None else tuple(interfaces)
-    return Captured(
-        kind=kind,
-        facts=replace(bare_facts(), network=Network(interfaces=told)),
-        checks=_CHECKS,
-        damaged=damaged,
-    )
+    return captured(kind, _CHECKS, damaged, network=Network(interfaces=told))
 
 
 if TYPE_CHECKING:
@@ -156,7 +149,6 @@ _DEEP: Final = 8
 _VIRTUAL: Final = re.compile(r"^(?:lo|docker|veth|virbr|br-|cni|flannel|cali|tun|tap|bond\d)")
 _UNITS: Final = {"": 1, "k": 10**-3, "m": 1, "g": 10**3, "t": 10**6}
 _RATE: Final = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kKmMgGtT]?)(?:b(?:it)?(?:/s|ps)?)?$")
-_MOST_INTERFACES: Final = 2**53
 
 
 def read_interfaces_json(text: str) -> Captured | None:
@@ -166,7 +158,8 @@ def read_interfaces_json(text: str) -> Captured | None:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        return _captured_json(None, "the JSON is cut off or garbled") if _CUT.match(text) else None
+        damaged = "the JSON is cut off or garbled"
+        return _captured(KIND, None, damaged) if _CUT.match(text) else None
     rows = {_name(row["ifname"]): row for row in _rows(tree) if _name(row["ifname"])}
     if not rows:
         return None
@@ -178,7 +171,7 @@ def read_interfaces_json(text: str) -> Captured | None:
     damaged = f"{dumb[0]} tells no MTU, speed or state" if dumb else ""
     missing = sorted((set(speeds) | set(wanted)) - set(rows))
     damaged = damaged or (f"{missing[0]} is configured and not listed" if missing else "")
-    return _captured_json(tuple(found), damaged)
+    return _captured(KIND, found, damaged)
 
 
 def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
@@ -242,7 +235,7 @@ def _json_interface(name: str, row: Row, speed: int | None, wanted: int | None) 
     partner = row.get("link-partner-advertised-link-modes")
     return Interface(
         name,
-        index=min(_whole(row.get("ifindex")) or 0, _MOST_INTERFACES),
+        index=min(_whole(row.get("ifindex")) or 0, _LARGEST),
         up="UP" in its or detected is True,
         operstate=_name(state) or ("up" if detected else ""),
         loopback="LOOPBACK" in its or name == "lo",
@@ -302,12 +295,3 @@ def _mbits(value: Any) -> int | None:
     found = _RATE.match(str(value).strip()) if isinstance(value, (str, int)) else None
     mbits = int(float(found.group(1)) * _UNITS[found.group(2).lower()]) if found else 0
     return mbits or None
-
-
-def _captured_json(interfaces: tuple[Interface, ...] | None, damaged: str) -> Captured:
-    return Captured(
-        kind=KIND,
-        facts=replace(bare_facts(), network=Network(interfaces=interfaces)),
-        checks=_CHECKS,
-        damaged=damaged,
-    )

@@ -12,9 +12,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
 from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
@@ -258,17 +256,16 @@ def read(text: str) -> Captured | None:
     refused = _REFUSED.search(text[:4096])
     lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_LOOKED_AT]
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
-        facts = replace(bare_facts(), problems=(f"kernel log: {refused[0][:200]}",))
-        return Captured(kind=KIND, facts=facts, checks=CHECKS, damaged="it holds no log")
+        problems = (f"kernel log: {refused[0][:200]}",)
+        return captured(KIND, CHECKS, "it holds no log", problems=problems)
     if not _kernels(lines):
         return None
     log = parse(text)
-    facts = replace(bare_facts(), kernel_log=log)
     told = CHECKS if _whole(log) else tuple(_told_of(log))
     if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
         told = (*told, "ib.pcie")
     damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if told else TELLS_NOTHING)
-    return Captured(kind=KIND, facts=facts, checks=told or CHECKS, damaged=damaged)
+    return captured(KIND, told or CHECKS, damaged, kernel_log=log)
 
 
 def _whole(log: KernelLog) -> bool:

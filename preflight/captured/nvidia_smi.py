@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.captured.captured import Captured, bare_facts
-from preflight.captured.smi_fields import gpu
+from preflight.captured.captured import Captured, bare_facts, captured
+from preflight.captured.smi_fields import Listing
 from preflight.captured.smi_lists import (
     corrupted_inforoms,
     failure,
@@ -27,21 +27,21 @@ from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver, Facts, Gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from preflight.captured.smi_fields import Block, Doubt
-    from preflight.facts.model import GpuPair
-
-_CSV: Final = "nvidia-smi --query-gpu --format=csv"
-KINDS: Final = (
-    "nvidia-smi",
-    "nvidia-smi -q",
-    "nvidia-smi -q -x",
-    _CSV,
-    "nvidia-smi nvlink -s / -e",
-    "nvidia-smi topo -p2p",
-    "dcgmi diag",
+_PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
+    ("nvidia-smi -q -x", parse_xml),
+    ("nvidia-smi -q", parse_query),
+    ("nvidia-smi", parse_table),
+    ("nvidia-smi --query-gpu --format=csv", parse_csv),
+    ("dcgmi diag", parse_dcgm),
+    ("nvidia-smi nvlink -s / -e", parse_nvlink),
+    ("nvidia-smi topo -p2p", parse_p2p),
 )
+"""The surest first."""
+
+KINDS: Final = tuple(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4))
+"""The most used first."""
 
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_said", "sram_threshold_exceeded"),
@@ -71,88 +71,31 @@ _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 def read(text: str) -> Captured | None:
     """Read any output of nvidia-smi, or of dcgmi diag; None where it is none."""
     lost, failed = lost_gpus(text), failure(text)
-    found = _by_tree(text) or _by_rows(text) or _by_matrix(text)
+    parsed = ((kind, told) for kind, parse in _PARSERS if (told := parse(text)) is not None)
+    found = next((_captured(*each) for each in parsed), None)
     if found is None and lost and "NVRM" not in text:  # the kernel's own words are its log's
-        found = _captured("nvidia-smi", (), damaged="it lists no GPU")
+        found = _captured("nvidia-smi", Listing((), damaged="it lists no GPU"))
     if found is None and failed:
         return _failed(failed)
     if found is None and only_processes(text):
-        return _captured("nvidia-smi", (), damaged="only its table of processes is there")
+        only = "only its table of processes is there"
+        return _captured("nvidia-smi", Listing((), damaged=only))
     if found is None:
         return None
     found = _with_lost(_with_inforoms(found, corrupted_inforoms(text)), lost)
     return replace(found, damaged=found.damaged or failed)
 
 
-def _by_tree(text: str) -> Captured | None:
-    kind, told = "nvidia-smi -q -x", parse_xml(text)
-    if told is None:
-        kind, told = "nvidia-smi -q", parse_query(text)
-    if told is None:
-        return None
-    gpus, doubts = _gpus(told.blocks)
-    return _captured(kind, gpus, driver=told.driver, damaged=told.damaged, doubts=doubts)
-
-
-def _gpus(blocks: Iterable[Block]) -> tuple[tuple[Gpu, ...], tuple[Doubt, ...]]:
-    """Every GPU, and what is printed of them that cannot be read."""
-    told = [gpu(block, at) for at, block in enumerate(blocks)]
-    return tuple(one for one, _ in told), tuple(doubt for _, found in told for doubt in found)
-
-
-def _by_rows(text: str) -> Captured | None:
-    table = parse_table(text)
-    if table is not None:
-        return _captured(
-            "nvidia-smi",
-            table.gpus,
-            driver=table.driver,
-            damaged=table.damaged,
-            doubts=table.doubts,
-        )
-    rows = parse_csv(text)
-    if rows is not None:
-        gpus, doubts = _gpus(row.block for row in rows[0])
-        driver = next((row.driver for row in rows[0]), "")
-        return _captured(_CSV, gpus, driver=driver, damaged=rows[1], doubts=doubts)
-    diagnosed = parse_dcgm(text)
-    if diagnosed is None:
-        return None
-    damaged = "" if diagnosed else "it names no GPU that failed: capture its whole output"
-    return _captured("dcgmi diag", diagnosed, damaged=damaged)
-
-
-def _by_matrix(text: str) -> Captured | None:
-    linked = parse_nvlink(text)
-    if linked is not None:
-        return _captured("nvidia-smi nvlink -s / -e", linked.gpus, damaged=linked.damaged)
-    reach = parse_p2p(text)
-    if reach is None:
-        return None
-    gpus, pairs, damaged = reach
-    return _captured(
-        "nvidia-smi topo -p2p", gpus, damaged=damaged, pairs=pairs, checks=("gpu.topology",)
-    )
-
-
-def _captured(
-    kind: str,
-    gpus: Sequence[Gpu],
-    *,
-    driver: str = "",
-    damaged: str = "",
-    doubts: Sequence[Doubt] = (),
-    pairs: tuple[GpuPair, ...] | None = None,
-    checks: tuple[str, ...] = (),
-) -> Captured:
+def _captured(kind: str, told: Listing) -> Captured:
     facts = replace(
         bare_facts(),
-        driver=Driver("answered", version=driver),
-        gpus=tuple(_without_gaps(one) for one in gpus),
-        gpu_pairs=pairs,
+        driver=Driver("answered", version=told.driver),
+        gpus=tuple(_without_gaps(one) for one in told.gpus),
+        gpu_pairs=told.pairs,
     )
-    checks = checks or _checks(facts, {doubt.field for doubt in doubts})
-    damaged = damaged or next((doubt.why for doubt in doubts), twins(gpus))
+    of_gpus = _checks(facts, {doubt.field for doubt in told.doubts})
+    checks = of_gpus if told.pairs is None else ("gpu.topology",)
+    damaged = told.damaged or next((doubt.why for doubt in told.doubts), twins(told.gpus))
     return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
 
 
@@ -198,8 +141,8 @@ def _tells(one: Gpu, fields: Sequence[str]) -> bool:
 
 def _failed(words: str) -> Captured:
     """nvidia-smi itself failed: the driver is judged by its words."""
-    facts = replace(bare_facts(), driver=Driver("error", error=words))
-    return Captured(kind="nvidia-smi", facts=facts, checks=("host.driver_hung",), damaged=words)
+    driver = Driver("error", error=words)
+    return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)
 
 
 def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, captured
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Mapping
 
 
 _PID: Final = r"(?P<pid>[0-9]{1,10})"
@@ -114,7 +115,7 @@ def fuser(text: str) -> tuple[Process, ...] | None:
             continue
         file = found["file"] or file
         pid = int(found["pid"])
-        held.setdefault(pid, _process(pid, user=found["user"], command=found["command"]))
+        held.setdefault(pid, _process(found.groupdict()))
         opens |= {pid} if _GPU_FILE.match(file) else set()
         ports[pid] |= {int(file.split("/")[0])} if file[:1].isdecimal() else set()
     return _joined(held.values(), opens, ports)
@@ -130,7 +131,7 @@ def lsof(text: str) -> tuple[Process, ...] | None:
     for line in text.splitlines():
         if found := _LSOF.match(line):
             pid = int(found["pid"])
-            held.setdefault(pid, _process(pid, user=found["user"], command=found["command"]))
+            held.setdefault(pid, _process(found.groupdict()))
             opens |= {pid} if _GPU_FILE.search(line) else set()
             ports[pid] |= {int(one["port"]) for one in _LISTENS.finditer(line)}
     return _joined(held.values(), opens, ports)
@@ -141,7 +142,7 @@ def pmon(text: str) -> tuple[Process, ...] | None:
     if not re.search(r"^#\s*gpu\s+pid\s+type\b", text, re.MULTILINE):
         return None
     held = {
-        int(found["pid"]): _process(int(found["pid"]), command=found["command"])
+        int(found["pid"]): _process(found.groupdict())
         for line in text.splitlines()
         if (found := _PMON.match(line))
     }
@@ -162,7 +163,7 @@ def _listed(text: str) -> tuple[Process, ...] | None:
             rows = (_by_header(columns, row) for row in lines[at + 1 :])
             return tuple(row for row in rows if row is not None)
     if known := [told for line in lines if (told := columns_of(line))]:
-        return tuple(map(_by_columns, known))
+        return tuple(map(_process, known))
     found = [match for line in lines if (match := _SHAPE.match(line))]
     return tuple(map(_by_shape, found)) if len(found) >= _FEWEST else None
 
@@ -176,45 +177,21 @@ def tells_parents(text: str) -> bool:
     return bool(shapes) and all(match["ppid"] for match in shapes)
 
 
-def _by_columns(told: dict[str, str]) -> Process:
-    return _process(
-        int(told["pid"]),
-        ppid=int(told.get("ppid", "0")),
-        state=told.get("state", "?"),
-        user=told.get("user", ""),
-        command=told["command"],
-    )
-
-
 def _by_header(columns: list[str | None], line: str) -> Process | None:
     words = line.split(maxsplit=len(columns) - 1)
     told = {name: word for name, word in zip(columns, words, strict=False) if name}
-    if len(words) < len(columns) or not _TEN_DIGITS.fullmatch(told["pid"]):
-        return None
-    ppid = told.get("ppid", "")
-    return _process(
-        int(told["pid"]),
-        ppid=int(ppid) if _TEN_DIGITS.fullmatch(ppid) else 0,
-        state=told.get("state", "?"),
-        user=told.get("user", ""),
-        command=told["command"],
-        age_s=_seconds(told.get("elapsed", "")),
-        wchan=told.get("wchan", "").strip("-"),
-    )
+    whole = len(words) == len(columns) and _TEN_DIGITS.fullmatch(told["pid"])
+    return _process(told) if whole else None
 
 
 def _by_shape(found: re.Match[str]) -> Process:
     words = found["rest"].split()
     elapsed = next((word for word in words if _ELAPSED.fullmatch(word)), "")
     behind = found["rest"].partition(elapsed)[2] if elapsed else found["rest"]
-    return _process(
-        int(found["pid"]),
-        ppid=int(found["ppid"] or 0),
-        state=found["state"],
-        command=behind.strip().removeprefix("\\_ ") or found["rest"],
-        age_s=_seconds(elapsed),
-        wchan=words[0].strip("-") if elapsed and words[0] != elapsed else "",
-    )
+    told = {name: word for name, word in found.groupdict().items() if word}
+    told |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or found["rest"]}
+    told["wchan"] = words[0] if elapsed and words[0] != elapsed else ""
+    return _process(told)
 
 
 def _seconds(elapsed: str) -> float:
@@ -226,24 +203,17 @@ def _seconds(elapsed: str) -> float:
     return min(((days * 24 + hours) * 60 + minutes) * 60 + seconds, 1e12)
 
 
-def _process(
-    pid: int,
-    *,
-    ppid: int = 0,
-    state: str = "?",
-    user: str = "",
-    command: str,
-    age_s: float = 0.0,
-    wchan: str = "",
-) -> Process:
+def _process(told: Mapping[str, str]) -> Process:
+    """One row, by the names of `_COLUMNS`, as far as it has them."""
+    ppid, state = told.get("ppid", ""), told.get("state", "?")
     return Process(
-        pid=pid,
-        ppid=ppid,
+        pid=int(told["pid"]),
+        ppid=int(ppid) if _TEN_DIGITS.fullmatch(ppid) else 0,
         state=state[:1],
-        user=user[:512],
-        command=unbracketed(command, state)[:4096],
-        age_s=age_s,
-        wchan=wchan[:512],
+        user=told.get("user", "")[:512],
+        command=unbracketed(told["command"], state)[:4096],
+        age_s=_seconds(told.get("elapsed", "")),
+        wchan=told.get("wchan", "").strip("-")[:512],
         stuck_s=0.0 if state[:1] == "D" else None,
     )
 
@@ -251,15 +221,14 @@ def _process(
 def _joined(
     held: Iterable[Process], opens: set[int], ports: dict[int, set[int]]
 ) -> tuple[Process, ...] | None:
-    return tuple(_with_holdings(held, opens, ports)) or None
-
-
-def _with_holdings(
-    held: Iterable[Process], opens: set[int], ports: dict[int, set[int]]
-) -> Iterator[Process]:
-    for one in held:
-        listens = tuple(sorted(port for port in ports[one.pid] if port < 1 << 16))
-        yield replace(one, holds_gpu=one.pid in opens, listens=listens)
+    """Each with what it holds; None for nobody."""
+    listens = {
+        pid: tuple(sorted(port for port in its if port < 1 << 16)) for pid, its in ports.items()
+    }
+    return (
+        tuple(replace(one, holds_gpu=one.pid in opens, listens=listens[one.pid]) for one in held)
+        or None
+    )
 
 
 KINDS: Final = ("ps", "fuser -v", "lsof", "nvidia-smi pmon")
@@ -296,11 +265,10 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
     damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
     if kind == "ps" and found and not tells_parents(text) and not _stands(processes):
         damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
-    facts = replace(bare_facts(), processes=processes)
-    return Captured(kind=kind, facts=facts, checks=_CHECKS, damaged=damaged)
+    return captured(kind, _CHECKS, damaged, processes=processes)
 
 
 def _stands(processes: Processes) -> bool:
     """Whether something is found that no parent could explain: who is in D state waits."""
-    culprits = (one for stale in find_stale(processes, ()) for one in stale.culprits)
+    culprits = (one for stale in find_stale(processes, (), limit=SHIPPED) for one in stale.culprits)
     return any(one.state == "D" for one in culprits)

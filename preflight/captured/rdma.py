@@ -12,10 +12,7 @@ from collections import Counter as Counted
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, captured
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.boards import natural
@@ -39,17 +36,11 @@ _ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|inte
 _MOST: Final = 2**53
 
 
-class Queried(Struct, frozen=True):
-    """The ports of a text, each as a device of its own: perfquery knows LIDs and no names."""
+def parse_perfquery(text: str) -> Captured | None:
+    """Read the counters of every port that has a heading; None without any heading.
 
-    nics: tuple[Nic, ...]
-    counters: int
-    """Error counters read, over all ports."""
-    damaged: str = ""
-
-
-def parse_perfquery(text: str) -> Queried | None:
-    """Read the counters of every port that has a heading; None without any heading."""
+    Each port is a device of its own: perfquery knows LIDs and no names.
+    """
     blocks: list[tuple[str, int, dict[str, int]]] = []
     damaged = ""
     standard: list[dict[str, int]] = []
@@ -67,13 +58,12 @@ def parse_perfquery(text: str) -> Queried | None:
             damaged = damaged or f"a line of {blocks[-1][0]} cannot be read: {line.strip()[:40]!a}"
     if not blocks:
         return None
-    read = [_errors(counts) for _, _, counts in blocks]
-    empty = [lid for (lid, _, _), errors in zip(blocks, read, strict=True) if not errors]
+    empty = [lid for lid, _, counts in blocks if not _errors(counts)]
     if empty and not damaged:
         damaged = f"{empty[0]} has no error counter"
     if not damaged and any(_FIRST in counts and _LAST not in counts for counts in standard):
         damaged = "it ends before the last error counter (VL15Dropped)"
-    return Queried(_nics(blocks), sum(len(errors) for errors in read), damaged)
+    return captured("perfquery", ("ib.errors",), damaged, nics=_nics(blocks))
 
 
 def snake(name: str) -> str:
@@ -92,24 +82,23 @@ def _nics(blocks: list[tuple[str, int, dict[str, int]]]) -> tuple[Nic, ...]:
         Nic(
             name=lid,
             ports=tuple(
-                _port_of_perfquery(number, counts) for number, counts in sorted(its.items())
+                NicPort(port=number, counters=_counters(counts))
+                for number, counts in sorted(its.items())
             ),
         )
         for lid, its in ports.items()
     )
 
 
-def _port_of_perfquery(number: int, counts: Mapping[str, int]) -> NicPort:
-    nonzero = tuple(Counter(name, value) for name, value in sorted(counts.items()) if value)
-    return NicPort(port=number, counters=Counters(len(counts), 0.0, nonzero) if counts else None)
+def _counters(counts: Mapping[str, int]) -> Counters | None:
+    nonzero = tuple(Counter(name, min(n, _MOST)) for name, n in sorted(counts.items()) if n)
+    return Counters(len(counts), 0.0, nonzero) if counts else None
 
 
 def _errors(counts: Mapping[str, int]) -> dict[str, int]:
     """Leave out traffic and selectors: what is left means trouble."""
     return {name: value for name, value in counts.items() if _ERRORS.search(name)}
 
-
-Kind = str
 
 _LONGEST: Final = 512
 _CA: Final = re.compile(r"^\W*CA(:?) '([!-&(-~]{1,64})'")
@@ -137,16 +126,6 @@ _LAYERS: Final = ("infiniband", "ethernet", "iwarp", "unspecified", "unknown")
 _STATES: Final = re.compile(r"(?:[0-9]:\s*)?(?:NOP|DOWN|INIT\w*|ARMED|ACTIVE\w*)", re.IGNORECASE)
 
 
-class Printed(Struct, frozen=True):
-    """The devices that a text tells of; `damaged` says what of it is cut off or garbled."""
-
-    kind: Kind
-    nics: tuple[Nic, ...] | None
-    damaged: str = ""
-    one_port: bool = False
-    """Whether one port was asked for: what the others of the node are, it does not say."""
-
-
 @dataclass
 class _Device:
     name: str
@@ -155,10 +134,10 @@ class _Device:
     ports: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
-def parse_ports(text: str) -> Printed | None:
+def parse_ports(text: str) -> Captured | None:
     """Read the first kind that the text shows; None where it shows none."""
     lines = text.splitlines()
-    readers: tuple[tuple[Kind, Callable[[list[str]], list[_Device]]], ...] = (
+    readers: tuple[tuple[str, Callable[[list[str]], list[_Device]]], ...] = (
         ("ibstat", _ibstat),
         ("ibstatus", _ibstatus),
         ("rdma link", _rdma_link),
@@ -167,13 +146,17 @@ def parse_ports(text: str) -> Printed | None:
         devices = read(lines)
         if devices:
             damaged = _cut_or_failed(text) or next(_damages(kind, devices), "")
+            one_port = any(device.one_port for device in devices)
+            missing = _missing(damaged, "one port was asked for" if one_port else "")
+            checks = _ONE_PORT if one_port else _CHECKS[kind]
             nics = tuple(_nic(device) for device in devices)
-            return Printed(kind, nics, damaged, any(device.one_port for device in devices))
+            return captured(kind, checks, damaged, nics=nics, problems=missing)
     error = _ERROR.search(text)
     if error is None or len(lines) > 20:  # noqa: PLR2004 (an error is short; a log is something else)
         return None
     said = text[error.start() :].strip().splitlines()[0][:120]
-    return Printed("ibstat", None, f"it holds an error and no port: {said}")
+    damaged = f"it holds an error and no port: {said}"
+    return captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
 
 
 def _cut_or_failed(text: str) -> str:
@@ -254,7 +237,7 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
     )
 
 
-def _damages(kind: Kind, devices: list[_Device]) -> Iterator[str]:
+def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
     """What every whole output of that kind has."""
     names = Counted(device.name for device in devices)
     yield from (f"{name} comes twice in it" for name, times in names.items() if times > 1)
@@ -289,14 +272,6 @@ _UNREADABLE: Final = "0x1003"
 _LONGEST_STATE: Final = 64
 
 
-class Tree(Struct, frozen=True):
-    """What of the tree is about RDMA; `damaged` says why it is less than there was."""
-
-    nics: tuple[Nic, ...] | None
-    interfaces: tuple[Interface, ...] = ()
-    damaged: str = ""
-
-
 @dataclass
 class _Parts:
     devices: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
@@ -305,14 +280,15 @@ class _Parts:
     """By PCI device, then by name."""
 
 
-def parse(text: str) -> Tree | None:
+def parse_sysfs(text: str) -> Captured | None:
     """Read a JSON object of paths; None where it is none, or holds no RDMA device."""
     if not text.lstrip().startswith("{"):
         return None
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        return Tree(None, damaged="the JSON is cut off or garbled") if _CUT.match(text) else None
+        damaged = "the JSON is cut off or garbled"
+        return _tree(None, (), damaged) if _CUT.match(text) else None
     if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
         return None
     parts = _sorted({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})
@@ -324,7 +300,17 @@ def parse(text: str) -> Tree | None:
     )
     mute = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
     damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it holds no port"
-    return Tree(nics or None, interfaces, damaged)
+    return _tree(nics or None, interfaces, damaged)
+
+
+def _tree(
+    nics: tuple[Nic, ...] | None, interfaces: tuple[Interface, ...], damaged: str
+) -> Captured:
+    counted = any(port.counters for nic in nics or () for port in nic.ports)
+    checks = (*_CHECKS["ibstat"], *(("ib.errors",) if counted else ()))
+    network = Network(interfaces=interfaces or None)
+    missing = _missing(damaged)
+    return captured(KINDS[-1], checks, damaged, nics=nics, network=network, problems=missing)
 
 
 def _sorted(tree: Mapping[str, str]) -> _Parts:
@@ -370,7 +356,6 @@ def _sysfs_tree_port(
     downs = nets.get(netdev, {}).get("carrier_down_count", "")
     if downs.isdecimal():
         counts["carrier_downs"] = int(downs)
-    nonzero = tuple(Counter(name, min(n, 2**53)) for name, n in sorted(counts.items()) if n)
     return NicPort(
         port=number,
         state=words.get("state", "")[:_LONGEST_STATE],
@@ -378,7 +363,7 @@ def _sysfs_tree_port(
         rate=words.get("rate", ""),
         link_layer=words.get("link_layer", ""),
         netdev=device_name(netdev),
-        counters=Counters(len(counts), 0.0, nonzero) if counts else None,
+        counters=_counters(counts),
     )
 
 
@@ -413,45 +398,13 @@ _ONE_PORT: Final = ("ib.port", "ib.rate")
 
 def read(text: str) -> Captured | None:
     """Take the ports that a text tells of; None where it tells of none."""
-    if tree := parse(text):
-        return _of_tree(tree)
+    if tree := parse_sysfs(text):
+        return tree
     text = plain(text)
-    if queried := parse_perfquery(text):
-        facts = replace(bare_facts(), nics=queried.nics)
-        return Captured(
-            kind="perfquery", facts=facts, checks=("ib.errors",), damaged=queried.damaged
-        )
-    if printed := parse_ports(text):
-        return Captured(
-            kind=printed.kind,
-            facts=replace(
-                bare_facts(),
-                nics=printed.nics,
-                problems=_missing(printed.damaged, one_port=printed.one_port),
-            ),
-            checks=_ONE_PORT if printed.one_port else _CHECKS[printed.kind],
-            damaged=printed.damaged,
-        )
-    return None
+    return parse_perfquery(text) or parse_ports(text)
 
 
-def _of_tree(tree: Tree) -> Captured:
-    counted = any(port.counters for nic in tree.nics or () for port in nic.ports)
-    checks = ("ib.count", "ib.port", "ib.rate", "ib.firmware", *(("ib.errors",) if counted else ()))
-    return Captured(
-        kind="a tree of /sys as JSON",
-        facts=replace(
-            bare_facts(),
-            nics=tree.nics,
-            network=Network(interfaces=tree.interfaces or None),
-            problems=_missing(tree.damaged),
-        ),
-        checks=checks,
-        damaged=tree.damaged,
-    )
-
-
-def _missing(damaged: str, *, one_port: bool = False) -> tuple[str, ...]:
+def _missing(damaged: str, less: str = "") -> tuple[str, ...]:
     """Of half a listing nobody can say that no port at all was up."""
-    missing = damaged or ("one port was asked for" if one_port else "")
+    missing = damaged or less
     return (f"nics: {missing}",) if missing else ()

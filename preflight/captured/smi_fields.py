@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct, ValidationError, convert
 
 from preflight.facts.gpu import GpuHealth
-from preflight.facts.model import Gpu, GpuProcess
+from preflight.facts.model import Gpu, GpuPair, GpuProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
@@ -331,6 +331,23 @@ class Block(Struct, frozen=True):
     bus_id: str
     pairs: Pairs
     index: int | None = None
+
+
+class Listing(Struct, frozen=True):
+    """The GPUs of a text, its driver, and what of it is missing or cannot be read."""
+
+    gpus: tuple[Gpu, ...]
+    driver: str = ""
+    damaged: str = ""
+    doubts: tuple[Doubt, ...] = ()
+    pairs: tuple[GpuPair, ...] | None = None
+
+
+def listed(blocks: Iterable[Block], driver: str, damaged: str) -> Listing:
+    """Turn every GPU's printed pairs into what the probe would have told."""
+    told = [gpu(block, at) for at, block in enumerate(blocks)]
+    doubts = tuple(doubt for _, found in told for doubt in found)
+    return Listing(tuple(one for one, _ in told), driver, damaged, doubts)
 
 
 def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:

@@ -10,10 +10,9 @@ import csv
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.captured.smi_fields import Block, bus
+from preflight.captured.smi_fields import Block, Listing, bus, listed
 from preflight.checks.gpu.deviations import usual_links
 from preflight.facts.boards import board, must_be_up, settled, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
@@ -60,15 +59,8 @@ _FAILED: Final = re.compile(
 _DCGM_GPU: Final = re.compile(r"\bGPU (\d{1,3})\b")
 
 
-class Row(Struct, frozen=True):
-    """One GPU of a csv."""
-
-    driver: str
-    block: Block
-
-
-def parse_csv(text: str) -> tuple[tuple[Row, ...], str] | None:
-    """Read `--query-gpu=... --format=csv`: (rows, what is wrong); None where no column is named."""
+def parse_csv(text: str) -> Listing | None:
+    """Read `--query-gpu=... --format=csv`; None where no column is named."""
     lines = text.splitlines()
     for at, line in enumerate(lines[:50]):
         columns = _header(line) or _asked(line, lines[at + 1 :])
@@ -76,8 +68,9 @@ def parse_csv(text: str) -> tuple[tuple[Row, ...], str] | None:
             rows, damaged = _rows(columns, lines[at + 1 :])
             if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
                 damaged = "its rows come in a loop, and which GPU each is of is not told"
-                rows = (max(rows, key=_errors),)
-            return rows, damaged
+                rows = [max(rows, key=_errors)]
+            driver = dict(rows[0].pairs).get("driver_version", "") if rows else ""
+            return listed(rows, driver, damaged)
     return None
 
 
@@ -99,11 +92,11 @@ def _asked(line: str, below: list[str]) -> list[str]:
     return columns if fits else []
 
 
-def _errors(row: Row) -> int:
-    return sum(_ERROR.search(value) is not None for _, value in row.block.pairs)
+def _errors(row: Block) -> int:
+    return sum(_ERROR.search(value) is not None for _, value in row.pairs)
 
 
-def _rows(columns: list[str], lines: list[str]) -> tuple[tuple[Row, ...], str]:
+def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
     rows, damaged = [], ""
     for line in lines:
         try:
@@ -114,11 +107,10 @@ def _rows(columns: list[str], lines: list[str]) -> tuple[tuple[Row, ...], str]:
             damaged = damaged or ("a row of it is cut off" if line.strip() else "")
             continue
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
-        told = dict(pairs)
-        index = told.get("index", "")
+        index = dict(pairs).get("index", "")
         number = int(index) if index.isdecimal() and len(index) < 4 else None  # noqa: PLR2004 - an index
-        rows.append(Row(told.get("driver_version", ""), Block("", pairs, number)))
-    return tuple(rows), damaged or ("" if rows else "it has no row")
+        rows.append(Block("", pairs, number))
+    return rows, damaged or ("" if rows else "it has no row")
 
 
 def corrupted_inforoms(text: str) -> tuple[str, ...]:
@@ -146,7 +138,7 @@ def failure(text: str) -> str:
     return match[0].strip()[:300] if match else ""
 
 
-def parse_dcgm(text: str) -> tuple[Gpu, ...] | None:
+def parse_dcgm(text: str) -> Listing | None:
     """Read the failures of `dcgmi diag`, by GPU; None where it is no such output."""
     if not re.search(r"\|\s*Diagnostic\s*\|\s*Result", text):
         return None
@@ -164,7 +156,9 @@ def parse_dcgm(text: str) -> tuple[Gpu, ...] | None:
         if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line):
             for number in _DCGM_GPU.findall(line) or ["0"]:
                 found.setdefault(int(number), []).append(line)
-    return tuple(_told_by_dcgm(number, lines) for number, lines in sorted(found.items()))
+    gpus = tuple(_told_by_dcgm(number, lines) for number, lines in sorted(found.items()))
+    damaged = "" if gpus else "it names no GPU that failed: capture its whole output"
+    return Listing(gpus, damaged=damaged)
 
 
 def _told_by_dcgm(number: int, lines: list[str]) -> Gpu:
@@ -236,14 +230,7 @@ _STATUS: Final = {
 }
 
 
-class Links(Struct, frozen=True):
-    """The GPUs of an `nvlink` listing, and what is wrong with the text."""
-
-    gpus: tuple[Gpu, ...]
-    damaged: str = ""
-
-
-def parse_nvlink(text: str) -> Links | None:
+def parse_nvlink(text: str) -> Listing | None:
     """Read the listing; None where no GPU with links is in it."""
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
@@ -281,7 +268,7 @@ def parse_nvlink(text: str) -> Links | None:
     damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    return Links(tuple(gpus), damaged or unsettled(gpus, dark))
+    return Listing(tuple(gpus), damaged=damaged or unsettled(gpus, dark))
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -326,8 +313,8 @@ def _close(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
     gpus[-1] = replace(gpus[-1], links=told, health=health)
 
 
-def parse_p2p(text: str) -> tuple[tuple[Gpu, ...], tuple[GpuPair, ...], str] | None:
-    """Read `topo -p2p r`: (GPUs, pairs, what is wrong); None where it is no such matrix."""
+def parse_p2p(text: str) -> Listing | None:
+    """Read `topo -p2p r`; None where it is no such matrix."""
     rows: dict[int, list[str]] = {}
     header: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
@@ -348,7 +335,7 @@ def parse_p2p(text: str) -> tuple[tuple[Gpu, ...], tuple[GpuPair, ...], str] | N
         if len(rows.get(a, ())) > b and len(rows.get(b, ())) > a
     )
     gpus = tuple(Gpu(index=at, uuid="", name="", bus_id="") for at in range(count))
-    return gpus, pairs, "" if whole else "its matrix is not whole"
+    return Listing(gpus, damaged="" if whole else "its matrix is not whole", pairs=pairs)
 
 
 def _worse(there: str, back: str) -> str:

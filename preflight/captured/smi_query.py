@@ -7,10 +7,8 @@ from io import StringIO
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from msgspec import Struct
-
 from preflight.captured import smi_fields as v
-from preflight.captured.smi_fields import Block, Pairs, Readings, bus
+from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, bus, listed
 from preflight.facts.model import Gpu, GpuProcess
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
@@ -29,15 +27,7 @@ _HEAD: Final = ("driver_version", "attached_gpus")
 _LARGEST: Final = 32 << 20
 
 
-class Queried(Struct, frozen=True):
-    """What one -q said: the driver, every GPU's pairs, and what is wrong with the text."""
-
-    driver: str
-    blocks: tuple[Block, ...]
-    damaged: str = ""
-
-
-def parse_query(text: str) -> Queried | None:
+def parse_query(text: str) -> Listing | None:
     """Read the text form; None where it has neither a GPU's heading nor a section of one."""
     head: dict[str, str] = {}
     blocks = [Block("", [])]
@@ -63,7 +53,7 @@ def parse_query(text: str) -> Queried | None:
     if not found:
         return None
     damaged = _damage(text, found, v.number_of(head.get("attached_gpus", "")))
-    return Queried(head.get("driver_version", ""), tuple(found), damaged)
+    return listed(found, head.get("driver_version", ""), damaged)
 
 
 def _split(line: str) -> tuple[str, str | None, int]:
@@ -101,13 +91,13 @@ def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
     return ""
 
 
-def parse_xml(text: str) -> Queried | None:
+def parse_xml(text: str) -> Listing | None:
     """Read the XML form, as far as it is whole; None where it is not nvidia-smi's."""
     at = text.find("<nvidia_smi_log")
     if at < 0:
         return None
     if "<!ENTITY" in text or len(text) > _LARGEST:
-        return Queried("", (), "it is no plain output of nvidia-smi")
+        return Listing((), damaged="it is no plain output of nvidia-smi")
     damaged, elements = _elements(text[at:])
     head = {str(one.tag): (one.text or "").strip() for one in elements if one.tag in _HEAD}
     blocks = []
@@ -117,7 +107,7 @@ def parse_xml(text: str) -> Queried | None:
         blocks.append(block)
     few = _too_few(text, blocks, v.number_of(head.get("attached_gpus", "")))
     damaged = damaged or few or ("" if blocks else "it lists no GPU")
-    return Queried(head.get("driver_version", ""), tuple(blocks), damaged)
+    return listed(blocks, head.get("driver_version", ""), damaged)
 
 
 def _elements(text: str) -> tuple[str, list[ET.Element]]:
@@ -168,16 +158,7 @@ _PROCESSES_COLUMNS: Final = re.compile(
 )
 
 
-class Table(Struct, frozen=True):
-    """The GPUs of one table, the driver, and what is missing of it."""
-
-    driver: str
-    gpus: tuple[Gpu, ...]
-    damaged: str = ""
-    doubts: tuple[v.Doubt, ...] = ()
-
-
-def parse_table(text: str) -> Table | None:
+def parse_table(text: str) -> Listing | None:
     """Read the table; None where there is none, not even its head."""
     header = _HEADER.search(text)
     if header is None and not _COLUMNS.search(text):
@@ -204,9 +185,8 @@ def parse_table(text: str) -> Table | None:
     told = [_gpu(part, processes, mig) for part in parts]
     gpus = tuple(gpu for gpu, _ in told)
     doubts = tuple(doubt for _, found in told for doubt in found)
-    return Table(
-        header[1] if header else "", gpus, _smi_table_damage(gpus, tail, whole=whole), doubts
-    )
+    damaged = _smi_table_damage(gpus, tail, whole=whole)
+    return Listing(gpus, header[1] if header else "", damaged, doubts)
 
 
 def only_processes(text: str) -> bool:

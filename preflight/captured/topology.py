@@ -9,20 +9,18 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
-from preflight.captured.captured import Captured, bare_facts
+from preflight.captured.captured import Captured, captured
 from preflight.checks.gpu.deviations import odd_cells
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
 from preflight.facts.network import Switch, SwitchPart
+from preflight.facts.node import DISTANCES
 from preflight.facts.topology import TopologyError, parse_topo, readable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Literal
 
     from preflight.facts.topology import Topology
 
@@ -84,8 +82,7 @@ def read_ibnetdiscover(text: str) -> Captured | None:
     else:
         return None
     damaged = fabric.damaged or next(_half_told(fabric), "")
-    facts = replace(bare_facts(), nics=tuple(_nics(fabric)))
-    return Captured(kind=KIND, facts=facts, checks=("ib.port", "ib.rate"), damaged=damaged)
+    return captured(KIND, ("ib.port", "ib.rate"), damaged, nics=tuple(_nics(fabric)))
 
 
 def _of_rows(lines: list[str]) -> _Fabric:
@@ -201,8 +198,8 @@ def read_ibswinfo(text: str) -> Captured | None:
     damaged = next((f"it tells nothing of {w}" for w, p in _EACH.items() if not _any(p, keys)), "")
     if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
         damaged = "it does not end as the tool does, with a line below its fans"
-    facts = replace(bare_facts(), switches=(Switch(_name(rows), tuple(_parts(rows))),))
-    return Captured(kind=IBSWINFO_KIND, facts=facts, checks=("ib.switch",), damaged=damaged)
+    switch = Switch(_name(rows), tuple(_parts(rows)))
+    return captured(IBSWINFO_KIND, ("ib.switch",), damaged, switches=(switch,))
 
 
 def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:
@@ -231,28 +228,18 @@ def _any(pattern: re.Pattern[str], keys: list[str]) -> bool:
     return any(pattern.match(key) for key in keys)
 
 
-if TYPE_CHECKING:
-    Ancestor = Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]
-
 TOPOLOGY_KIND: Final = "nvidia-smi topo -m"
 _CHECKS: Final = ("gpu.topology",)
 _MATRIX: Final = re.compile(
     r"^(?>.*?\bGPU0\b).*\b(?:GPU1|NIC0|mlx\w+|CPU Affinity)\b|nvidia-smi topo -m"
 )
-_ANCESTORS: Final[Mapping[str, Ancestor]] = {
-    "PIX": "PIX",
-    "PXB": "PXB",
-    "PHB": "PHB",
-    "NODE": "NODE",
-    "SYS": "SYS",
-}
 _FEWEST_ON_A_SWITCH: Final = 3
 """Two GPUs are joined directly."""
 
 
 def read(text: str) -> Captured | None:
     """Take a matrix for the GPUs of a node; None where there is nothing like one."""
-    if not any(_MATRIX.search(" ".join(line.words)) for line in readable_lines(text)):
+    if not any(_MATRIX.search(" ".join(line)) for line in readable_lines(text)):
         return None
     try:
         printed = parse_topo(text)
@@ -262,19 +249,19 @@ def read(text: str) -> Captured | None:
             for b in range(a + 1, len(printed.gpus))
         }
     except TopologyError as error:
-        return Captured(kind=TOPOLOGY_KIND, facts=bare_facts(), checks=_CHECKS, damaged=str(error))
-    facts = replace(
-        bare_facts(),
+        return captured(TOPOLOGY_KIND, _CHECKS, str(error))
+    return captured(
+        TOPOLOGY_KIND,
+        _CHECKS,
         driver=Driver("answered"),
         gpus=_gpus(printed, codes),
         gpu_pairs=tuple(
-            GpuPair(a=a, b=b, ancestor=_ANCESTORS.get(code, "unknown"))
+            GpuPair(a=a, b=b, ancestor=next((one for one in DISTANCES if one == code), "unknown"))
             for (a, b), code in codes.items()
         ),
         nics=tuple(Nic(device_name(printed.nic_device(name) or name)) for name in printed.nics),
         topo_text=text,
     )
-    return Captured(kind=TOPOLOGY_KIND, facts=facts, checks=_CHECKS)
 
 
 def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu, ...]:

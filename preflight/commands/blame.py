@@ -22,6 +22,7 @@ from preflight.core.files import read_regular, write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
 from preflight.core.text import plain_json, wrapped
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
 from preflight.fabric.coverage import unread_words
@@ -219,6 +220,7 @@ class _Node:
     name: str
     inside: Inside
     over_nvlink: OverNvlink | None
+    limit: Thresholds = SHIPPED
     facts: _Facts = _Facts()
 
 

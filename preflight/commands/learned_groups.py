@@ -18,9 +18,9 @@ from preflight.burn.units import units
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_settings import is_workstation
 from preflight.core.statistics import median
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
-from preflight.facts.basics import limit
 from preflight.facts.boards import link_counts
 from preflight.fleet.model import Host, Promise
 from preflight.fleet.nodeset import fold
@@ -154,7 +154,7 @@ def _differing(key: str, gpus: _Each) -> str:
 
 
 def _within_slack(key: str, values: set[Any]) -> bool:
-    return key == "power_limit_w" and max(values) - min(values) <= limit("power_limit_slack_w")
+    return key == "power_limit_w" and max(values) - min(values) <= SHIPPED("power_limit_slack_w")
 
 
 def _unfounded(key: str, gpus: _Each) -> str:
@@ -170,7 +170,7 @@ def _unfounded(key: str, gpus: _Each) -> str:
     if key == "compute_mode" and value not in _PROMISED_MODES:
         return f"no job is at home in {value}; write it if that is meant"
     default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
-    if key == "power_limit_w" and value + limit("power_limit_slack_w") < default:
+    if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
         return f"{value:g} W, {default:g} W by default; write {value:g} if that is meant"
     return ""
 

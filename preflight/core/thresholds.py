@@ -1,8 +1,8 @@
 """The numbers that judges use: shipped ones with their source, and those that a site set instead.
 
-A judge asks for a number by its name, `number("zombie_age_s")`, when it judges, never at import.
-The frame puts what the inventory says of the node in force around each judgement, and hears which
-of those were used: so that a sentence can say so.
+A judge takes them as an argument, `limit("zombie_age_s")`: those that the inventory sets for the
+node, else the shipped ones. What is decoded of a whole sweep or burn-in goes by those in force
+around it. Both keep which of a site's own were used, so that a sentence can say so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -108,6 +108,27 @@ def number(name: str) -> float | None:
     return told.value
 
 
+class Thresholds:
+    """The numbers that one subject is judged by; called with a name, in the unit that ends it."""
+
+    def __init__(self, told: Mapping[str, Told] | None = None) -> None:
+        self._told = told or {}
+        self.used: dict[str, Told] = {}
+        """Those of the site's own that were asked for."""
+
+    def __call__(self, name: str) -> float:
+        """The number of that name; KeyError for one that nobody ships."""
+        shipped_value = shipped()[name].value
+        told = self._told.get(name)
+        if told is None:
+            return shipped_value
+        self.used[name] = told
+        return told.value
+
+
+SHIPPED: Final = Thresholds()
+
+
 @contextmanager
 def in_force(told: Mapping[str, Told]) -> Iterator[dict[str, Told]]:
     """Let these numbers stand in for shipped ones; yields those that get used, as they are."""
@@ -125,21 +146,6 @@ def words(name: str, told: Told) -> str:
     unit = f" {instead.unit}" if instead and len(instead.unit) <= 12 else ""  # noqa: PLR2004  a word
     was = f" (shipped: {instead.value:g})" if instead else ""
     return f"{name} {told.value:g}{unit} by {told.where}{was}"
-
-
-BACKENDS = ("gloo", "nccl")
-
-
-def limits() -> dict[str, dict[str, Limit]]:
-    """Every threshold, by backend and name."""
-    return {
-        backend: {
-            name.removeprefix(f"{backend}."): one
-            for name, one in shipped().items()
-            if name.startswith(f"{backend}.")
-        }
-        for backend in BACKENDS
-    }
 
 
 def limit(backend: str, name: str) -> float | None:

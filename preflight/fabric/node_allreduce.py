@@ -294,13 +294,12 @@ def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
     return found
 
 
-def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu]) -> Inside:
+def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
     """Blame a node of which NVML says that NVLinks join its GPUs, where they did not carry it.
 
     Needs no peer, promise or model in the inventory: whatever falls back to PCIe or to memory is
-    far below what NVLinks carry.
+    far below what NVLinks carry. `share`: of that, the least that is expected.
     """
-    share = limit("nvlink", "inside_share")
     linked = nvlink_gbs(gpus, inside.rails)
     if inside.backend != "nccl" or inside.why or inside.best_gbs is None or not (share and linked):
         return inside

@@ -82,9 +82,9 @@ def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
     return found
 
 
-def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu]) -> OverNvlink:
-    """Blame a node whose NVLinks carry much more than it reached, whatever its peers reach."""
-    share, linked = limit("nvlink", "inside_share"), nvlink_gbs(gpus, len(gpus))
+def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
+    """Blame a node that reached less than this share of what its NVLinks carry."""
+    linked = nvlink_gbs(gpus, len(gpus))
     if one.why or one.best_gbs is None or one.at_bytes < _NVLINK_FROM or not (share and linked):
         return one
     if one.best_gbs >= share * linked:

@@ -2,52 +2,10 @@
 
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.facts.model import (
-    Attempt,
-    Driver,
-    Extra,
-    Facts,
-    Gpu,
-    GpuPair,
-    GpuProcess,
-    MasterPort,
-    Mig,
-    Nic,
-    NicPort,
-    NvLink,
-    Ports,
-    Process,
-    Processes,
-    Python,
-    Rank,
-)
+from preflight.facts.model import Driver, Extra, Facts, Gpu, Nic, Ports
 from preflight.facts.node import Clock, Group, Majority, Net, Node, Reach
 
 __all__ = [
-    "Attempt",
-    "Clock",
-    "Driver",
-    "Extra",
-    "Facts",
-    "Gpu",
-    "GpuHealth",
-    "GpuPair",
-    "GpuProcess",
-    "Group",
-    "KernelLog",
-    "LogLine",
-    "Majority",
-    "MasterPort",
-    "Mig",
-    "Net",
-    "Nic",
-    "NicPort",
-    "Node",
-    "NvLink",
-    "Ports",
-    "Process",
-    "Processes",
-    "Python",
-    "Rank",
-    "Reach",
-]
+    "Clock", "Driver", "Extra", "Facts", "Gpu", "GpuHealth", "Group", "KernelLog", "LogLine",
+    "Majority", "Net", "Nic", "Node", "Ports", "Reach",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sizes of what a node may say, and the shipped numbers behind judgements."""
+"""Sizes of what a node may say."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from typing import Annotated
 
 from msgspec import Meta
-
-from preflight.core.thresholds import Limit, number, shipped
 
 Text = Annotated[str, Meta(max_length=4096)]
 Line = Annotated[str, Meta(max_length=512)]
@@ -25,19 +23,3 @@ def device_name(text: str) -> str:
     """Return what a pasted text calls a device, with _ for what no `Device` holds."""
     shown = "".join(char if char.isprintable() else "_" for char in text[:64])
     return re.sub(f"[{_CODE}]", "_", shown)
-
-
-__all__ = ["Limit", "limit", "limits"]
-
-
-def limits() -> dict[str, Limit]:
-    """Every threshold of `limits.toml` by name; those of backends have a dot in theirs."""
-    return {name: one for name, one in shipped().items() if "." not in name}
-
-
-def limit(name: str) -> float:
-    """The number in force, in the unit that its name ends with: the inventory may set another."""
-    found = number(name)
-    if found is None:
-        raise KeyError(name)
-    return found

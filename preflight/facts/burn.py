@@ -43,9 +43,11 @@ _Rate = Annotated[float, Meta(gt=0, le=1e9)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Ready(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="ready"
-):
+class _Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"):
+    """One line of what a node under load says."""
+
+
+class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
     """Its Python has torch, which sees so many devices."""
 
     torch: _Name
@@ -53,25 +55,19 @@ class Ready(
     devices: Annotated[int, Meta(ge=0, le=64)]
 
 
-class NoTorch(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="no_torch"
-):
+class NoTorch(_Event, frozen=True, kw_only=True, tag="no_torch"):
     """Its Python has none, or one that cannot be loaded."""
 
     error: _Error
 
 
-class Busy(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="busy"
-):
+class Busy(_Event, frozen=True, kw_only=True, tag="busy"):
     """Another run measures this node; two at once would measure each other."""
 
     error: _Error
 
 
-class Step(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="step"
-):
+class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """It begins a phase."""
 
     phase: _Name
@@ -79,9 +75,7 @@ class Step(
     of: Index
 
 
-class Opened(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="opened"
-):
+class Opened(_Event, frozen=True, kw_only=True, tag="opened"):
     """A device came up."""
 
     device: Index
@@ -91,9 +85,7 @@ class Opened(
     memory_mib: Count | None = None
 
 
-class Reading(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="reading"
-):
+class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
     """One series of samples: of a device, between two, with one NUMA side, or of a NIC."""
 
     measure: Measure
@@ -109,9 +101,7 @@ class Reading(
     threads: Index | None = None
 
 
-class Proof(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="proof"
-):
+class Proof(_Event, frozen=True, kw_only=True, tag="proof"):
     """How often something was computed or remembered, and how often wrong."""
 
     device: Index
@@ -137,18 +127,14 @@ class Look(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasons: Annotated[tuple[_Name, ...], Meta(max_length=8)] | None = None
 
 
-class Clocks(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="clocks"
-):
+class Clocks(_Event, frozen=True, kw_only=True, tag="clocks"):
     """The looks before and during the sustained load; none where there is no NVML."""
 
     device: Index
     looks: Annotated[tuple[Look, ...], Meta(max_length=2048)]
 
 
-class Lost(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="lost"
-):
+class Lost(_Event, frozen=True, kw_only=True, tag="lost"):
     """A device did not come through a phase, and takes no part in later ones."""
 
     device: Index
@@ -161,42 +147,32 @@ class Lost(
     """Its process waited for a CPU for most of that time: that is no proof against the device."""
 
 
-class Absent(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="absent"
-):
+class Absent(_Event, frozen=True, kw_only=True, tag="absent"):
     """Something is not there to be measured."""
 
     what: Literal["nic"]
     error: _Error
 
 
-class Trouble(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="trouble"
-):
+class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
     """Something that is there could not be measured."""
 
     what: Literal["nic", "host"]
     error: _Error
 
 
-class NoTime(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="no_time"
-):
+class NoTime(_Event, frozen=True, kw_only=True, tag="no_time"):
     """Parts that are there and had no turn, as the time of the burn-in was up."""
 
     what: Literal["nic"]
     names: Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=256)]
 
 
-class Alive(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="alive"
-):
+class Alive(_Event, frozen=True, kw_only=True, tag="alive"):
     """Nothing new, but its line works and it is not frozen."""
 
 
-class Done(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event", tag="done"
-):
+class Done(_Event, frozen=True, kw_only=True, tag="done"):
     """All that was asked is done."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from preflight.facts.basics import limit
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.facts.words import age, count, kill_command, memory, process
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ class Stale:
     grant: str = ""
 
 
-def find_stale(processes: Processes, gpus: Sequence[Gpu]) -> list[Stale]:
+def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> list[Stale]:
     """Everything that an earlier job left, the grave first; each process is told once."""
     notable = [one for one in processes.notable if not one.ours]
     found: list[Stale] = [
-        *_zombies(notable),
-        *_stuck(notable),
+        *_zombies(notable, limit),
+        *_stuck(notable, limit),
         *_seen_once(notable),
         *_of_no_parent(notable),
         *_orphans(notable),
@@ -122,11 +122,11 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu]) -> list[Stale]:
     rest = [one for one in notable if one.pid not in told and one.state != "Z"]
     found += _jobless(rest, processes.scheduler, told=bool(gpus))
     told |= {one.pid for stale in found for one in stale.culprits}
-    found += _ownerless_memory(processes, gpus, told)
+    found += _ownerless_memory(processes, gpus, told, limit)
     return sorted(found, key=lambda stale: not stale.grave)
 
 
-def _zombies(notable: Sequence[Process]) -> Iterator[Stale]:
+def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     zombies = [one for one in notable if one.state == "Z"]
     left_over = {one.pid for one in notable if _is_left_over(one, notable)}
     for one in zombies:
@@ -154,7 +154,7 @@ def _is_left_over(one: Process, notable: Sequence[Process]) -> bool:
     return (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
 
 
-def _stuck(notable: Sequence[Process]) -> Iterator[Stale]:
+def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     for one in notable:
         if one.state == "D" and (one.stuck_s or 0) >= limit("stuck_s"):
             where = f" in {one.wchan}" if one.wchan else ""
@@ -234,13 +234,13 @@ def _jobless(rest: Iterable[Process], scheduler: str, *, told: bool) -> Iterator
 
 
 def _ownerless_memory(
-    processes: Processes, gpus: Sequence[Gpu], told: Collection[int]
+    processes: Processes, gpus: Sequence[Gpu], told: Collection[int], limit: Thresholds
 ) -> Iterator[Stale]:
     """GPU memory that no process NVML lists accounts for: another namespace, or a dead context.
 
     Where NVML hides charges, whoever has a GPU open may be the owner: a live job is, or one told.
     """
-    unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu))}
+    unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu, limit))}
     openers = [one for one in processes.notable if one.holds_gpu and one.gpu_mib is None]
     busy = (one.ours or one.pid in told or one.rank or one.job_alive for one in openers)
     if not unowned or any(busy):
@@ -259,7 +259,7 @@ def _ownerless_memory(
     yield Stale(f"{listed} in use by nobody visible{note}", advice, grant=grant)
 
 
-def _unowned_mib(gpu: Gpu) -> int:
+def _unowned_mib(gpu: Gpu, limit: Thresholds) -> int:
     """MiB in use that nobody is charged for; 0 below the limit or where a charge is hidden."""
     charges = [charge.used_mib for charge in gpu.processes or ()]
     if gpu.memory_used_mib is None or gpu.processes is None or gpu.mig_enabled or None in charges:
@@ -290,7 +290,7 @@ def busy_with(facts: Facts) -> str:
         return ""
     stale = {
         one.pid
-        for left in find_stale(facts.processes, facts.gpus or ())
+        for left in find_stale(facts.processes, facts.gpus or (), limit=SHIPPED)
         for one in left.culprits
         if left.grave
     }

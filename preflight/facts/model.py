@@ -17,7 +17,16 @@ from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook
 from preflight.facts.machine import KernelLog, Machine, Software
-from preflight.facts.network import ConfFile, Counters, Gid, GpuDirect, Network, PcieLink, Switch
+from preflight.facts.network import (
+    ConfFile,
+    Counters,
+    Gid,
+    GpuDirect,
+    Interface,
+    Network,
+    PcieLink,
+    Switch,
+)
 
 WIRE = 1
 """Version of the document. A change that an older reader would misread raises it."""
@@ -33,13 +42,14 @@ class Python(Struct, frozen=True, forbid_unknown_fields=True):
 class Driver(Struct, frozen=True, forbid_unknown_fields=True):
     """How the NVIDIA driver answered NVML, asked from a disposable child.
 
-    `absent`: no driver library on this node. `error`: NVML refused (`error` says how).
+    `absent`: no driver library on this node. `error`: NVML refused (`error` says how). `untold`:
+    nothing says whether there is one; no node answers so.
     `hung`: no answer within the deadline; `survivor` is the child if even SIGKILL did not end it.
     `seconds`, and what calls took, is time in which our child waited for the driver: none in which
     it was stopped or had no CPU.
     """
 
-    state: Literal["answered", "absent", "error", "hung"]
+    state: Literal["answered", "absent", "error", "hung", "untold"]
     version: Line = ""
     error: Text = ""
     seconds: Seconds = 0.0
@@ -253,6 +263,11 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     """Sections that could not be read, in words: "processes: Permission denied"."""
     extra: Annotated[dict[Line, Extra], Meta(max_length=64)] = {}
     """By section id, what the site's own probe sections found; see `section`."""
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Its network interfaces; none also where they could not be read."""
+        return (self.network.interfaces if self.network else None) or ()
 
     def section(self, section_id: str) -> Extra:
         """What that section of the site found; one that was not asked has an `error` that says so.

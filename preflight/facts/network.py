@@ -92,10 +92,6 @@ class Ethernet(Struct, frozen=True, forbid_unknown_fields=True):
     counters: Annotated[tuple[Counter, ...], Meta(max_length=256)] | None = None
     """Packets and errors that are not zero, by their driver's names; None: could not be read."""
 
-    def counted(self, name: str) -> int:
-        """Where a counter stands; 0 also where there is none of that name."""
-        return next((one.value for one in self.counters or () if one.name == name), 0)
-
 
 class Interface(Struct, frozen=True, forbid_unknown_fields=True):
     """One network interface; addresses are those that programs may choose it by."""

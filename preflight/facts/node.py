@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from preflight.core.remote_command import Step
+from preflight.core.thresholds import SHIPPED, Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.facts.burn import Burn, Inside, OverNvlink
     from preflight.facts.model import Attempt, Facts, Ports
@@ -161,6 +162,8 @@ class Node:
     """What its GPUs did over NVLink with other nodes; None where NVML tells no NVLink domain."""
     burn: Burn | None = None
     """What its devices did under load; None before, and where there was no burn-in."""
+    limit: Thresholds = SHIPPED
+    """The numbers that it is judged by: `node.limit("zombie_age_s")`."""
 
     @property
     def environ(self) -> Mapping[str, str] | None:
@@ -174,6 +177,13 @@ PEERS_T = TypeVar("PEERS_T")
 def decided(usual: Majority[PEERS_T] | None) -> Majority[PEERS_T] | None:
     """The majority, if it is one that a node can be odd against."""
     return usual if usual is not None and usual.decides else None
+
+
+def most(values: Iterable[PEERS_T], least: int = 1) -> PEERS_T | None:
+    """What more than half of them, and at least so many, share."""
+    counts = Counter(values)
+    value, votes = counts.most_common(1)[0] if counts else (None, 0)
+    return value if votes >= least and 2 * votes > counts.total() else None
 
 
 def others(usual: Majority[PEERS_T], what: str) -> str:
@@ -206,8 +216,7 @@ def family(text: str) -> int:
 
 def addresses_of(facts: Facts) -> set[str]:
     """All addresses of a node but its loopback's."""
-    interfaces = (facts.network.interfaces if facts.network else None) or ()
-    its = (each.partition("/")[0] for one in interfaces for each in one.addresses)
+    its = (each.partition("/")[0] for one in facts.interfaces for each in one.addresses)
     return {each for each in its if not is_loopback(each)}
 
 

@@ -42,30 +42,14 @@ class TopologyError(PreflightError):
         super().__init__(f"{reason}; {ADVICE}")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line that says something: its words, where each starts, and its cells if it has tabs."""
-
-    words: tuple[str, ...]
-    columns: tuple[int, ...]
-    cells: tuple[str, ...]
-
-    def cells_after(self, word: str, count: int) -> tuple[str, ...]:
-        """The tab-separated cells behind `word` and `count` more; () where tabs are gone."""
-        at = next((i for i, cell in enumerate(self.cells) if word in cell.split()), len(self.cells))
-        return self.cells[at + 1 + count :] if len(self.cells) > count else ()
+Line = tuple[str, ...]
+"""The words of one line that says something."""
 
 
 def readable_lines(text: str) -> list[Line]:
     """The lines with at least one word, without colours and table rules."""
-    lines = []
-    for raw in _ANSI.sub("", text).translate(_TABLE).splitlines():
-        found = list(re.finditer(r"\S+", raw))
-        if found and any(character.isalnum() for character in raw):
-            words = tuple(match.group() for match in found)
-            cells = tuple(cell.strip() for cell in raw.split("\t")) if "\t" in raw else ()
-            lines.append(Line(words, tuple(match.start() for match in found), cells))
-    return lines
+    plain = _ANSI.sub("", text).translate(_TABLE).splitlines()
+    return [tuple(raw.split()) for raw in plain if any(map(str.isalnum, raw))]
 
 
 def legend_codes(text: str) -> frozenset[str]:
@@ -83,45 +67,28 @@ _GPU: Final = re.compile(r"GPU[0-9]+")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _CODE: Final = re.compile(r"X|NV[1-9][0-9]?|PIX|PXB|PHB|NODE|SYS|SOC|PSB")
 """The words of every driver so far: SOC became SYS and NODE in 2017, PSB is a K80's own switch."""
-_AFFINITY: Final = re.compile(r"N/A|[0-9]+(?:[-,][0-9]+)*")
-_CPU: Final = ("CPU", "Affinity")
-_NUMA: Final = ("NUMA", "Affinity")
-_TITLES: Final = (_CPU, _NUMA, ("GPU", "NUMA", "ID"))
-_TITLE_WORDS: Final = frozenset(word for title in _TITLES for word in title)
+_TITLE_WORDS: Final = frozenset(("CPU", "NUMA", "GPU", "Affinity", "ID"))
+"""Of the columns behind the devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """The line that names the columns."""
 
-    line: Line
-    first: int
-    """Position of the first device among the line's words: noise may stand before it."""
     devices: tuple[str, ...]
-    titles: tuple[tuple[str, ...], ...]
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The columns that are GPUs; the others are NICs."""
         return tuple(name for name in self.devices if _GPU.fullmatch(name))
 
-    def nearest_title(self, column: int) -> tuple[str, ...]:
-        """The affinity column whose title starts nearest to `column`."""
-        starts, at = {}, self.first + len(self.devices)
-        for title in self.titles:
-            starts[title] = self.line.columns[at]
-            at += len(title)
-        return min(starts, key=lambda title: abs(starts[title] - column))
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One device's codes to every column, and the affinity printed behind them."""
+    """One device's codes to every column."""
 
     device: str
     codes: tuple[str, ...]
-    cpu: str | None
-    numa: str | None
 
 
 def find_header(lines: Sequence[Line]) -> tuple[int, Header]:
@@ -143,8 +110,8 @@ def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
     at = _label_at(line, header)
     if at is None:
         return None
-    label = line.words[at]
-    cells = line.words[at + 1 : at + 1 + len(header.devices)]
+    label = line[at]
+    cells = line[at + 1 : at + 1 + len(header.devices)]
     for other, code in zip_longest(header.devices, cells):
         if code is None:
             raise TopologyError(
@@ -154,25 +121,23 @@ def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
             raise TopologyError(f"{label} to {other} reads {code[:20]!r}, which is no link code")
         if (code == "X") != (label == other):
             raise TopologyError(f"{label} to {other} reads {code}: the columns are shifted")
-    more = line.words[at + 1 + len(cells) :]
+    more = line[at + 1 + len(cells) :]
     if more and _CODE.fullmatch(more[0]):
         raise TopologyError(
             f"the row of {label} has more than the {len(cells)} cells of its header"
         )
-    return Row(label, cells, *_affinities(line, at, header))
+    return Row(label, cells)
 
 
 def refuse_stranger(line: Line, header: Header) -> None:
     """A row of a GPU that the header does not name: the column was lost, and its GPU with it."""
-    at = next((i for i, word in enumerate(line.words[:3]) if _GPU.fullmatch(word)), None)
-    if at is None or line.words[at] in header.devices:
+    at = next((i for i, word in enumerate(line[:3]) if _GPU.fullmatch(word)), None)
+    if at is None or line[at] in header.devices:
         return
-    cells = line.words[at + 1 : at + 1 + len(header.devices)]
+    cells = line[at + 1 : at + 1 + len(header.devices)]
     if len(cells) == len(header.devices) and all(_CODE.fullmatch(word) for word in cells):
         known = ", ".join(header.devices)
-        raise TopologyError(
-            f"there is a row of {line.words[at][:20]}, but the header names {known}"
-        )
+        raise TopologyError(f"there is a row of {line[at][:20]}, but the header names {known}")
 
 
 def header_at(lines: Sequence[Line], number: int) -> Header | None:
@@ -184,58 +149,30 @@ def header_at(lines: Sequence[Line], number: int) -> Header | None:
 
 def is_of_p2p(line: Line) -> bool:
     """A row of `topo -p2p`: what two GPUs can do, not how they are joined."""
-    return any(word in P2P_CODES for word in line.words[1:])
+    return any(word in P2P_CODES for word in line[1:])
 
 
 def _header(line: Line) -> Header | None:
-    first = next((i for i, word in enumerate(line.words) if _GPU.fullmatch(word)), None)
+    first = next((i for i, word in enumerate(line) if _GPU.fullmatch(word)), None)
     if first is None:
         return None
-    words = line.words[first:]
+    words = line[first:]
     end = next((i for i, word in enumerate(words) if word in _TITLE_WORDS), len(words))
     devices = words[:end]
     if any(_CODE.fullmatch(word) or not _NAME.fullmatch(word) for word in devices):
         return None
     if len(set(devices)) < len(devices):
         return None
-    return Header(line, first, devices, _titles(words[end:]))
-
-
-def _titles(words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The affinity columns of the header; a title that was cut off at the right does not count."""
-    found: list[tuple[str, ...]] = []
-    while title := next((t for t in _TITLES if t not in found and words[: len(t)] == t), None):
-        found.append(title)
-        words = words[len(title) :]
-    return tuple(found)
+    return Header(devices)
 
 
 def _label_at(line: Line, header: Header) -> int | None:
     """Where the row's device is named, if something like a code follows; noise may precede it."""
-    at = next((i for i, word in enumerate(line.words[:3]) if word in header.devices), None)
+    at = next((i for i, word in enumerate(line[:3]) if word in header.devices), None)
     if at is None:
         return None
-    cells = line.words[at + 1 : at + 1 + len(header.devices)]
+    cells = line[at + 1 : at + 1 + len(header.devices)]
     return at if any(_CODE.fullmatch(word) for word in cells) else None
-
-
-def _affinities(line: Line, at: int, header: Header) -> tuple[str | None, str | None]:
-    """CPU and NUMA affinity: by count where all are there, else by tab, else by position."""
-    last = at + len(header.devices)
-    words = line.words[last + 1 :]
-    if not all(_AFFINITY.fullmatch(word) for word in words):
-        return None, None  # A remark that somebody typed there.
-    values: dict[tuple[str, ...], str] = {}
-    tail = line.cells_after(line.words[at], len(header.devices))
-    if len(words) >= len(header.titles):
-        values = dict(zip(header.titles, words, strict=False))
-    elif tail:
-        values = {title: cell for title, cell in zip(header.titles, tail, strict=False) if cell}
-    else:
-        shift = line.columns[last] - header.line.columns[header.first + len(header.devices) - 1]
-        for word, column in zip(words, line.columns[last + 1 :], strict=True):
-            values[header.nearest_title(column - shift)] = word
-    return values.get(_CPU), values.get(_NUMA)
 
 
 __all__ = ["Topology", "TopologyError", "parse_topo"]
@@ -252,7 +189,6 @@ class Topology:
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
-    _rows: Mapping[str, Row] = field(repr=False)
     _links: Mapping[tuple[str, str], str] = field(repr=False)
     _devices: Mapping[str, str] = field(repr=False)
 
@@ -264,20 +200,11 @@ class Topology:
             raise TopologyError(f"the matrix does not join {a} and {b} (it has {known})")
         return code
 
-    def numa(self, gpu: str) -> str | None:
-        """The NUMA nodes near a GPU as printed ("1", "0,5-11", "N/A"); None where none were."""
-        return self._row(gpu).numa
-
     def nic_device(self, nic: str) -> str | None:
         """The RDMA device behind a column ("NIC0" -> "mlx5_0"); None without a NIC legend."""
         if nic not in self.nics:
             raise TopologyError(f"there is no {nic} in the matrix (it has {', '.join(self.nics)})")
         return self._devices.get(nic, None if _NUMBERED_NIC.fullmatch(nic) else nic)
-
-    def _row(self, gpu: str) -> Row:
-        if gpu not in self.gpus:
-            raise TopologyError(f"there is no {gpu} in the matrix (it has {', '.join(self.gpus)})")
-        return self._rows[gpu]
 
 
 @lru_cache(maxsize=32)  # nodes of a group print the same, to the letter
@@ -292,7 +219,7 @@ def parse_topo(text: str) -> Topology:
     end = len(lines)
     for at, line in enumerate(lines[number + 1 :], number + 1):
         row = read_row(line, header, codes)
-        if row is None and not line.words[0].startswith("Legend"):
+        if row is None and not line[0].startswith("Legend"):
             refuse_stranger(line, header)
             continue  # A remark or a warning between the rows.
         if row is None or row.device in rows:
@@ -307,7 +234,7 @@ def parse_topo(text: str) -> Topology:
         for row in rows.values()
         for other, code in zip(header.devices, row.codes, strict=True)
     }
-    return Topology(header.gpus, nics, rows, links, nic_legend(text, nics))
+    return Topology(header.gpus, nics, links, nic_legend(text, nics))
 
 
 def _refuse_another(

@@ -5,7 +5,8 @@ Each of them shows in the verdict itself, so that none can be forgotten.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,7 +14,7 @@ from preflight.burn.judge import judge_burn
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
-from preflight.core.thresholds import in_force, words
+from preflight.core.thresholds import Thresholds, in_force, words
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
@@ -235,26 +236,27 @@ class Judgement:
             pair = self._pair(names)
             if isinstance(pair, Verdict):
                 return pair
-            return self._known_only(registered, self._conclude(registered, pair, self._swept))
-        node = self._node(names[0])
-        return self._known_only(registered, self._conclude(registered, node, node.promised.limits))
+            return self._known_only(registered, self._conclude(registered, pair, Thresholds()))
+        limit = Thresholds(self._hosts[names[0]].promised.limits)
+        node = dataclasses.replace(self._node(names[0]), limit=limit)
+        return self._known_only(registered, self._conclude(registered, node, limit))
 
     def _conclude(
-        self, registered: Registered, subject: Any, limits: Mapping[str, Told]
+        self, registered: Registered, subject: Node | Pair | FleetView, limit: Thresholds
     ) -> Verdict:
-        """Judge by the site's numbers where it has any, and say so; a sweep's count as used."""
-        with in_force(limits) as used:
-            verdict = registered.conclude(subject)
-        if registered.check.stage == "fabric":
-            used |= self._used
-        return with_numbers(verdict, used)
+        """Judge, and say which of the site's numbers decided; a sweep's count as used."""
+        verdict = registered.conclude(subject)
+        used = self._used if registered.check.stage == "fabric" else {}
+        return with_numbers(verdict, limit.used | used)
 
     def _judge_fleet(self, registered: Registered) -> Verdict:
         """Judge the nodes that may be, and say who is not among them: `ok` is not about those."""
         view = self.fleet_view(registered.check)
         if not view.nodes:
             return not_run(f"nobody to judge: {next(iter(view.left_out.values()))}", blocked=True)
-        verdict = self._known_only(registered, self._conclude(registered, view, self._swept))
+        limit = Thresholds(self._swept)
+        view = dataclasses.replace(view, limit=limit)
+        verdict = self._known_only(registered, self._conclude(registered, view, limit))
         if verdict.outcome is Outcome.BROKEN:
             return verdict
         unseen = f"; not looked at: {fold(view.left_out)}" if view.left_out else ""

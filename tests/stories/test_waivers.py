@@ -89,8 +89,7 @@ def test_another_number_is_in_the_header_and_in_the_sentence(here: Here) -> None
     """A judge asks for its number by name and gets the site's; the sentence says whose it is."""
     here.check(
         "site.zombies",
-        "from preflight.facts.basics import limit\n"
-        "    conclude(ok(f'at most {limit(\"zombie_age_s\"):g} s'))",
+        "    conclude(ok(f'at most {node.limit(\"zombie_age_s\"):g} s'))",
     )
     _add(here, "[node.n3.limits]\nzombie_age_s = 600\n")
     told = here.judge()

@@ -17,6 +17,7 @@ from preflight.checks.host.test_host_log import judge_hardware_errors as hardwar
 from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.checks.rdma.test_slots import judge_pcie as pcie
+from preflight.core.thresholds import SHIPPED
 from preflight.facts import Group
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
@@ -33,8 +34,9 @@ def verdicts(text: str) -> dict[str, Verdict]:
     captured = read(text)
     assert captured is not None
     facts = captured.facts
-    judges = {"net": nic, "switch": sxid, "hardware": hardware, "host": host}
-    said = {"gpu": judge_xid(Promise(), facts)} | {k: judge(facts) for k, judge in judges.items()}
+    judges = {"net": nic, "hardware": hardware, "host": host}
+    said = {"gpu": judge_xid(Promise(), facts, SHIPPED), "switch": sxid(facts)}
+    said |= {name: judge(facts, SHIPPED) for name, judge in judges.items()}
     if "ib.pcie" in captured.checks:
         said["slot"] = pcie(facts, Group("captured", {"it": facts}))
     return said

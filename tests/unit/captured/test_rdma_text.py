@@ -162,7 +162,7 @@ def test_two_hosts_in_one_text() -> None:
     text = f"node-a\n{line.format('ACTIVE')}node-b\n{line.format('INIT')}"
     found = rdma.parse_ports(text)
     assert found is not None
-    assert [nic.name for nic in found.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
+    assert [nic.name for nic in found.facts.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
 
 
 def test_perfquery_in_words_of_sysfs() -> None:
@@ -171,13 +171,13 @@ def test_perfquery_in_words_of_sysfs() -> None:
     lines = "SymbolErrorCounter:....3\nVL15Dropped:..0\nPortXmitWait:...9\nQP1Dropped:..1\n"
     found = rdma.parse_perfquery(head + "CounterSelect:...0x0000\n" + lines)
     assert found is not None
-    (port,) = found.nics[0].ports
+    (port,) = (found.facts.nics or ())[0].ports
     assert port.counters is not None
     assert {one.name: one.value for one in port.counters.nonzero} == {
         "symbol_error": 3,
         "qp1_dropped": 1,
     }
-    assert (found.counters, found.damaged) == (3, "")
+    assert (port.counters.read, found.damaged) == (3, "")
     bare = rdma.parse_perfquery(head)
     assert bare is not None
     assert bare.damaged == "lid 7 has no error counter"
@@ -233,13 +233,15 @@ def tree(**files: str) -> str:
 
 def test_a_tree_of_sysfs() -> None:
     """Ports, interface and counters; a tree that is cut is damaged, another JSON is none."""
-    found = rdma.parse(tree())
+    found = rdma.parse_sysfs(tree())
     assert found is not None
-    assert (found.damaged, found.interfaces[0].name) == ("", "ib0")
+    assert found.facts.network is not None
+    assert [one.name for one in found.facts.network.interfaces or ()] == ["ib0"]
+    assert found.damaged == ""
     assert [port.name for port in ports_of(read(tree()).facts)] == ["mlx5_0/1"]  # type: ignore[union-attr]
     assert read(tree()[:-40]).damaged  # type: ignore[union-attr]
-    assert rdma.parse('{"a": 1}') is None
-    assert rdma.parse("{") is None
+    assert rdma.parse_sysfs('{"a": 1}') is None
+    assert rdma.parse_sysfs("{") is None
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from preflight.core.registry import load_folder
+from preflight.core.thresholds import SHIPPED
 from preflight.fleet.model import Promise
 from tests.unit.facts.builders import group
 
@@ -22,5 +23,5 @@ CHECKS = sorted(_CHECKS.keys() - _OTHERS)
 def judge(check: str, facts: Facts, *peers: Facts, promised: Promise | None = None) -> Verdict:
     """What the check says of a node whose group is itself and these peers."""
     promise = promised or Promise(gpus=8)
-    node = SimpleNamespace(promised=promise, facts=facts, group=group(facts, *peers))
+    node = SimpleNamespace(promised=promise, facts=facts, group=group(facts, *peers), limit=SHIPPED)
     return _CHECKS[check].conclude(node)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.checks.net.test_ethernet import judge, kind_of
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.network import Counter, Ethernet
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
@@ -51,7 +52,7 @@ def bonded(number: int = 1, *, odd: dict[str, Any] | None = None) -> Facts:
 
 def said(one: Facts, *others: Facts, environ: dict[str, str] | None = None) -> Verdict:
     """What net.ethernet says of a node among others."""
-    return judge(one, environ, group(one, *others))
+    return judge(one, environ, group(one, *others), limit=SHIPPED)
 
 
 @pytest.mark.proves("net.ethernet", passes="a node at the speed and with the MTU of its peers")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.checks.host.test_drift import agreement, clocks_off, judge_clock
+from preflight.core.thresholds import SHIPPED
 from preflight.facts import Clock, Reach
 from preflight.run.probe_stage import clock_of
 from preflight.verdict import Outcome, Verdict
@@ -20,7 +21,9 @@ def judged(*clocks: tuple[float, float] | None, kept: bool | None = True) -> Ver
         f"h{number}": Reach("paramiko", clock=None if clock is None else Clock(*clock))
         for number, clock in enumerate(clocks, 1)
     }
-    return judge_clock(reaches, dict.fromkeys(reaches, facts(machine=machine(clock_kept=kept))))
+    return judge_clock(
+        reaches, dict.fromkeys(reaches, facts(machine=machine(clock_kept=kept))), limit=SHIPPED
+    )
 
 
 @pytest.mark.proves("host.clock", passes="clocks that agree as far as the round trips show")
@@ -78,7 +81,7 @@ def test_clocks_that_were_not_compared_are_unknown() -> None:
 def test_one_machine_has_one_clock() -> None:
     """Judged on itself it has nothing to be compared with."""
     own = {"here": Reach("local", clock=Clock(0.0, 0.1))}
-    assert judge_clock(own, {"here": facts()}).outcome is Outcome.NOT_RUN
+    assert judge_clock(own, {"here": facts()}, limit=SHIPPED).outcome is Outcome.NOT_RUN
 
 
 def test_the_probes_own_time_does_not_make_a_clock_uncertain() -> None:
@@ -100,4 +103,6 @@ def test_no_round_trip_condemns_a_good_clock(
     """However uncertain each answer is, right clocks stay and the one that is far off is named."""
     good = {f"h{i}": Clock(true_s + (-1) ** i * e, e + 1e-3) for i, e in enumerate(errors)}
     clocks = {**good, "bad": Clock(true_s + far, 0.5)}
-    assert list(clocks_off(clocks, agreement([*clocks.values()]))) == ["bad"]
+    assert list(
+        clocks_off(clocks, agreement([*clocks.values()], limit=SHIPPED), limit=SHIPPED)
+    ) == ["bad"]

@@ -14,6 +14,7 @@ from preflight.checks.host.test_limits import (
     memlock_of,
     nofile_of,
 )
+from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
 from preflight.facts.machine import Cgroup, Launcher, Limits
 from preflight.fleet.model import Promise
@@ -38,8 +39,10 @@ def with_limits(own: Limits, *daemons: Limits, **changes: object) -> Facts:
 @pytest.mark.proves("host.memlock", passes="a login without a limit, and one with CAP_IPC_LOCK")
 def test_unlimited_memory_may_be_locked() -> None:
     """No limit is as it should be; root needs none, and it is said that others may."""
-    assert judge_memlock(NONE, facts(), "paramiko").outcome is Outcome.OK
-    root = judge_memlock(NONE, with_limits(limits(64 << 10), locks_any=True), "paramiko")
+    assert judge_memlock(NONE, facts(), "paramiko", limit=SHIPPED).outcome is Outcome.OK
+    root = judge_memlock(
+        NONE, with_limits(limits(64 << 10), locks_any=True), "paramiko", limit=SHIPPED
+    )
     assert root.outcome is Outcome.OK
     assert "another user's job has a limit of its own" in root.sentence
 
@@ -48,7 +51,7 @@ def test_unlimited_memory_may_be_locked() -> None:
 @pytest.mark.parametrize("transport", ["srun", "torchrun"])
 def test_a_small_limit_of_the_job_itself_fails(transport: str) -> None:
     """Where the job's own processes answered there is no doubt whose limit it is."""
-    verdict = judge_memlock(NONE, with_limits(limits(8 * MIB)), transport)
+    verdict = judge_memlock(NONE, with_limits(limits(8 * MIB)), transport, limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence == (
         "8 MiB may be locked: the limit of the job's own process; "
@@ -59,10 +62,10 @@ def test_a_small_limit_of_the_job_itself_fails(transport: str) -> None:
 @pytest.mark.proves("host.memlock", finds="a slurmd that was started with 64 KiB")
 def test_the_scheduler_counts_more_than_our_login() -> None:
     """Jobs inherit from slurmd: its small limit fails although the login has none, and reverse."""
-    bad = judge_memlock(NONE, with_limits(limits(), limits(64 << 10)), "paramiko")
+    bad = judge_memlock(NONE, with_limits(limits(), limits(64 << 10)), "paramiko", limit=SHIPPED)
     assert bad.outcome is Outcome.FAIL
     assert "64 KiB may be locked: the limit of slurmd (pid 812)" in bad.sentence
-    good = judge_memlock(NONE, with_limits(limits(64 << 10), limits()), "paramiko")
+    good = judge_memlock(NONE, with_limits(limits(64 << 10), limits()), "paramiko", limit=SHIPPED)
     assert good.outcome is Outcome.OK
 
 
@@ -72,29 +75,40 @@ def test_the_scheduler_counts_more_than_our_login() -> None:
 def test_a_small_limit_of_our_login_is_a_fault_only_against_its_peers() -> None:
     """Alone it proves nothing of the job: a warning; odd among its peers it is a fault."""
     odd = with_limits(limits(8 * MIB))
-    alone = judge_memlock(NONE, odd, "paramiko")
+    alone = judge_memlock(NONE, odd, "paramiko", limit=SHIPPED)
     assert alone.outcome is Outcome.WARN
     assert "our login; the job's may differ" in alone.sentence
     usual = group(*[facts()] * 12, odd).majority(memlock_of)
-    among = judge_memlock(NONE, odd, "paramiko", usual)
+    among = judge_memlock(NONE, odd, "paramiko", usual, limit=SHIPPED)
     assert among.outcome is Outcome.FAIL
     assert "12 of 13 nodes of its group have any amount" in among.sentence
-    assert judge_memlock(NONE, facts(), "paramiko", usual).outcome is Outcome.OK
+    assert judge_memlock(NONE, facts(), "paramiko", usual, limit=SHIPPED).outcome is Outcome.OK
 
 
 def test_a_limit_between_the_least_and_enough_is_a_warning() -> None:
     """8 GiB carry some jobs; 32 GiB are enough."""
-    assert judge_memlock(NONE, with_limits(limits(8 * GIB)), "srun").outcome is Outcome.WARN
-    assert judge_memlock(NONE, with_limits(limits(32 * GIB)), "srun").outcome is Outcome.OK
+    assert (
+        judge_memlock(NONE, with_limits(limits(8 * GIB)), "srun", limit=SHIPPED).outcome
+        is Outcome.WARN
+    )
+    assert (
+        judge_memlock(NONE, with_limits(limits(32 * GIB)), "srun", limit=SHIPPED).outcome
+        is Outcome.OK
+    )
 
 
 @pytest.mark.proves("host.memlock", unknown="the limits could not be read")
 def test_without_rdma_nobody_locks_and_without_a_reading_nobody_knows() -> None:
     """Not promised and absent is not run; promised or there and unread is unknown."""
     none = facts(nics=(), machine=None)
-    assert judge_memlock(NONE, none, "paramiko").outcome is Outcome.NOT_RUN
-    assert judge_memlock(Promise(nics=8), none, "paramiko").outcome is Outcome.UNKNOWN
-    assert judge_memlock(NONE, facts(machine=machine(limits=None)), "srun").outcome == "unknown"
+    assert judge_memlock(NONE, none, "paramiko", limit=SHIPPED).outcome is Outcome.NOT_RUN
+    assert (
+        judge_memlock(Promise(nics=8), none, "paramiko", limit=SHIPPED).outcome is Outcome.UNKNOWN
+    )
+    assert (
+        judge_memlock(NONE, facts(machine=machine(limits=None)), "srun", limit=SHIPPED).outcome
+        == "unknown"
+    )
 
 
 @pytest.mark.proves(
@@ -102,8 +116,8 @@ def test_without_rdma_nobody_locks_and_without_a_reading_nobody_knows() -> None:
 )
 def test_enough_files() -> None:
     """A login's soft limit of 1024 is nothing to worry about while it may be raised."""
-    assert judge_nofile(facts(), "paramiko").outcome is Outcome.OK
-    raised = judge_nofile(with_limits(limits(nofile=1024, hard=524288)), "paramiko")
+    assert judge_nofile(facts(), "paramiko", limit=SHIPPED).outcome is Outcome.OK
+    raised = judge_nofile(with_limits(limits(nofile=1024, hard=524288)), "paramiko", limit=SHIPPED)
     assert raised.outcome is Outcome.OK
     assert raised.sentence.endswith("it may raise it to 524288")
 
@@ -114,21 +128,27 @@ def test_enough_files() -> None:
 def test_too_few_files() -> None:
     """What the job surely has is judged as it is; a login's only where its peers have more."""
     few = with_limits(limits(nofile=256))
-    assert judge_nofile(few, "srun").outcome is Outcome.FAIL
-    assert judge_nofile(few, "paramiko").outcome is Outcome.WARN
+    assert judge_nofile(few, "srun", limit=SHIPPED).outcome is Outcome.FAIL
+    assert judge_nofile(few, "paramiko", limit=SHIPPED).outcome is Outcome.WARN
     usual = group(*[facts()] * 3, few).majority(nofile_of)
-    odd = judge_nofile(few, "paramiko", usual)
+    odd = judge_nofile(few, "paramiko", usual, limit=SHIPPED)
     assert odd.outcome is Outcome.FAIL
     assert "256 files may be open" in odd.sentence
     assert "3 of 4 nodes of its group have 1048576 files" in odd.sentence
-    assert judge_nofile(with_limits(limits(nofile=1024)), "torchrun").outcome is Outcome.WARN
+    assert (
+        judge_nofile(with_limits(limits(nofile=1024)), "torchrun", limit=SHIPPED).outcome
+        is Outcome.WARN
+    )
 
 
 @pytest.mark.proves("host.nofile", unknown="the limits could not be read")
 def test_unread_limits_of_files_are_unknown() -> None:
     """Neither the machine's section nor the limits in it."""
-    assert judge_nofile(facts(machine=None), "srun").outcome is Outcome.UNKNOWN
-    assert judge_nofile(facts(machine=machine(limits=None)), "srun").outcome is Outcome.UNKNOWN
+    assert judge_nofile(facts(machine=None), "srun", limit=SHIPPED).outcome is Outcome.UNKNOWN
+    assert (
+        judge_nofile(facts(machine=machine(limits=None)), "srun", limit=SHIPPED).outcome
+        is Outcome.UNKNOWN
+    )
 
 
 @pytest.mark.proves(
@@ -136,9 +156,9 @@ def test_unread_limits_of_files_are_unknown() -> None:
 )
 def test_a_fair_share_is_no_fault() -> None:
     """All CPUs, or four for each of two GPUs of a shared node."""
-    assert judge_cgroup(facts(), 8, "srun").sentence == "all CPUs granted to the job"
+    assert judge_cgroup(facts(), 8, "srun", limit=SHIPPED).sentence == "all CPUs granted to the job"
     share = machine(load=load(cpus_allowed=8))
-    assert judge_cgroup(facts(machine=share), 2, "srun").outcome is Outcome.OK
+    assert judge_cgroup(facts(machine=share), 2, "srun", limit=SHIPPED).outcome is Outcome.OK
 
 
 @pytest.mark.proves("host.cgroup", finds="1 CPU for 8 GPUs, by affinity or by quota")
@@ -148,21 +168,23 @@ def test_a_fair_share_is_no_fault() -> None:
 def test_one_cpu_for_eight_gpus(changes: dict[str, object]) -> None:
     """In the job it fails; a login's group is not the job's, so there it is a warning."""
     starved = facts(machine=machine(**changes))
-    verdict = judge_cgroup(starved, 8, "srun")
+    verdict = judge_cgroup(starved, 8, "srun", limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert "1 of 192 CPUs for 8 GPUs, granted to the job" in verdict.sentence
-    assert judge_cgroup(starved, 8, "paramiko").outcome is Outcome.WARN
+    assert judge_cgroup(starved, 8, "paramiko", limit=SHIPPED).outcome is Outcome.WARN
 
 
 @pytest.mark.proves("host.cgroup", finds="64 GiB of 1 TiB, and 1024 processes")
 def test_little_memory_and_few_processes() -> None:
     """Each with what is granted and what is expected."""
-    little = judge_cgroup(facts(machine=machine(cgroup=Cgroup(memory_mib=65536))), 8, "srun")
+    little = judge_cgroup(
+        facts(machine=machine(cgroup=Cgroup(memory_mib=65536))), 8, "srun", limit=SHIPPED
+    )
     assert (little.outcome, little.sentence) == (
         "warn",
         "64.0 GiB of 1024.0 GiB of memory granted to the job; at least 10 % expected",
     )
-    few = judge_cgroup(facts(machine=machine(cgroup=Cgroup(pids=1024))), 8, "srun")
+    few = judge_cgroup(facts(machine=machine(cgroup=Cgroup(pids=1024))), 8, "srun", limit=SHIPPED)
     assert few.outcome is Outcome.WARN
     assert "1024 processes and threads" in few.sentence
 
@@ -172,15 +194,15 @@ def test_little_memory_and_few_processes() -> None:
 def test_an_unread_group_is_unknown(part: str) -> None:
     """Each of the parts that it is judged from."""
     unread = facts(machine=replace(machine(), **{part: None}))
-    assert judge_cgroup(unread, 8, "srun").outcome is Outcome.UNKNOWN
-    assert judge_cgroup(facts(machine=None), 8, "srun").outcome is Outcome.UNKNOWN
+    assert judge_cgroup(unread, 8, "srun", limit=SHIPPED).outcome is Outcome.UNKNOWN
+    assert judge_cgroup(facts(machine=None), 8, "srun", limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
 def test_a_small_machine_is_no_small_group() -> None:
     """Two CPUs are few for eight GPUs, but the group takes none of them away."""
     small = machine(load=load(cpus_allowed=2), memory=memory())
     two = replace(small, stack=replace(small.stack, cpus_online=2))  # type: ignore[type-var]
-    assert judge_cgroup(facts(machine=two), 8, "srun").outcome is Outcome.OK
+    assert judge_cgroup(facts(machine=two), 8, "srun", limit=SHIPPED).outcome is Outcome.OK
 
 
 def test_votes_are_by_value() -> None:

@@ -11,6 +11,7 @@ from preflight.checks.host.test_drift import READINGS, judge_drift
 from preflight.checks.host.test_memory import judge_dimms, judge_memory, least_whole_mib, total_mib
 from preflight.checks.host.test_processes import judge_load
 from preflight.checks.host.test_setup import judge_container, judge_governor, names_of
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import Container, Dimm, Edac, Governor, KernelLog, LogLine, Worker
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group
@@ -120,8 +121,8 @@ def dimms_among(one: Facts, *others: Facts) -> Verdict:
     """As the check's own test joins a node and its group."""
     of = group(one, *others)
     usual = of.middle(total_mib)
-    alike = 0 if usual is None else of.at_least(total_mib, least_whole_mib(usual))
-    return judge_dimms(one, (alike, usual))
+    alike = 0 if usual is None else of.at_least(total_mib, least_whole_mib(usual, limit=SHIPPED))
+    return judge_dimms(one, (alike, usual), limit=SHIPPED)
 
 
 @pytest.mark.proves("host.dimms", passes="memory like its peers', a few corrected errors in months")
@@ -203,8 +204,11 @@ def test_unread_memory_is_unknown() -> None:
 @pytest.mark.proves("host.memory", passes="an idle node, and a desktop half in use")
 def test_memory_enough() -> None:
     """By its peers where there are some, else by a share of its own."""
-    assert judge_memory(facts(), TIB_MIB).outcome is Outcome.OK
-    assert judge_memory(node(memory=memory(available_mib=TIB_MIB // 2))).outcome is Outcome.OK
+    assert judge_memory(facts(), TIB_MIB, limit=SHIPPED).outcome is Outcome.OK
+    assert (
+        judge_memory(node(memory=memory(available_mib=TIB_MIB // 2)), limit=SHIPPED).outcome
+        is Outcome.OK
+    )
 
 
 @pytest.mark.proves("host.memory", finds="memory that others hold: shared, huge pages, or plainly")
@@ -231,7 +235,7 @@ def test_memory_in_use(
     changes: dict[str, object], usual: float | None, outcome: str, words: str
 ) -> None:
     """Who holds most of it is said where it can be told."""
-    verdict = judge_memory(node(memory=memory(**changes)), usual)
+    verdict = judge_memory(node(memory=memory(**changes)), usual, limit=SHIPPED)
     assert verdict.outcome == outcome
     assert words in verdict.sentence
     assert (verdict.cause == "/dev/shm is full") == ("shared_mib" in changes)
@@ -240,9 +244,9 @@ def test_memory_in_use(
 @pytest.mark.proves("host.memory", finds="a node that swaps or stalls although memory is left")
 def test_memory_under_strain() -> None:
     """The kernel's own account of waiting, and what lies in swap."""
-    stalls = judge_memory(node(memory=memory(stalled_percent=34.0)))
+    stalls = judge_memory(node(memory=memory(stalled_percent=34.0)), limit=SHIPPED)
     assert stalls.sentence.startswith("something waited for memory in 34 % of the last 10 s")
-    swaps = judge_memory(node(memory=memory(swap_used_mib=8192)))
+    swaps = judge_memory(node(memory=memory(swap_used_mib=8192)), limit=SHIPPED)
     assert swaps.sentence.startswith("8.0 GiB are swapped out, at most 1 GiB is usual")
     assert {stalls.outcome, swaps.outcome} == {Outcome.WARN}
 
@@ -250,21 +254,21 @@ def test_memory_under_strain() -> None:
 @pytest.mark.proves("host.memory", unknown="/proc/meminfo could not be read")
 def test_unread_use_of_memory_is_unknown() -> None:
     """No reading, no pass."""
-    assert judge_memory(node(memory=None)).outcome is Outcome.UNKNOWN
-    assert judge_memory(facts(machine=None)).outcome is Outcome.UNKNOWN
+    assert judge_memory(node(memory=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
+    assert judge_memory(facts(machine=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.proves("host.load", passes="an idle node")
 def test_an_idle_node() -> None:
     """Monitors use a tenth of a CPU."""
-    assert judge_load(facts()).sentence == "others' processes use 0.1 of 192 CPUs"
+    assert judge_load(facts(), limit=SHIPPED).sentence == "others' processes use 0.1 of 192 CPUs"
 
 
 @pytest.mark.proves("host.load", finds="a foreign process on 30 CPUs, which is named")
 def test_a_busy_node() -> None:
     """With pid, name, user and how much; the advice shows where to look."""
     hog = Worker(4242, "python", "bob", 30.2)
-    verdict = judge_load(node(load=load(foreign_cpus=30.5, busiest=(hog,))))
+    verdict = judge_load(node(load=load(foreign_cpus=30.5, busiest=(hog,))), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
     assert verdict.sentence == (
         "others' processes use 30.5 of 192 CPUs, at most 19.2 expected: "
@@ -275,15 +279,15 @@ def test_a_busy_node() -> None:
 
 def test_as_much_as_is_expected_is_no_finding() -> None:
     """What rounds to the limit is the limit: no sentence says "use 19.2, at most 19.2"."""
-    assert judge_load(node(load=load(foreign_cpus=19.24))).outcome is Outcome.OK
-    assert judge_load(node(load=load(foreign_cpus=19.3))).outcome is Outcome.WARN
+    assert judge_load(node(load=load(foreign_cpus=19.24)), limit=SHIPPED).outcome is Outcome.OK
+    assert judge_load(node(load=load(foreign_cpus=19.3)), limit=SHIPPED).outcome is Outcome.WARN
 
 
 @pytest.mark.proves("host.load", unknown="/proc could not be read")
 def test_an_unseen_load_is_unknown() -> None:
     """Who cannot look has seen nobody."""
-    assert judge_load(node(load=None)).outcome is Outcome.UNKNOWN
-    assert judge_load(facts(machine=None)).outcome is Outcome.UNKNOWN
+    assert judge_load(node(load=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
+    assert judge_load(facts(machine=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.proves("host.container", passes="a machine, and a container that hides no process")

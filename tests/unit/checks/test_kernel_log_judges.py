@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,17 +15,25 @@ from preflight.checks.gpu.test_kernel_log import judge_xid
 from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
 from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
+from preflight.core.thresholds import SHIPPED
 from preflight.facts import Facts, GpuHealth, KernelLog, LogLine
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts import builders as b
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NOW_S = 7 * 86400.0
 HOUR_S = 3600.0
 RELOAD = "nvidia-nvlink: Nvlink Core is being initialized, major device number 235"
 LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07"
 HGX = Promise(gpus=8)
-JUDGES = (lambda facts: judge_xid(HGX, facts), sxid, nic, hardware, host)
+JUDGES: tuple[Callable[[Facts], Verdict], ...] = (
+    lambda facts: judge_xid(HGX, facts, SHIPPED),
+    sxid,
+    *(partial(judge, limit=SHIPPED) for judge in (nic, hardware, host)),
+)
 
 
 def node(*said: str | LogLine, gpus: bool = True, **changes: object) -> Facts:
@@ -51,7 +62,7 @@ def aer(severity: str, where: str = "0000:02:00.0", times: int = 1) -> LogLine:
 
 def judge(*said: str | LogLine, promised: Promise = HGX) -> Verdict:
     """What gpu.xid says of a node of eight H100."""
-    return judge_xid(promised, node(*said))
+    return judge_xid(promised, node(*said), limit=SHIPPED)
 
 
 @pytest.mark.proves("gpu.xid", passes="a healthy H100 node")
@@ -91,7 +102,7 @@ def test_a_log_that_may_not_be_read_is_unknown_and_says_what_to_grant() -> None:
 def test_a_node_without_gpus_is_not_judged_for_xids() -> None:
     """No GPU promised, none there: gpu.xid and gpu.sxid are not run, readable log or not."""
     for facts in (node(gpus=False), replace(b.facts(), gpus=None, kernel_log=None)):
-        assert judge_xid(Promise(), facts).outcome is Outcome.NOT_RUN
+        assert judge_xid(Promise(), facts, limit=SHIPPED).outcome is Outcome.NOT_RUN
         assert sxid(facts).outcome is Outcome.NOT_RUN
 
 
@@ -302,7 +313,7 @@ def test_the_drivers_own_word_that_nothing_is_to_be_done_settles_an_xid() -> Non
 
     def at(code: int, action: str | None) -> Outcome:
         facts = b.with_gpu(0, node(xid(code)), health=GpuHealth(recovery_action=action))
-        return judge_xid(HGX, facts).outcome
+        return judge_xid(HGX, facts, limit=SHIPPED).outcome
 
     assert [at(48, action) for action in ("none", "GPU reset", None)] == ["warn", "fail", "fail"]
     assert at(119, "none") is Outcome.FAIL
@@ -312,7 +323,7 @@ def test_a_lost_gpu_that_is_missing_is_one_finding_with_its_address() -> None:
     """gpu.count names it too, and both share a cause."""
     facts = node(xid(79, "0000:8b:00"))
     facts = replace(facts, gpus=(facts.gpus or ())[:7])
-    assert judge_xid(HGX, facts).cause == "gpu.count"
+    assert judge_xid(HGX, facts, limit=SHIPPED).cause == "gpu.count"
     counted = judge_count(8, facts.gpus, lost=missing_slots(facts))
     assert counted.sentence == "7 of 8 GPUs answer; missing: 0000:8b:00"
 
@@ -388,23 +399,27 @@ SICK = MLX + "poll_health:801:(pid 0): device's health compromised - reached mis
 )
 def test_a_nic_that_is_sick_or_did_not_start_fails(line: str) -> None:
     """By its PCI address; once its driver has started it again, it is well."""
-    verdict = nic(node(line))
+    verdict = nic(node(line), limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("0000:1a:00.0: its ")
-    assert nic(node(line, MLX + "firmware version: 28.39.1002")).outcome is Outcome.OK
+    assert (
+        nic(node(line, MLX + "firmware version: 28.39.1002"), limit=SHIPPED).outcome is Outcome.OK
+    )
 
 
 def test_a_nic_that_healed_itself_is_a_warning() -> None:
     """The driver's own recovery settles the fault."""
-    assert nic(node(SICK, MLX + "health recovery succeeded")).outcome is Outcome.WARN
+    assert nic(node(SICK, MLX + "health recovery succeeded"), limit=SHIPPED).outcome is Outcome.WARN
 
 
 @pytest.mark.proves("net.kernel_log", finds="a link that went down six times in a day")
 def test_flaps_are_counted_by_the_day() -> None:
     """Six times within the day warns; once, or six times in a month, does not."""
     down = "mlx5_core 0000:1a:00.0 ens1f0np0: Link down"
-    assert nic(node(LogLine(down, NOW_S - 90, NOW_S - 60, 42))).outcome is Outcome.WARN
-    verdict = nic(node(LogLine(down, 9.0, NOW_S - 60, 6)))
+    assert (
+        nic(node(LogLine(down, NOW_S - 90, NOW_S - 60, 42)), limit=SHIPPED).outcome is Outcome.WARN
+    )
+    verdict = nic(node(LogLine(down, 9.0, NOW_S - 60, 6)), limit=SHIPPED)
     assert verdict.outcome is Outcome.OK
     assert "links went down 6 times" in verdict.sentence
 
@@ -412,20 +427,20 @@ def test_flaps_are_counted_by_the_day() -> None:
 def test_a_link_that_comes_up_again_and_again_was_down_between() -> None:
     """Some drivers say only `Link up`: the first is its start, each further one a flap."""
     up = "mlx5_core 0000:1a:00.0 ens1f0np0: Link up"
-    verdict = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 43)))
+    verdict = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 43)), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
     assert verdict.sentence.startswith("link down: 0000:1a:00.0 42 times (it came up again)")
-    few = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 4)))
+    few = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 4)), limit=SHIPPED)
     assert few.outcome is Outcome.OK
     assert few.sentence == "links went down 3 times since boot, under 5 in a day"
-    assert "no NIC in trouble" in nic(node(up)).sentence
+    assert "no NIC in trouble" in nic(node(up), limit=SHIPPED).sentence
     down = up.replace("up", "down")
     paired = node(LogLine(up, 90.0, NOW_S - 60, 4), LogLine(down, 95.0, NOW_S - 70, 3))
-    assert [each["times"] for each in nic(paired).evidence["events"]] == [3]
+    assert [each["times"] for each in nic(paired, limit=SHIPPED).evidence["events"]] == [3]
     after = node(LogLine(down, 90.0, NOW_S - 70, 1), LogLine(up, 95.0, NOW_S - 60, 3))
-    assert [each["times"] for each in nic(after).evidence["events"]] == [1, 2]
+    assert [each["times"] for each in nic(after, limit=SHIPPED).evidence["events"]] == [1, 2]
     anew = MLX + "firmware version: 28.39.1002"
-    assert nic(node(up, anew, up, anew, up)).evidence["events"] == []
+    assert nic(node(up, anew, up, anew, up), limit=SHIPPED).evidence["events"] == []
 
 
 def test_a_narrow_slot_is_not_this_checks() -> None:
@@ -434,7 +449,7 @@ def test_a_narrow_slot_is_not_this_checks() -> None:
         "mlx5_core 0000:2c:00.0: 252.056 Gb/s available PCIe bandwidth, limited by 32.0 GT/s PCIe "
         "x8 link at 0000:97:01.0 (capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
     )
-    assert nic(node(line)).outcome is Outcome.OK
+    assert nic(node(line), limit=SHIPPED).outcome is Outcome.OK
 
 
 @pytest.mark.proves("host.hardware_errors", finds="fatal PCIe, CPU and memory errors")
@@ -455,7 +470,7 @@ def test_a_narrow_slot_is_not_this_checks() -> None:
 )
 def test_uncorrected_errors_fail_with_their_part(line: str, part: str) -> None:
     """A device, a CPU, a DIMM."""
-    verdict = hardware(node(line))
+    verdict = hardware(node(line), limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert part in verdict.sentence
 
@@ -477,7 +492,9 @@ ENDED = "pcieport 0000:49:01.0: AER: device recovery {}"
 )
 def test_an_error_from_which_a_jobs_device_did_not_recover_is_fatal(after: tuple[str, ...]) -> None:
     """Non-fatal is the word for the link; the GPU or NIC behind it may answer nothing any more."""
-    verdict = hardware(node(aer("Uncorrectable (Non-Fatal)", "0000:4a:00.1"), *after))
+    verdict = hardware(
+        node(aer("Uncorrectable (Non-Fatal)", "0000:4a:00.1"), *after), limit=SHIPPED
+    )
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("uncorrected PCIe errors of 0000:4a:00.1")
 
@@ -487,10 +504,10 @@ def test_an_error_from_which_another_device_did_not_recover_is_a_warning() -> No
     error = aer("Uncorrectable (Non-Fatal)", "0000:49:01.0")
     usb = CANNOT.format("xhci_hcd", 1)
     for after in ((usb,), (usb, ENDED.format("failed"))):
-        verdict = hardware(node(error, *after))
+        verdict = hardware(node(error, *after), limit=SHIPPED)
         assert verdict.outcome is Outcome.WARN
         assert verdict.sentence.startswith("uncorrected, not recovered PCIe errors")
-    well = hardware(node(error, ENDED.format("successful")))
+    well = hardware(node(error, ENDED.format("successful")), limit=SHIPPED)
     assert well.outcome is Outcome.WARN
     assert well.sentence.startswith("uncorrected, non-fatal PCIe errors")
 
@@ -499,27 +516,29 @@ def test_a_recovery_is_that_of_the_errors_before_it() -> None:
     """An error of another device, an hour or a recovery earlier, is not made graver by it."""
     usb = LogLine(aer("Uncorrectable (Non-Fatal)", "0000:05:00.0").text, 50.0, 50.0)
     error, failed = aer("Uncorrectable (Non-Fatal)", "0000:4a:00.0"), CANNOT.format("nvidia", 0)
-    faults = hardware(node(usb, error, failed)).evidence["faults"]
+    faults = hardware(node(usb, error, failed), limit=SHIPPED).evidence["faults"]
     assert [each["grade"] for each in faults] == ["uncorrected", "fatal"]
     ended = LogLine(ENDED.format("successful"), 100.0, 100.0)
-    faults = hardware(node(error, ended, aer("Uncorrected (Non-Fatal)", "0000:05:00.0"), failed))
+    faults = hardware(
+        node(error, ended, aer("Uncorrected (Non-Fatal)", "0000:05:00.0"), failed), limit=SHIPPED
+    )
     assert [each["grade"] for each in faults.evidence["faults"]] == ["uncorrected", "fatal"]
-    alone = hardware(node(failed))
+    alone = hardware(node(failed), limit=SHIPPED)
     assert alone.outcome is Outcome.WARN
     assert "0000:4a:00.0" in alone.sentence
 
 
 def test_what_was_corrected_matters_only_in_storms() -> None:
     """A few replays are normal; thousands in a day are worth a look, and drain nothing."""
-    assert hardware(node(aer("Corrected", times=200))).outcome is Outcome.OK
-    assert hardware(node(aer("Corrected", times=50_000))).outcome is Outcome.WARN
+    assert hardware(node(aer("Corrected", times=200)), limit=SHIPPED).outcome is Outcome.OK
+    assert hardware(node(aer("Corrected", times=50_000)), limit=SHIPPED).outcome is Outcome.WARN
     corrected = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 8c00004000010090"
-    assert hardware(node(corrected)).outcome is Outcome.OK
+    assert hardware(node(corrected), limit=SHIPPED).outcome is Outcome.OK
     dimm = "EDAC MC1: {} CE memory read error on CPU_SrcID#1_MC#0_Chan#0_DIMM#1 (page:0x1)"
-    assert hardware(node(dimm.format(3))).outcome is Outcome.OK
-    verdict = hardware(node(dimm.format(900)))
+    assert hardware(node(dimm.format(3)), limit=SHIPPED).outcome is Outcome.OK
+    verdict = hardware(node(dimm.format(900)), limit=SHIPPED)
     assert (verdict.outcome, "DIMM#1" in verdict.sentence) == ("warn", True)
-    assert hardware(node(aer("Uncorrected (Non-Fatal)"))).outcome is Outcome.WARN
+    assert hardware(node(aer("Uncorrected (Non-Fatal)")), limit=SHIPPED).outcome is Outcome.WARN
 
 
 def test_a_lost_gpus_pcie_errors_are_not_a_second_finding() -> None:
@@ -529,21 +548,21 @@ def test_a_lost_gpus_pcie_errors_are_not_a_second_finding() -> None:
     gpus = (lost, *b.gpus()[1:])
     for where in ("0000:1b:00.0", ports[1]):
         echo = node(xid(79), aer("Uncorrected (Fatal)", where), gpus=True)
-        assert hardware(replace(echo, gpus=gpus)).outcome is Outcome.OK
+        assert hardware(replace(echo, gpus=gpus), limit=SHIPPED).outcome is Outcome.OK
     other = node(xid(79), aer("Uncorrected (Fatal)", "0000:c1:00.0"))
-    assert hardware(replace(other, gpus=gpus)).outcome is Outcome.FAIL
+    assert hardware(replace(other, gpus=gpus), limit=SHIPPED).outcome is Outcome.FAIL
 
 
 def test_a_fatal_error_of_the_boot_before_is_a_warning() -> None:
     """The firmware hands it over after the reset: it says why the node rebooted."""
-    verdict = hardware(node("BERT: Total records found: 1"))
+    verdict = hardware(node("BERT: Total records found: 1"), limit=SHIPPED)
     assert (verdict.outcome, "the boot before" in verdict.sentence) == ("warn", True)
 
 
 @pytest.mark.proves("host.kernel_log", finds="a file system that turned read-only")
 def test_a_file_system_that_turned_read_only_fails() -> None:
     """With its device; it drains nothing by itself."""
-    verdict = host(node("EXT4-fs (nvme0n1p2): Remounting filesystem read-only"))
+    verdict = host(node("EXT4-fs (nvme0n1p2): Remounting filesystem read-only"), limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert "made a file system read-only (nvme0n1p2)" in verdict.sentence
 
@@ -563,15 +582,18 @@ def test_a_file_system_that_turned_read_only_fails() -> None:
 )
 def test_what_lamed_the_host_is_told_for_a_day(line: str, word: str) -> None:
     """The job may start, and somebody should look."""
-    verdict = host(node(line))
+    verdict = host(node(line), limit=SHIPPED)
     assert (verdict.outcome, word in verdict.sentence) == (Outcome.WARN, True)
-    old = host(node(LogLine(line, 60.0, 60.0)))
+    old = host(node(LogLine(line, 60.0, 60.0)), limit=SHIPPED)
     assert old.outcome is Outcome.OK
 
 
 def test_an_empty_drive_is_no_disk_error() -> None:
     """Loop images and empty drives fail to read all the time."""
-    assert host(node("I/O error, dev loop3, sector 0 op 0x0:(READ)")).outcome is Outcome.OK
+    assert (
+        host(node("I/O error, dev loop3, sector 0 op 0x0:(READ)"), limit=SHIPPED).outcome
+        is Outcome.OK
+    )
 
 
 @pytest.mark.parametrize(
@@ -586,8 +608,8 @@ def test_an_empty_drive_is_no_disk_error() -> None:
 )
 def test_a_damaged_image_is_no_damaged_host(line: str) -> None:
     """A user's image is broken, not the node; the same words of a disk are not passed over."""
-    assert host(node(line)).outcome is Outcome.OK
-    assert host(node(line.replace("loop0", "sda1"))).outcome is not Outcome.OK
+    assert host(node(line), limit=SHIPPED).outcome is Outcome.OK
+    assert host(node(line.replace("loop0", "sda1")), limit=SHIPPED).outcome is not Outcome.OK
 
 
 def test_a_log_that_forgot_its_beginning_says_so() -> None:
@@ -595,6 +617,9 @@ def test_a_log_that_forgot_its_beginning_says_so() -> None:
     facts = node()
     assert facts.kernel_log
     late = replace(facts, kernel_log=replace(facts.kernel_log, begins_s=NOW_S - 2 * HOUR_S))
-    assert "in the last 2 h 0 min (older lines are overwritten)" in judge_xid(HGX, late).sentence
+    assert (
+        "in the last 2 h 0 min (older lines are overwritten)"
+        in judge_xid(HGX, late, limit=SHIPPED).sentence
+    )
     asked = replace(facts, kernel_log=replace(facts.kernel_log, after_s=NOW_S - HOUR_S))
-    assert "in the last 1 h 0 min asks" in judge_xid(HGX, asked).sentence
+    assert "in the last 1 h 0 min asks" in judge_xid(HGX, asked, limit=SHIPPED).sentence

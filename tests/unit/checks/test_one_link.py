@@ -11,6 +11,7 @@ from preflight.checks.net.test_ethernet import judge as judge_ethernet
 from preflight.checks.net.test_nic_log import judge as judge_log
 from preflight.checks.rdma.test_port import judge_errors, judge_port
 from preflight.core.ledger import Entry
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import Counter, Counters
 from preflight.fleet.model import Promise
@@ -47,9 +48,9 @@ def found(one: Facts) -> tuple[Finding, ...]:
     its = group(one)
     verdicts = {
         "ib.port": judge_port(Promise(), one, its),
-        "ib.errors": judge_errors(one),
-        "net.kernel_log": judge_log(one),
-        "net.ethernet": judge_ethernet(one, None, its),
+        "ib.errors": judge_errors(one, limit=SHIPPED),
+        "net.kernel_log": judge_log(one, limit=SHIPPED),
+        "net.ethernet": judge_ethernet(one, None, its, limit=SHIPPED),
     }
     return findings(Entry(check, "h1", ("h1",), verdict) for check, verdict in verdicts.items())
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from preflight.checks.rdma.test_devices import judge_firmware, judge_gid
 from preflight.checks.rdma.test_port import judge_count, judge_errors, judge_port, judge_rate
+from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
 from preflight.facts.network import Counter, Counters, Gid
 from preflight.fleet.model import Promise
@@ -353,7 +354,7 @@ def _counted(up_s: float, *counters: Counter) -> Facts:
 )  # fmt: skip
 def test_errors(up_d: float, counter: Counter, outcome: str, words: str) -> None:
     """What moves fails at once; else the rate since boot against its limit."""
-    verdict = judge_errors(_counted(up_d * DAY_S, counter))
+    verdict = judge_errors(_counted(up_d * DAY_S, counter), limit=SHIPPED)
     assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
     assert "mlx5_3/1" in verdict.sentence
 
@@ -370,7 +371,7 @@ def test_errors(up_d: float, counter: Counter, outcome: str, words: str) -> None
 )
 def test_errors_that_are_none(up_d: float, counter: Counter) -> None:
     """Few over a long time, the link's training after boot, and congestion that no limit names."""
-    verdict = judge_errors(_counted(up_d * DAY_S, counter))
+    verdict = judge_errors(_counted(up_d * DAY_S, counter), limit=SHIPPED)
     assert verdict.outcome is Outcome.OK
     assert verdict.evidence["totals"] == {f"mlx5_3/1 {counter.name}": counter.value}
 
@@ -378,14 +379,16 @@ def test_errors_that_are_none(up_d: float, counter: Counter) -> None:
 @pytest.mark.proves("ib.errors", unknown="no counters, or totals of unknown age")
 def test_errors_that_cannot_be_dated() -> None:
     """No counters are unknown; so is a total without a date, unless the peers speak."""
-    assert judge_errors(node(3, counters=None)).outcome is Outcome.UNKNOWN
+    assert judge_errors(node(3, counters=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
     undated = _counted(0.0, Counter("port_xmit_discards", 20_046))
-    verdict = judge_errors(undated)
+    verdict = judge_errors(undated, limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
     assert "20046, 0 on its 7 peers" in verdict.sentence
     alone = replace(undated, nics=(undated.nics or ())[3:4])
-    assert judge_errors(alone).outcome is Outcome.UNKNOWN
-    assert judge_errors(_counted(0.0, Counter("link_downed", 1))).outcome is Outcome.OK
+    assert judge_errors(alone, limit=SHIPPED).outcome is Outcome.UNKNOWN
+    assert (
+        judge_errors(_counted(0.0, Counter("link_downed", 1)), limit=SHIPPED).outcome is Outcome.OK
+    )
 
 
 @pytest.mark.proves("ib.gid", finds="a GID index that is empty, and RoCE v1")

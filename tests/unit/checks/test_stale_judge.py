@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preflight.checks.host.test_processes import judge_stale_processes
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.model import GpuProcess, Process
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import charged, facts, gpu, holder, mig_gpu, process, rank, seen
@@ -12,14 +13,16 @@ from tests.unit.facts.builders import charged, facts, gpu, holder, mig_gpu, proc
 
 def left(*notable: Process, scheduler: str = "none") -> Verdict:
     """The verdict on these processes beside healthy idle GPUs."""
-    return judge_stale_processes(facts(processes=seen(*notable, scheduler=scheduler)))
+    return judge_stale_processes(
+        facts(processes=seen(*notable, scheduler=scheduler)), limit=SHIPPED
+    )
 
 
 @pytest.mark.proves("host.stale_processes", unknown="processes that could not be listed")
 def test_an_idle_node_is_ok_and_an_unread_one_unknown() -> None:
     """Nothing notable passes; processes that could not be listed do not."""
     assert left().sentence == "nothing stale among 100 processes"
-    assert judge_stale_processes(facts(processes=None)).outcome is Outcome.UNKNOWN
+    assert judge_stale_processes(facts(processes=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
 def test_an_orphaned_rank_is_named_with_what_it_keeps() -> None:
@@ -183,7 +186,9 @@ def test_without_a_scheduler_a_gpu_user_is_only_told() -> None:
 def used(*notable: Process, unreadable: int = 0, mib: int = 12288) -> Verdict:
     """The verdict on a node whose first GPU has memory in use that NVML charges to nobody."""
     processes = seen(*notable, unreadable=unreadable)
-    return judge_stale_processes(facts(gpus=(charged(0, mib), gpu(1)), processes=processes))
+    return judge_stale_processes(
+        facts(gpus=(charged(0, mib), gpu(1)), processes=processes), limit=SHIPPED
+    )
 
 
 def test_memory_of_nobody_visible() -> None:
@@ -216,7 +221,7 @@ def test_memory_with_an_explanation_is_no_fault() -> None:
         charged(0, 12288, GpuProcess(6114, None)),
         mig_gpu(0, 1),
     ):
-        assert judge_stale_processes(facts(gpus=(one,))).outcome is Outcome.OK
+        assert judge_stale_processes(facts(gpus=(one,)), limit=SHIPPED).outcome is Outcome.OK
 
 
 def test_the_grave_come_first_and_all_are_listed() -> None:

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from preflight.core.thresholds import Told, in_force, number, shipped, words
-from preflight.core.thresholds import limit as fabric_limit
-from preflight.facts.basics import limit
+from preflight.core.thresholds import (
+    SHIPPED,
+    Thresholds,
+    Told,
+    in_force,
+    limit,
+    number,
+    shipped,
+    words,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,15 +29,18 @@ TOLD = {
 
 def test_a_number_that_is_set_stands_in_for_the_shipped_one_and_its_use_is_known() -> None:
     """Only while that subject is judged, and only what the judge asked for is said."""
-    before = limit("zombie_age_s"), fabric_limit("nccl", "peers_ratio")
+    of_node = Thresholds(TOLD)
+    assert of_node("zombie_age_s") == 600 != SHIPPED("zombie_age_s")
+    assert of_node("stuck_s") == SHIPPED("stuck_s")
+    assert of_node.used == {"zombie_age_s": TOLD["zombie_age_s"]}
+    before = limit("nccl", "peers_ratio")
     with in_force(TOLD) as used:
-        assert limit("zombie_age_s") == 600
-        assert used == {"zombie_age_s": TOLD["zombie_age_s"]}
-        assert fabric_limit("nccl", "peers_ratio") == 0.5
+        assert limit("nccl", "peers_ratio") == 0.5
         with in_force({}):
-            assert limit("zombie_age_s") == before[0]
-    assert (limit("zombie_age_s"), fabric_limit("nccl", "peers_ratio")) == before
-    assert words("zombie_age_s", used["zombie_age_s"]) == (
+            assert limit("nccl", "peers_ratio") == before
+    assert limit("nccl", "peers_ratio") == before
+    assert used == {"nccl.peers_ratio": TOLD["nccl.peers_ratio"]}
+    assert words("zombie_age_s", of_node.used["zombie_age_s"]) == (
         "zombie_age_s 600 s by fleet.toml [group.train] (shipped: 300)"
     )
 
@@ -45,14 +55,14 @@ def test_every_shipped_number_has_its_source() -> None:
         assert one.date.year >= 2026, name
     assert number("nothing.known") is None
     with pytest.raises(KeyError):
-        limit("nothing_known")
+        SHIPPED("nothing_known")
 
 
 def test_no_number_is_read_at_import() -> None:
     """A judge that kept a number in a constant would not hear of the one that the site set."""
     for path in [*ROOT.glob("checks/**/*.py"), *ROOT.glob("preflight/**/*.py")]:
         text = path.read_text(encoding="utf-8")
-        module = ast.parse(text if re.search(r"\b(limit|number)\s*\(", text) else "")
+        module = ast.parse(text if re.search(r"\b(SHIPPED|limit|number)\s*\(", text) else "")
         for statement in module.body:
             if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
                 called = {
@@ -60,4 +70,4 @@ def test_no_number_is_read_at_import() -> None:
                     for call in ast.walk(statement)
                     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
                 }
-                assert not called & {"limit", "number"}, f"{path}:{statement.lineno}"
+                assert not called & {"SHIPPED", "limit", "number"}, f"{path}:{statement.lineno}"

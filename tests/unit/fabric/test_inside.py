@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_intra_node
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL_INSIDE
 from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
@@ -75,7 +76,10 @@ def verdicts(
     ladder = (Ladder(SMALL, 1, 30), Ladder(LARGE, 1, 30))
     sweep = replace(Sweep(ladder, (), (), inside=tuple(insides)), **more)
     found = judge_sweep(sweep, fleet).inside
-    return {host.name: judge_intra_node(host.name, found.get(host.name)) for host in fleet}
+    return {
+        host.name: judge_intra_node(host.name, found.get(host.name), limit=SHIPPED)
+        for host in fleet
+    }
 
 
 def four(**odd: InsideSamples) -> list[InsideSamples]:
@@ -306,7 +310,7 @@ def inside(
 @pytest.mark.parametrize("gbs", [2.5, 20.0, 50.0])
 def test_gpus_that_fall_back_from_nvlink_fail_by_themselves(gbs: float) -> None:
     """Two GB/s over PCIe passed as healthy on H100. NVML knows of 18 links: no peer is needed."""
-    verdict = judge_intra_node("h1", inside(gbs), gpus(8))
+    verdict = judge_intra_node("h1", inside(gbs), gpus(8), limit=SHIPPED)
     assert verdict.outcome == "fail"
     assert f"{gbs:g} GB/s at best at 64 MiB among 8 GPUs, carried by SHM" in verdict.sentence
     assert "their NVLinks carry 450 GB/s each way, and at least 72 GB/s" in verdict.sentence
@@ -332,7 +336,9 @@ def test_a_healthy_board_is_never_held_to_nvlink_that_it_has_not(
 ) -> None:
     """PCIe cards, bridged pairs, unknown boards, links that are down or not told: the old floor."""
     assert (
-        judge_intra_node("h1", told, tuple(replace(gpu, **board) for gpu in gpus(8))).outcome
+        judge_intra_node(
+            "h1", told, tuple(replace(gpu, **board) for gpu in gpus(8)), limit=SHIPPED
+        ).outcome
         == "ok"
     )
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_nvlink_domain
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
@@ -66,7 +67,7 @@ def end(gbs: float, *, node: str = "", net: str = OVER) -> End:
 def verdicts(sweep: Sweep, count: int) -> dict[str, Verdict]:
     """The check's verdict of each node."""
     found = judge_domains(sweep, hosts(count))
-    return {name: judge_nvlink_domain(name, one) for name, one in found.items()}
+    return {name: judge_nvlink_domain(name, one, limit=SHIPPED) for name, one in found.items()}
 
 
 @pytest.mark.parametrize("count", range(1, 20))
@@ -132,15 +133,15 @@ def test_a_whole_domain_that_is_slow_fails_by_what_nvlink_carries() -> None:
     """GB200: 900 GB/s each way; 90 on all nodes is no NVLink, though all peers agree."""
     found = judge_domains(swept(4, {}, fine_gbs=90.0), hosts(4))
     gb200 = tuple(replace(gpu, name="NVIDIA GB200", links=links(18)) for gpu in gpus(2))
-    verdict = judge_nvlink_domain("h1", found["h1"], gb200)
+    verdict = judge_nvlink_domain("h1", found["h1"], gb200, limit=SHIPPED)
     assert verdict.outcome is Outcome.FAIL
     assert "their NVLinks carry 900 GB/s each way" in verdict.sentence
-    assert judge_nvlink_domain("h1", found["h1"], gpus(2)).outcome is Outcome.OK
+    assert judge_nvlink_domain("h1", found["h1"], gpus(2), limit=SHIPPED).outcome is Outcome.OK
 
 
 def test_what_was_not_measured_says_why() -> None:
     """No domain, nobody else of it, left out, fallen out of the sweep, or no time."""
-    assert judge_nvlink_domain("h1", None).outcome is Outcome.NOT_RUN
+    assert judge_nvlink_domain("h1", None, limit=SHIPPED).outcome is Outcome.NOT_RUN
     alone = Sweep((), (), (), domains={"h1": "rack/1"})
     assert "no other node of its NVLink domain" in verdicts(alone, 2)["h1"].sentence
     sweep = replace(swept(4, {}), left_out={"h1": "busy"}, troubles={"h2": "killed"})

@@ -47,10 +47,8 @@ Legend:
 def same(one: Topology, other: Topology) -> bool:
     """Whether two matrices say the same of every pair and GPU."""
     names = one.gpus + one.nics
-    return (
-        (one.gpus, one.nics) == (other.gpus, other.nics)
-        and all(one.link(a, b) == other.link(a, b) for a in names for b in names)
-        and all(one.numa(gpu) == other.numa(gpu) for gpu in one.gpus)
+    return (one.gpus, one.nics) == (other.gpus, other.nics) and all(
+        one.link(a, b) == other.link(a, b) for a in names for b in names
     )
 
 
@@ -83,16 +81,14 @@ def test_real_outputs_read_as_labelled_or_are_refused_for_their_damage(label_fil
 
 
 def test_everything_printed_can_be_asked_for() -> None:
-    """Codes, affinities and NIC names come back as printed; what was not printed is None."""
+    """Codes and NIC names come back as printed; what was not printed is None."""
     topology = parse_topo(PLAIN)
     assert topology.gpus == ("GPU0", "GPU1")
     assert topology.nics == ("NIC0",)
     assert topology.link("GPU0", "GPU1") == "NV12"
     assert topology.link("NIC0", "NIC0") == "X"
-    assert topology.numa("GPU1") == "1"
     assert topology.nic_device("NIC0") == "mlx5_0"
     old = parse_topo("\tGPU0\tmlx5_0\tCPU Affinity\nGPU0\t X \tSOC\t0-13\nmlx5_0\tSOC\t X \t\n")
-    assert old.numa("GPU0") is None
     assert old.nic_device("mlx5_0") == "mlx5_0"
 
 
@@ -125,15 +121,6 @@ def test_everything_printed_can_be_asked_for() -> None:
 def test_pasting_does_not_change_what_is_read(mangled: str) -> None:
     """Terminals, tickets and log collectors may mangle the text around an intact matrix."""
     assert same(parse_topo(mangled), parse_topo(PLAIN))
-
-
-def test_empty_affinity_cells_are_told_apart_by_their_place() -> None:
-    """A container without CPUs prints no CPU affinity: NUMA must not slip into its column."""
-    tabs = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t1\t\tN/A\n"
-    spaces = "        GPU0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
-    spaces += "GPU0     X                      1               N/A\n"
-    for text in (tabs, spaces):
-        assert parse_topo(text).numa("GPU0") == "1"
 
 
 def test_missing_nic_rows_cost_only_the_distances_between_nics() -> None:
@@ -184,9 +171,8 @@ def test_damage_is_refused_with_its_place(text: str, reason: str) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     """Asking for GPU9 of a two-GPU machine says what there is."""
     topology = parse_topo(PLAIN)
-    for ask in (topology.numa, topology.nic_device):
-        with pytest.raises(TopologyError, match=r"no GPU9 in the matrix"):
-            ask("GPU9")
+    with pytest.raises(TopologyError, match=r"no GPU9 in the matrix"):
+        topology.nic_device("GPU9")
     with pytest.raises(TopologyError, match="GPU0, GPU1, NIC0"):
         topology.link("GPU0", "GPU9")
 
@@ -213,7 +199,6 @@ def test_a_generated_matrix_comes_back(
     text = "\n".join(lines)
     topology = parse_topo(text if tabs else text.expandtabs(16))
     assert {(a, b): topology.link(a, b) for a in names for b in names} == cells
-    assert {topology.numa(gpu) for gpu in topology.gpus} == {"0-1"}
 
 
 @given(st.integers(0, len(PLAIN)))

@@ -18,7 +18,7 @@ from msgspec import convert
 from probe import kernel_log, text
 
 from preflight.checks.gpu.driver_log import repeated
-from preflight.facts.basics import limit
+from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog
 
 from .node import Remote, system_python
@@ -123,7 +123,7 @@ def test_of_a_programs_exceptions_travels_whether_their_place_changes(tmp_path: 
         (" 2, TPC 0", 10.0), (" 2, TPC 1", 10.003), (" 2, TPC 5", 100.0), (" 2, TPC 5", 200.0),
     ]  # fmt: skip
     assert sum(line.times for line in log.lines) == len(lines)
-    assert repeated(log.lines)["0000:1b:00"].bursts == 2
+    assert repeated(log.lines, limit=SHIPPED)["0000:1b:00"].bursts == 2
 
 
 def test_a_program_that_crashes_all_day_crowds_nothing_out(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_what_programs_write_is_not_the_kernels(tmp_path: Path, priority: int, k
 
 def test_the_node_tells_crashes_apart_as_finely_as_the_judge_needs() -> None:
     """The judge's limit may be longer, never shorter than what the node keeps apart."""
-    assert limit("same_tpc_apart_s") >= kernel_log.APART_S
+    assert SHIPPED("same_tpc_apart_s") >= kernel_log.APART_S
 
 
 _PROGRAMS = """
