@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import select
+import signal
 import threading
 import time
 
@@ -99,6 +100,17 @@ def _beat(kept: lease.Lease, emit: Emit) -> None:
 def _end_after(deadline_s: float) -> None:
     time.sleep(deadline_s)
     lease.leave()
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its wait status: "was killed by SIGKILL"."""
+    if not os.WIFSIGNALED(status):
+        return f"ended by itself with status {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {number}"
 
 
 _CHUNK = 65536
