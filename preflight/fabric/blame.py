@@ -110,7 +110,7 @@ def _times_slower(one: Seen, how: str) -> float | None:
     return more / less if more and less else None
 
 
-_CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
+_SYSTEMIC = 0.8
 _TWO = 2
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
@@ -238,15 +238,14 @@ def _worded(
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
             sentence = f"it fell out of the sweep: {troubles[name]}; {each}"
-        certain = culprit.cleared_partners >= _TWO
-        component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
+        component = name
     elif culprit.kind == "path":
         a, b = culprit.among
-        component, confidence = f"pair {a}-{b}", _PATH
+        component = f"pair {a}-{b}"
         ends = ends_words(a, b, {one.rail for one in mine}, found)
         sentence = f"{_what(worst, '', troubles, where)}; {ends}"
     else:
-        component, confidence = either(culprit.among), _UNRESOLVED
+        component = either(culprit.among)
         why = "no good pair" if all_bad else "too few pairs"
         what = _what(worst, "", troubles, where)
         sentence = f"{what}; {why} to tell a node from the path between"
@@ -254,7 +253,7 @@ def _worded(
         kind=culprit.kind,
         component=component,
         sentence=sentence,
-        confidence=confidence,
+        confidence=culprit.confidence,
         advice=sweep.advice.get(component) or _advice(culprit, worst, partners, told),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
         rail=rails[0] if several and len(rails) == 1 and culprit.kind != "node" else None,

@@ -124,9 +124,9 @@ def slow_parts(sweep: Sweep) -> list[Component]:
         if not set(culprit.pairs) <= slow:
             continue
         if culprit.kind == "path":
-            parts.append(Component("path", "-".join(culprit.among), culprit.among))
+            parts.append(Component.of("path", culprit.among))
         elif culprit.kind == "unresolved":
-            parts += [Component("node", name, (name,)) for name in culprit.among]
+            parts += [Component.of("node", (name,)) for name in culprit.among]
     return parts
 
 

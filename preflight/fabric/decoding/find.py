@@ -9,7 +9,7 @@ handful, and their further rounds are a test of their own, so that less than in 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,8 +38,8 @@ from preflight.fabric.decoding.parts import (
     meetings,
     number,
 )
-from preflight.fabric.decoding.rare_events import Rates, failures, watch
-from preflight.fabric.decoding.shifts import Shifts, log_times, of_latency, of_the_wire
+from preflight.fabric.decoding.rare_events import Rates, failures, rates_of, watch
+from preflight.fabric.decoding.shifts import shifts_of
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from preflight.fabric.culprit import SecondLookSaid, Symptom
     from preflight.fabric.decoding.parts import Meetings
     from preflight.fabric.decoding.rare_events import Watched
-    from preflight.fabric.decoding.shifts import LogTimes
+    from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
 
 
@@ -212,20 +212,10 @@ def proven(one: Found, observed: Observed, trials: Trials) -> Found:
     cleared = partners & fine
     if name in observed.silent or (len(partners) >= _TWO and cleared):
         return replace(one, cleared_partners=len(cleared))
-    others = [_same(part, partner) for partner in sorted(partners - fine)]
-    paths = [_path(part, partner) for partner in sorted(partners)]
+    others = [Component.of(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
+    paths = [Component.of("path", (name, each), part.rail) for each in sorted(partners)]
     among = (part, *others, *paths) if len(partners) < _TWO else (part, *others)
     return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
-
-
-def _same(part: Component, name: str) -> Component:
-    return Component(part.kind, part.name.replace(part.nodes[0], name, 1), (name,), part.rail)
-
-
-def _path(part: Component, partner: str) -> Component:
-    on = f" rail {part.rail}" if part.rail is not None else ""
-    nodes = (part.nodes[0], partner)
-    return Component("path", f"{'-'.join(nodes)}{on}", nodes, part.rail)
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -312,7 +302,7 @@ def _same_events(one: Found, other: Found) -> bool:
 def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
     """Paths whose events came again when they were measured again."""
     counted = joined(second.first.wire, second.again.wire)
-    rates, parts = _rates("spikes", counted, observed), Parts(counted.places, observed.leaves)
+    rates, parts = rates_of(counted, observed.backend), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
     search = _Search("spikes", Explained(accepted, []), parts, counted)
     found: list[Found] = []
@@ -354,6 +344,9 @@ def _with_pairs(one: Found, trials: Trials) -> Found:
     return replace(one, pairs=tuple(waited))
 
 
+_SHIFTS: tuple[Literal["slow", "latency"], ...] = ("slow", "latency")
+
+
 class _Search(NamedTuple):
     """What one model found, with the counts behind it where it counts events."""
 
@@ -366,59 +359,30 @@ class _Search(NamedTuple):
 def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
     """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
-    yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
-    backend, leaves = observed.backend, observed.leaves
-    effect = -math.log(1 - number(backend, "slow_effect"))
-    floor = number(backend, "bandwidth_scatter")
-    wire = log_times(met, leaves, of_the_wire(backend), effect)
-    yield _shifting("slow", wire, observed, effect, floor)
-    effect = math.log1p(number(backend, "latency_effect"))
-    floor = number(backend, "latency_scatter")
-    yield _shifting("latency", log_times(met, leaves, of_latency, effect), observed, effect, floor)
-    yield from _events(watch(met, number(backend, "spike_us")), observed)
+    yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
+    for symptom in _SHIFTS:
+        model = shifts_of(met, observed, symptom)
+        yield _searched(symptom, model.timed, observed, model)
+    yield from _events(watch(met, number(observed.backend, "spike_us")), observed)
 
 
 def _events(watched: Watched, observed: Observed) -> Iterator[_Search]:
     """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
-    events: tuple[tuple[Symptom, Exposures], ...] = (
-        ("late", watched.late),
-        ("spikes", watched.wire),
-    )
-    for symptom, counted in events:
-        yield _counting(symptom, counted, observed, _rates(symptom, counted, observed), SHARE)
+    late = rates_of(watched.late, observed.backend, alone=True)
+    yield _searched("late", watched.late, observed, late)
+    yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, observed.backend))
 
 
-def _rates(symptom: Symptom, counted: Exposures, observed: Observed) -> Rates:
-    backend = observed.backend
-    return Rates(
-        counted,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
-        alone=symptom == "late",
-    )
-
-
-def _shifting(
-    symptom: Symptom, timed: LogTimes, observed: Observed, effect: float, floor: float
-) -> _Search:
-    model = Shifts(timed, effect=effect, floor=floor)
-    parts = Parts(timed.places, observed.leaves)
-    explained = explain(parts, parts.suspects(model.hot()), model, SHARE)
-    return _Search(symptom, explained, parts)
-
-
-def _counting(
+def _searched(
     symptom: Symptom,
-    counted: Exposures,
+    rows: Exposures | LogTimes,
     observed: Observed,
-    model: Rates,
-    false_alarm: float,
+    model: Rates | Shifts,
+    false_alarm: float = SHARE,
 ) -> _Search:
-    parts = Parts(counted.places, observed.leaves)
+    parts = Parts(rows.places, observed.leaves)
     explained = explain(parts, parts.suspects(model.hot()), model, false_alarm)
-    return _Search(symptom, explained, parts, counted)
+    return _Search(symptom, explained, parts, rows if isinstance(rows, Exposures) else None)
 
 
 def _wrong(observed: Observed) -> Exposures:

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.thresholds import limit
 from preflight.fabric.culprit import Component
@@ -187,13 +188,9 @@ class Parts:
     def component(self, key: Key) -> Component:
         """The part as reports name it."""
         rail = key.rail if key.rail >= 0 else None
-        on = f" rail {rail}" if rail is not None else ""
-        if key.kind == "path":
-            return Component("path", f"{key.one}-{key.other}{on}", (key.one, key.other), rail)
-        if key.kind == "leaf_rail":
-            nodes = tuple(self._under[key.one])
-            return Component("leaf_rail", f"{key.one}{on}", nodes, rail)
-        return Component(key.kind, f"{key.one}{on}", (key.one,), rail)
+        ends = (key.one, key.other) if key.kind == "path" else (key.one,)
+        part = Component.of(key.kind, ends, rail)
+        return part if key.kind != "leaf_rail" else replace(part, nodes=tuple(self._under[key.one]))
 
 
 class Exposures(Struct):

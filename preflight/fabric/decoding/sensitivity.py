@@ -23,27 +23,21 @@ from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
     ONE_EVENT_S,
-    Rates,
     events_on,
     limits_of,
     marks_of,
+    rates_of,
     watch,
 )
-from preflight.fabric.decoding.shifts import (
-    HOT,
-    Shifts,
-    log_times,
-    of_latency,
-    of_the_wire,
-    surprise,
-)
+from preflight.fabric.decoding.shifts import shifts_of, surprise
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
-    from preflight.fabric.decoding.rare_events import Mark
+    from preflight.fabric.decoding.rare_events import Mark, Rates
+    from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
 
 
@@ -103,19 +97,10 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
     wire = watched.wire
     if not wire.places:
         return ()
-    rates = Rates(
-        wire,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
-    )
-    effect = -math.log(1 - number(backend, "slow_effect"))
-    timed = log_times(met, observed.leaves, of_the_wire(backend), effect)
-    model = Shifts(timed, effect=effect, floor=number(backend, "bandwidth_scatter"))
+    rates, model = rates_of(wire, backend), shifts_of(met, observed, "slow")
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
-    judged = _Rule(rates, threshold, effect, model.scatter)
+    judged = _Rule(rates, threshold, model)
     every = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: at for at, name in enumerate(observed.nodes)}
     looks = [
@@ -155,11 +140,10 @@ def _through(wire: Exposures) -> dict[Endpoint, _Load]:
 class _Rule:
     """The rule that condemns, turned round; endpoints that were measured alike cost once."""
 
-    def __init__(self, rates: Rates, threshold: float, effect: float, scatter: float) -> None:
+    def __init__(self, rates: Rates, threshold: float, model: Shifts) -> None:
         self._rates = rates
         self._threshold = threshold
-        self._effect = effect
-        self._scatter = scatter
+        self._model = model
         self._events: dict[tuple[int, int], int | None] = {}
         self._slower: dict[int, float | None] = {}
 
@@ -194,7 +178,7 @@ class _Rule:
             # A pair's own scatter works against it: two scales, nine times in ten, over the pairs.
             needed = self._threshold / pairs
             scales = _scales_for(needed) + 2.0 / math.sqrt(pairs)
-            loss = 1 - math.exp(-max(self._effect, scales * self._scatter))
+            loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
             self._slower[pairs] = round(loss, 3) if loss < _ALL else None
         return self._slower[pairs]
 
@@ -352,16 +336,11 @@ def shown(observed: Observed) -> Shown:
     """See each pair by itself, as the rules do."""
     met = meetings(observed)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
-    backend = observed.backend
-    slow = -math.log(1 - number(backend, "slow_effect"))
-    late = math.log1p(number(backend, "latency_effect"))
     return Shown(
-        events=_events(met, turns, number(backend, "spike_us")),
-        scatter=number(backend, "event_scatter"),
-        wire=_slower(
-            met, turns, observed, of_the_wire(backend), slow, number(backend, "bandwidth_scatter")
-        ),
-        latency=_slower(met, turns, observed, of_latency, late, number(backend, "latency_scatter")),
+        events=_events(met, turns, number(observed.backend, "spike_us")),
+        scatter=number(observed.backend, "event_scatter"),
+        wire=_slower(turns, shifts_of(met, observed, "slow")),
+        latency=_slower(turns, shifts_of(met, observed, "latency")),
     )
 
 
@@ -398,15 +377,6 @@ def _on(counts: Mapping[int, tuple[int, float]], rail: int) -> tuple[int, float]
     return own[0] + every[0], max(own[1], every[1])
 
 
-def _slower(  # noqa: PLR0917  what one rule goes by
-    met: Meetings,
-    turns: Sequence[Turn],
-    observed: Observed,
-    wanted: Callable[[int], bool],
-    effect: float,
-    floor: float,
-) -> Slower:
-    timed = log_times(met, observed.leaves, wanted, effect)
-    model = Shifts(timed, effect=effect, floor=floor)
-    logs = {turns[row]: log for row, log in zip(timed.rows, timed.logs, strict=True)}
-    return Slower(logs, min(effect, HOT * model.scatter))
+def _slower(turns: Sequence[Turn], model: Shifts) -> Slower:
+    rows = zip(model.timed.rows, model.timed.logs, strict=True)
+    return Slower({turns[row]: log for row, log in rows}, model.stands_out)
