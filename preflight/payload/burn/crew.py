@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-
-if TYPE_CHECKING:
     Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
+    Emit = Callable[["dict[str, Any]"], None]
+    Sides = list[tuple[int, list[int]]]
+
 
 _UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
 _TRIES = 3
@@ -145,11 +146,6 @@ def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> N
             fail("error", f"{type(error).__name__}: {short(error)}")
     finally:
         os._exit(0)  # no destructor of torch or CUDA may keep us
-
-
-if TYPE_CHECKING:
-    Emit = Callable[["dict[str, Any]"], None]
-    Sides = list[tuple[int, list[int]]]
 
 
 class Crew:

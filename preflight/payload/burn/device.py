@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    Order = Callable[[], "dict[str, Any] | None"]
+
 
 MIB = 1 << 20
 
@@ -155,9 +157,6 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
     events.append(integrity.proof("load", len(rates), wrong, first, digest=digest, size=size))
     return events
 
-
-if TYPE_CHECKING:
-    Order = Callable[[], "dict[str, Any] | None"]
 
 _PHASES = {
     "gemm": measure,

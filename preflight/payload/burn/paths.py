@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-
-if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
+    Sides = list[tuple[int, list[int]]]
+
 
 MIB = 1 << 20
 _MOST_THREADS = 64
@@ -122,9 +122,6 @@ def expand(cpulist: str) -> list[int]:
             cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
     return cpus
 
-
-if TYPE_CHECKING:
-    Sides = list[tuple[int, list[int]]]
 
 TOOL = "ib_write_bw"
 _LISTENS_S = 0.3

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from .clocks import Stalls
 
-
-if TYPE_CHECKING:
     Read = Callable[[float], "dict[str, Any] | None"]
     Emit = Callable[["dict[str, Any]"], None]
+
 
 _LAST_WORDS_S = 0.5
 
@@ -74,15 +73,12 @@ def _attend(read_line: Read, kept: lease.Lease, orders: Orders, emit: Emit) -> N
         status = start.DONE if ended == lease.CLOSED else start.LAPSED
         if ended == process_groups.STORE:
             error = f"the sweep's store was silent for {kept.seconds:g} s"
-            last_words = threading.Thread(target=_say, args=(emit, error), daemon=True)
+            lapsed = {"event": "lapsed", "error": error}
+            last_words = threading.Thread(target=emit, args=(lapsed,), daemon=True)
             last_words.start()
             last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
     finally:
         lease.leave(status)
-
-
-def _say(emit: Emit, error: str) -> None:
-    emit({"event": "lapsed", "error": error})
 
 
 def _beat(kept: lease.Lease, emit: Emit) -> None:
