@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from preflight.fabric.collect import CutShort
     from preflight.fabric.roster import Roster
 
-
-if TYPE_CHECKING:
     Progress = Callable[[int, int, list[str]], None]
+
 
 _STRAGGLER_S = 10.0
 _NOTHING_CAME = (

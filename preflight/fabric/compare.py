@@ -52,25 +52,25 @@ class Peers:
         self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
         self._times = {at: LeaveOut(values) for at, values in times.items()}
 
-    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, int, str]:
-        """GB/s to compare with, of how many measurements, and in words which."""
+    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
+        """GB/s to compare with, and in words which."""
         others = self._speeds[size_bytes]
         ends = (pair.a, pair.b)
         # Of two peers one may be bad itself: the better one is the yardstick.
         gbs = others.median(ends, between=1.0)
         if gbs is not None:
-            return gbs, others.count(ends), INDEPENDENT
+            return gbs, INDEPENDENT
         rails: list[float] = []
         pairs: list[float] = []
         for other, summary in self._measured:
             if other is not pair and (same := summary.size(size_bytes)) is not None:
                 (rails if (other.a, other.b) == ends else pairs).append(same.busbw_gbs)
         if len(rails) >= _FEW:
-            return median(rails), len(rails), "other rails' median"
+            return median(rails), "other rails' median"
         # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
         if len(pairs) >= _FEW:
-            return max(pairs), len(pairs), "fastest other pair"
-        return None, 0, ""
+            return max(pairs), "fastest other pair"
+        return None, ""
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
         """How many peers came to a larger size, and of how many."""
@@ -102,7 +102,6 @@ class Bound(Struct, frozen=True):
     gbs: float | None = None
     origin: str = ""
     peers_gbs: float | None = None
-    peers: int = 0
     decided_by: Yard = ""
     peers_are: str = ""
     """What `peers_gbs` is, as in "fastest other pair"."""
@@ -132,7 +131,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if at.size_bytes < wire_from(pair.backend):
         return Bound()
     bounds: list[tuple[float, str, Yard]] = []
-    peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
+    peers_gbs, which = yardstick.peers.busbw(pair, at.size_bytes)
     ratio = limit(pair.backend, "peers_ratio")
     if peers_gbs is not None and ratio is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
@@ -147,9 +146,9 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
         if least is not None and (known is None or known[2] == "history"):
             bounds.append((*least, "least"))
     if not bounds:
-        return Bound(peers_gbs=peers_gbs, peers=count, peers_are=which)
+        return Bound(peers_gbs=peers_gbs, peers_are=which)
     gbs, origin, yard = max(bounds)
-    return Bound(gbs, origin, peers_gbs, count, yard, which)
+    return Bound(gbs, origin, peers_gbs, yard, which)
 
 
 def latency_limit_us(backend: str, peers_us: float | None) -> float | None:

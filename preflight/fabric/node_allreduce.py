@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import median
+from preflight.core.statistics import healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import limit
 from preflight.fabric.advice import OWN_CAUSES, advice_on
-from preflight.fabric.measure import LATENCY_BELOW, WORST_FIRST, busbw_gbs, wire_from
+from preflight.fabric.compare import latency_limit_us
+from preflight.fabric.measure import (
+    LATENCY_BELOW,
+    WORST_FIRST,
+    SizeSummary,
+    shortest_us,
+    size_of,
+    wire_from,
+)
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.facts.boards import nvlink_gbs
@@ -43,16 +51,6 @@ CPU_WAIT = "cpu wait_s"
 
 _EXPLAINS = 0.5
 """A rail is late if its own gap is at least that part of what the others waited for it."""
-
-
-class Size(Struct, frozen=True):
-    """One size on all rails."""
-
-    size_bytes: int
-    busbw_gbs: float
-    """Of the median operation."""
-    best_gbs: float
-    p50_us: float
 
 
 class Events(Struct, frozen=True):
@@ -80,7 +78,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     backend: str
     rails: int
     state: PairState
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[SizeSummary, ...] = ()
     events: Events = Events()
     net: str = ""
     cpu_wait_us: float = 0.0
@@ -101,7 +99,7 @@ def measure_inside(samples: InsideSamples) -> Measured:
         backend=samples.backend,
         rails=len(ends),
         state=state,
-        sizes=tuple(_size(at, rows, len(ends)) for at, rows in columns.items()),
+        sizes=tuple(size_of(at, rows, len(ends)) for at, rows in columns.items()),
         events=_events(samples.backend, columns, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
@@ -117,26 +115,11 @@ def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
     return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
 
 
-def _size(size_bytes: int, rails: Sequence[Timing], count: int) -> Size:
-    times = _shortest(rails)
-    typical_us = median(times)
-    return Size(
-        size_bytes,
-        round(busbw_gbs(size_bytes, typical_us / 1e6, count), 6),
-        round(busbw_gbs(size_bytes, min(times) / 1e6, count), 6),
-        typical_us,
-    )
-
-
-def _shortest(rails: Sequence[Timing]) -> list[float]:
-    return [min(times) for times in zip(*(rail.times_us for rail in rails), strict=False)]
-
-
 def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[int]) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
     for rails in columns.values():
-        usual_us = median(_shortest(rails))
+        usual_us = median(shortest_us(rails))
         cut_us = max(limit(backend, "spike_us") or 0.0, SPIKE_MEDIANS * usual_us)
         gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
         operations += len(gaps)
@@ -154,9 +137,6 @@ def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[in
 
 FEWEST = 2
 """Other nodes; fewer are no yardstick."""
-
-DEVIATIONS, SIGMA = 6.0, 1.4826
-"""So many standard deviations off the peers' median, one being 1.4826 MAD for normal noise."""
 
 
 class Bound(NamedTuple):
@@ -208,11 +188,7 @@ class Peers(NamedTuple):
 
     def latency_limit_us(self, own: Measured) -> float | None:
         """What its own median must not exceed."""
-        usual = self.latency_us(own)
-        ratio, effect = limit(own.backend, "latency_ratio"), limit(own.backend, "latency_effect_us")
-        if usual is None or ratio is None or effect is None:
-            return None
-        return max(usual * ratio, usual + effect)
+        return latency_limit_us(own.backend, self.latency_us(own))
 
     @property
     def worst_events(self) -> Events | None:
@@ -227,17 +203,18 @@ class Peers(NamedTuple):
         ways = Counter(one.net for one in self.nodes if one.net).most_common(1)
         return ways[0][0] if ways and ways[0][1] * 2 > len(self.nodes) >= FEWEST else ""
 
-    def _sizes(self, size_bytes: int) -> Sequence[Size]:
+    def _sizes(self, size_bytes: int) -> Sequence[SizeSummary]:
         return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
 
     @staticmethod
     def _share(backend: str, speeds: Sequence[float]) -> float:
         """The part of the peers' median that is still healthy: beyond scatter, and by an effect."""
         middle = median(speeds)
-        scatter = SIGMA * median([abs(speed - middle) for speed in speeds])
-        least = limit(backend, "inside_scatter") or 0.0
-        effect = limit(backend, "slow_effect") or 0.0
-        return min(1 - effect, math.exp(-DEVIATIONS * max(scatter, least)))
+        return healthy_share(
+            [abs(speed - middle) for speed in speeds],
+            effect=limit(backend, "slow_effect") or 0.0,
+            scatter=limit(backend, "inside_scatter") or 0.0,
+        )
 
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
@@ -300,19 +277,24 @@ def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu]) -> Inside:
     Needs no peer, promise or model in the inventory: whatever falls back to PCIe or to memory is
     far below what NVLinks carry.
     """
-    share = limit("nvlink", "inside_share")
     linked = nvlink_gbs(gpus, inside.rails)
-    if inside.backend != "nccl" or inside.why or inside.best_gbs is None or not (share and linked):
-        return inside
-    if inside.at_bytes < _NVLINK_FROM or inside.best_gbs >= share * linked:
+    far = below_nvlinks(inside.best_gbs, inside.at_bytes, linked)
+    if inside.backend != "nccl" or inside.why or not far:
         return inside
     way = f", carried by {inside.way}" if inside.way else ""
-    reached = f"{gbs(inside.best_gbs)} at best at {size(inside.at_bytes)}"
-    why = (
-        f"{reached} among {inside.rails} GPUs{way}; their NVLinks carry {gbs(linked)} each way, "
-        f"and at least {gbs(share * linked)} is expected"
-    )
+    reached = f"{gbs(inside.best_gbs or 0.0)} at best at {size(inside.at_bytes)}"
+    why = f"{reached} among {inside.rails} GPUs{way}; {far}"
     return replace(inside, why=why, advice=_NO_NVLINK)
+
+
+def below_nvlinks(best_gbs: float | None, at_bytes: int, linked_gbs: float | None) -> str:
+    """What GPUs that NVLinks join should have reached; nothing where they did, or none is known."""
+    share = limit("nvlink", "inside_share")
+    if best_gbs is None or at_bytes < _NVLINK_FROM or not (share and linked_gbs):
+        return ""
+    least = share * linked_gbs
+    words = f"their NVLinks carry {gbs(linked_gbs)} each way, and at least {gbs(least)} is expected"
+    return words if best_gbs < least else ""
 
 
 def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
+from preflight.core.text import either
 from preflight.fabric.decoding.parts import alike
 from preflight.fabric.schedule import Pairing
 
@@ -70,6 +71,16 @@ class Culprit(Struct, frozen=True):
     """Of a node: how many partners are known to be fine by another pair."""
     silent: bool = False
     """A node that fell silent during the measurement."""
+
+    @property
+    def component(self) -> str:
+        """Whom to blame, as reports write it: "h3", "pair h1-h2", "h1 or h2"."""
+        return f"pair {'-'.join(self.among)}" if self.kind == "path" else either(self.among)
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The nodes among which the culprit lies, where no more is known."""
+        return self.among if self.kind == "unresolved" else ()
 
     @property
     def confidence(self) -> float:

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from preflight.core.statistics import shared_cause
 from preflight.fabric.culprit import Component, Found
@@ -43,7 +43,7 @@ from preflight.fabric.decoding.shifts import shifts_of
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.culprit import SecondLookSaid, Symptom
     from preflight.fabric.decoding.parts import Meetings
@@ -154,13 +154,8 @@ def _at_most(events: int, mean: float) -> float:
 
 def joined(first: Exposures, again: Exposures) -> Exposures:
     """What was scheduled, and after it what was measured again."""
-    return Exposures(
-        places=first.places + again.places,
-        operations=first.operations + again.operations,
-        loaded_s=first.loaded_s + again.loaded_s,
-        events=first.events + again.events,
-        worst_us=first.worst_us + again.worst_us,
-    )
+    both = zip(astuple(first), astuple(again), strict=True)
+    return Exposures(*(mine + more for mine, more in both))
 
 
 def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Accepted]:
@@ -228,11 +223,6 @@ class Findings(Struct, frozen=True, kw_only=True):
     """Parts that are suspected without proof: worth a second look."""
 
     @property
-    def condemned(self) -> tuple[Component, ...]:
-        """Every part that is named for sure."""
-        return tuple(one.named for one in self.found if one.named is not None)
-
-    @property
     def nodes(self) -> frozenset[str]:
         """Every node that is named for sure, or a rail of it."""
         return _nodes(self.found)
@@ -277,7 +267,8 @@ def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) ->
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
     second = SecondLook(observed, met)
     kept = list(found)
-    for one in _seen_first(second.first, observed):
+    # By these events the scheduled rounds alone would have named somebody.
+    for one in _all_found(_events(second.first, observed)):
         left, among = second.kept(one), set(one.among)
         if left is None:
             kept = [
@@ -304,21 +295,17 @@ def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, observed.backend), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    search = _Search("spikes", Explained(accepted, []), parts, counted)
-    found: list[Found] = []
-    for one in accepted:
-        fresh = _found(search, one)
-        if not known(fresh, found):
-            found.append(fresh)
-    return found
+    return _all_found([_Search("spikes", Explained(accepted, []), parts, counted)])
 
 
-def _seen_first(first: Watched, observed: Observed) -> list[Found]:
-    """The events by which the scheduled rounds alone would have named somebody."""
+def _all_found(searches: Iterable[_Search]) -> list[Found]:
+    """What is not accounted for by what was found before it."""
     found: list[Found] = []
-    for search in _events(first, observed):
-        fresh = (_found(search, one) for one in search.explained.accepted)
-        found += [one for one in fresh if not known(one, found)]
+    for search in searches:
+        for one in search.explained.accepted:
+            fresh = _found(search, one)
+            if not known(fresh, found):
+                found.append(fresh)
     return found
 
 

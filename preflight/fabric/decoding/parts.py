@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Digest, Observed, Tried
     from preflight.fabric.samples import Phase
 
+    Kind = tuple[int, Phase]
+
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
 """In nats: what explains more and is more common is preferred where the samples leave a choice.
@@ -218,10 +220,6 @@ class Exposures(Struct):
         """One more event there."""
         self.events[row] += 1
         self.worst_us[row] = max(self.worst_us[row], worst_us)
-
-
-if TYPE_CHECKING:
-    Kind = tuple[int, Phase]
 
 
 class Column(NamedTuple):

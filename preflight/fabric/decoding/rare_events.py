@@ -21,7 +21,7 @@ from preflight.fabric.decoding.explain import Culprit, decode
 from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place, number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.culprit import Kind as CulpritKind
     from preflight.fabric.culprit import Symptom
@@ -63,8 +63,10 @@ class Mark(NamedTuple):
 
 def watch(met: Meetings, least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
-    limits_us = limits_of(met, least_us)
-    marks = marks_of(met, limits_us)
+    limits_us = {
+        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
+    }
+    marks = _marks(met, limits_us)
     watched = Watched(Exposures(), Exposures(), limits_us)
     alone = _Alone()
     for rows in met.together:
@@ -92,14 +94,7 @@ class _Alone(dict[tuple[str, int], Place]):
         return self.setdefault(key, Place(host, "", rail))
 
 
-def limits_of(met: Meetings, least_us: float) -> dict[Kind, float]:
-    """From which time on an operation of each size is a spike."""
-    return {
-        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
-    }
-
-
-def marks_of(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
+def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
@@ -108,13 +103,9 @@ def marks_of(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[t
             longest = max(one.first_us, one.second_us)
             if longest > limit_us:
                 mark = Mark(one.at_s, digest.rail, longest)
-                marks.setdefault(row, []).append((_late(digest, one), mark))
+                late = _began_late(digest, one) or _stood_still(digest, one)
+                marks.setdefault(row, []).append((late, mark))
     return marks
-
-
-def _late(digest: Digest, one: Standout) -> str:
-    """Who began late, or stood still in the middle of it; nobody: it was the wire."""
-    return _began_late(digest, one) or _stood_still(digest, one)
 
 
 def _stood_still(digest: Digest, one: Standout) -> str:
@@ -138,25 +129,17 @@ def _began_late(digest: Digest, one: Standout) -> str:
 
 
 def _count(exposures: Exposures, first: int, marks: Sequence[Mark]) -> None:
-    """Into the rows of one pair from `first` on."""
+    """Into the rows of one pair from `first` on; what hits most rails at once, into the last."""
     if not marks:
         return
     rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
-    for rail, worst_us in events_on(marks, len(rows.keys() - {ALL_RAILS})):
-        exposures.count(rows[rail], worst_us)
-
-
-def events_on(marks: Sequence[Mark], rails: int) -> Iterator[tuple[int, float]]:
-    """(rail, its longest operation) of each event of a pair that has so many rails.
-
-    What hits most rails at once is no rail's own: its rail is `ALL_RAILS`.
-    """
+    rails = len(rows.keys() - {ALL_RAILS})
     for cluster in _clusters(marks):
         hit = {mark.rail for mark in cluster}
-        if len(hit) > max(1.0, _MOST_RAILS * rails):
+        if len(hit) > max(1.0, _MOST_RAILS * rails):  # no rail's own
             hit = {ALL_RAILS}
         for rail in hit:
-            yield rail, max(mark.us for mark in cluster)
+            exposures.count(rows[rail], max(mark.us for mark in cluster))
 
 
 def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:

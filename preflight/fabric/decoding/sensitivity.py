@@ -23,9 +23,6 @@ from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
     ONE_EVENT_S,
-    events_on,
-    limits_of,
-    marks_of,
     rates_of,
     watch,
 )
@@ -36,13 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
-    from preflight.fabric.decoding.rare_events import Mark, Rates
+    from preflight.fabric.decoding.rare_events import Rates
     from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
 
-
-if TYPE_CHECKING:
     Endpoint = tuple[str, int]
+
 
 POWER = 0.99
 """With what probability a fault of the rate or size given would have been named."""
@@ -345,36 +341,30 @@ def shown(observed: Observed) -> Shown:
 
 
 def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn, Events]:
-    marks = marks_of(met, limits_of(met, least_us))
+    """`watch` puts down the rows of one pair after the other, and of each those of its two hosts.
+
+    What hit most of a pair's rails at once has a row of its own, the last one.
+    """
+    wire, late, _ = watch(met, least_us)
     found: dict[Turn, Events] = {}
+    first = 0
     for rows in met.together:
-        own = [each for row in rows if row in marks for each in marks[row]]
-        wire = _by_rail([mark for host, mark in own if not host], len(rows))
-        hosts = dict.fromkeys(host for host, _ in own if host)
-        late = [_by_rail([m for host, m in own if host == name], len(rows)) for name in hosts]
-        for row in rows:
-            rail = met.places[row].rail
-            each = [_on(counts, rail) for counts in (wire, *late)]
+        width = len(rows) + (len(rows) > 1)
+        for at, row in enumerate(rows):
+            own = {at, width - 1}
+            on_wire = [first + each for each in own]
+            of_hosts = [2 * first + host * width + each for host in (0, 1) for each in own]
             found[turns[row]] = Events(
-                wire=each[0][0],
-                late=sum(count for count, _ in each[1:]),
+                wire=sum(wire.events[each] for each in on_wire),
+                late=sum(late.events[each] for each in of_hosts),
                 operations=met.operations[row],
-                longest_us=max(longest for _, longest in each),
+                longest_us=max(
+                    *(wire.worst_us[each] for each in on_wire),
+                    *(late.worst_us[each] for each in of_hosts),
+                ),
             )
+        first += width
     return found
-
-
-def _by_rail(marks: Sequence[Mark], rails: int) -> dict[int, tuple[int, float]]:
-    counts: dict[int, tuple[int, float]] = {}
-    for rail, worst_us in events_on(marks, rails) if marks else ():
-        count, longest = counts.get(rail, (0, 0.0))
-        counts[rail] = count + 1, max(longest, worst_us)
-    return counts
-
-
-def _on(counts: Mapping[int, tuple[int, float]], rail: int) -> tuple[int, float]:
-    own, every = counts.get(rail, (0, 0.0)), counts.get(ALL_RAILS, (0, 0.0))
-    return own[0] + every[0], max(own[1], every[1])
 
 
 def _slower(turns: Sequence[Turn], model: Shifts) -> Slower:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Phase
 
+    _Kind = tuple[int, Phase, bool]
+    """Bytes, phase, and whether both ends are under one leaf."""
+    _Leaf = tuple[str | None, int]
+    """A leaf, and a rail of the nodes under it."""
+
 
 _DEGREES = 8.0
 HOT = 3.0
@@ -211,12 +216,6 @@ def surprise(scales: float) -> float:
     """Negative log likelihood, up to a constant, of a deviation in healthy scatter."""
     return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)
 
-
-if TYPE_CHECKING:
-    _Kind = tuple[int, Phase, bool]
-    """Bytes, phase, and whether both ends are under one leaf."""
-    _Leaf = tuple[str | None, int]
-    """A leaf, and a rail of the nodes under it."""
 
 _LEAST_US = 1e-3
 
