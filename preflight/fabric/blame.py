@@ -324,9 +324,8 @@ def _what(worst: Seen, name: str, troubles: Mapping[str, str], where: str = "") 
         peers = f"peers' median {time_us(worst.peers_latency_us or 0.0)}"
         return f"{reached} {between}; {peers}, limit {time_us(worst.latency_limit_us or 0.0)}"
     if worst.slow and worst.busbw_gbs is not None:
-        reached, bound = f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)}", worst.bound
-        peers = f"{bound.peers_are} {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
-        return f"{reached} {between}; {peers}limit {gbs(bound.gbs or 0.0)} ({bound.origin})"
+        reached = f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)}"
+        return f"{reached} {between}; {worst.bound.words}"
     said = troubles.get(name) or worst.summary.error
     if said and not name and not said.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         said = f"each end: {said}"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, median, nearest_rank
-from preflight.core.text import size
+from preflight.core.text import gbs, size
 from preflight.core.thresholds import limit
 from preflight.fabric.measure import (
     Summary,
@@ -105,6 +105,12 @@ class Bound(Struct, frozen=True):
     decided_by: Yard = ""
     peers_are: str = ""
     """What `peers_gbs` is, as in "fastest other pair"."""
+
+    @property
+    def words(self) -> str:
+        """Say "peers' median 12 GB/s, limit 10 GB/s (promised in fleet.toml)"."""
+        peers = f"{self.peers_are} {gbs(self.peers_gbs)}, " if self.peers_gbs is not None else ""
+        return f"{peers}limit {gbs(self.gbs or 0.0)} ({self.origin})"
 
 
 class Yardstick(NamedTuple):

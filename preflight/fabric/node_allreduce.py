@@ -20,7 +20,7 @@ from preflight.core.statistics import healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import limit
 from preflight.fabric.advice import OWN_CAUSES, advice_on
-from preflight.fabric.compare import latency_limit_us
+from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
 from preflight.fabric.measure import (
     LATENCY_BELOW,
     WORST_FIRST,
@@ -139,28 +139,21 @@ FEWEST = 2
 """Other nodes; fewer are no yardstick."""
 
 
-class Bound(NamedTuple):
-    """The strictest limit on a node's bandwidth, and who set it."""
-
-    gbs: float | None
-    origin: str
-    peers_gbs: float | None
-    beyond: int
-    """A larger size that the peers came to and this node did not; 0: none."""
-
-
 class Peers(NamedTuple):
     """The other nodes of the same group with as many rails."""
 
     nodes: tuple[Measured, ...]
 
-    def bound(self, own: Measured, promise: Promise) -> Bound:
-        """What the largest size that the node reached is held against, as best operation, GB/s."""
+    def bound(self, own: Measured, promise: Promise) -> tuple[Bound, int]:
+        """What the largest size that the node reached is held against, as best operation, GB/s.
+
+        And a larger size that the peers came to and this node did not, where that decides; else 0.
+        """
         top = own.sizes[-1].size_bytes
         furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
         beyond = int(furthest) if len(self.nodes) >= FEWEST and furthest > top else 0
         if top < wire_from(own.backend):
-            return Bound(None, "", None, beyond)
+            return Bound(), beyond
         bounds: list[tuple[float, str]] = []
         speeds = [math.log(one.best_gbs) for one in self._sizes(top)]
         peers_gbs = None
@@ -179,7 +172,7 @@ class Peers(NamedTuple):
         if floor is not None:
             bounds.append((floor, f"shipped floor for {own.backend}"))
         gbs, origin = max(bounds) if bounds else (None, "")
-        return Bound(gbs, origin, peers_gbs, beyond if gbs is None else 0)
+        return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), beyond if gbs is None else 0
 
     def latency_us(self, own: Measured) -> float | None:
         """The peers' median at the node's smallest size; None where there are too few."""
@@ -330,7 +323,7 @@ def _judged(
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]
-    bound = Bound(None, "", None, 0) if short else peers.bound(own, host.promised)
+    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.promised)
     compared = replace(
         plain,
         at_bytes=top.size_bytes,
@@ -344,7 +337,7 @@ def _judged(
     )
     if short:
         return compared
-    why = _slow(own, bound) or _latent(own, peers)
+    why = _slow(own, bound, beyond) or _latent(own, peers)
     if why:
         return replace(compared, why=why + _way(own, peers), advice=_SLOW.format(own.name))
     return _eventful(compared, own, peers)
@@ -394,19 +387,16 @@ def _failed_itself(error: str) -> bool:
     return "NCCL version" in error and "remote process exited" not in error
 
 
-def _slow(own: Measured, bound: Bound) -> str:
+def _slow(own: Measured, bound: Bound, beyond: int) -> str:
     """Even its fastest operation: a slow link slows them all, a busy machine leaves some alone."""
     top = own.sizes[-1]
-    if bound.beyond:
-        reached, wanted = size(top.size_bytes), size(bound.beyond)
+    if beyond:
+        reached, wanted = size(top.size_bytes), size(beyond)
         return f"only {reached} of the {wanted} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
-    peers = f"peers' median {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
-    return (
-        f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)} among its {own.rails} rails; {peers}limit "
-        f"{gbs(bound.gbs)} ({bound.origin})"
-    )
+    reached = f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
+    return f"{reached} among its {own.rails} rails; {bound.words}"
 
 
 def _latent(own: Measured, peers: Peers) -> str:

@@ -30,7 +30,7 @@ from preflight.fabric.decoding.shifts import shifts_of, surprise
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
     from preflight.fabric.decoding.rare_events import Rates
@@ -266,9 +266,14 @@ def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
     low, high = 0.0, 10.0 + 4.0 * events
     while _shows(events, moments, high) < power:
         high *= 2
+    return _least(lambda mean: _shows(events, moments, mean) >= power, low, high)
+
+
+def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The least number that is enough, of those from one that is not to one that is."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _shows(events, moments, middle) >= power else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
@@ -290,11 +295,7 @@ def _shows(events: int, moments: int, mean: float) -> float:
 
 def _scales_for(nats: float) -> float:
     """How many scales above its peers give so much evidence."""
-    low, high = 0.0, 1e6
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if surprise(middle) >= nats else (middle, high)
-    return high
+    return _least(lambda scales: surprise(scales) >= nats, 0.0, 1e6)
 
 
 Turn = tuple[str, str, int, int]
