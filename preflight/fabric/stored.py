@@ -1,7 +1,9 @@
-"""Files of samples: opened, told apart by form, and read into typed values or refused.
+"""Samples of past nights, read from files that may be cut off, absurd or hostile.
 
-What it does not hold stays out: who waited for whom, why a sweep ended, a node's own rails, times
-one by one. A pair without times is no measurement.
+Files are told apart by form, and read into typed values or refused. `rebuilt` makes a sweep of the
+short form, so that one judge takes both. What that form does not hold stays out: who waited for
+whom, why a sweep ended, a node's own rails, times one by one. A pair without times is no
+measurement.
 """
 
 from __future__ import annotations
