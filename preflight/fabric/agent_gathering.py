@@ -35,7 +35,7 @@ _NOTHING_CAME = (
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
-class Muster:
+class ReadyNodes:
     """The nodes that are ready, and what is known of those that are not."""
 
     def __init__(self, names: Iterable[str], agents: Agents, cut: CutShort) -> None:

@@ -188,7 +188,7 @@ class Collected:
         self._most: list[dict[Kind, int]] = []
         """By round: how many iterations of what were asked for."""
         self._ends: dict[Key, dict[str, End]] = {}
-        self._owed: dict[tuple[int, str, str], int] = {}
+        self._to_come: dict[tuple[int, str, str], int] = {}
         """By round and pair: how many accounts are still to come."""
         self.scheduled = len(who.rounds)
         """Rounds from this number on are retests."""
@@ -207,7 +207,7 @@ class Collected:
     @property
     def expected(self) -> int:
         """How many pairs there are, each round counted."""
-        return len(self._owed)
+        return len(self._to_come)
 
     @property
     def through(self) -> set[str]:
@@ -272,8 +272,8 @@ class Collected:
             return False
         ends[name] = end(name, seen)
         self._untidy.append((ends, name))
-        self._owed[seen.round, seen.a, seen.b] -= 1
-        self.told += not self._owed[seen.round, seen.a, seen.b]
+        self._to_come[seen.round, seen.a, seen.b] -= 1
+        self.told += not self._to_come[seen.round, seen.a, seen.b]
         return True
 
     def tidy(self) -> bool:
@@ -311,14 +311,14 @@ class Collected:
 
         Such a one was held up by partners that had broken off.
         """
-        owing = self._owing()
+        owing = self._with_open_accounts()
         for name in names:
             self.lost.add(name)
             if name in owing:
                 reason = "its agent said nothing more, and did not finish in time"
                 self._words.append(Word(name, "silent", reason))
 
-    def _owing(self) -> set[str]:
+    def _with_open_accounts(self) -> set[str]:
         """Who has an account open of a pair whose other end has not broken off."""
         off = self.lost | self.stuck
         return {
@@ -398,7 +398,7 @@ class Collected:
             for a, b in around:
                 rails = who.rails_of(a, b)
                 if rails:
-                    self._owed[number, a, b] = 2 * len(rails)
+                    self._to_come[number, a, b] = 2 * len(rails)
                     self._ends.update({(number, rail, a, b): {} for rail in rails})
 
 

@@ -5,7 +5,7 @@ Of two or three nodes there is none: then its own other rails, or the fastest of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -312,15 +312,22 @@ def compare(
         floors(measured),
         earlier or {},
     )
-    return tuple(
-        _seen(pair, summary, yardstick)
-        if summary.state == "measured" and summary.sizes
-        else _plain(pair, summary, lost_accounts(pair, sweep.troubles))
-        for pair, summary in summaries
-    )
+    return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)
 
 
-def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
+def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> Seen:
+    where: dict[str, Any] = {name: getattr(pair, name) for name in ("a", "b", "rail", "round")}
+    if summary.state != "measured" or not summary.sizes:
+        if lost := lost_accounts(pair, sweep.troubles):
+            summary = replace(summary, error=lost_words(lost))
+        return Seen(
+            **where,
+            state=summary.state,
+            summary=summary,
+            suspect=failed_by_itself(pair),
+            lost=lost,
+            bypass=bypass(pair),
+        )
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
@@ -334,10 +341,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
     return Seen(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+        **where,
         state=summary.state,
         summary=summary,
         at_bytes=most.size_bytes,
@@ -361,22 +365,6 @@ def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bo
     if at_bytes < wire_from(pair.backend):
         return beyond > 0
     return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
-
-
-def _plain(pair: PairSamples, summary: Summary, lost: tuple[str, ...]) -> Seen:
-    if lost:
-        summary = replace(summary, error=lost_words(lost))
-    return Seen(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
-        state=summary.state,
-        summary=summary,
-        suspect=failed_by_itself(pair),
-        lost=lost,
-        bypass=bypass(pair),
-    )
 
 
 def _spent_s(end: End | None) -> float:

@@ -70,7 +70,9 @@ def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
     )
 
 
-def owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> dict[Pairing, Pair]:
+def unblamed_troubles(
+    sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]
+) -> dict[Pairing, Pair]:
     """One pair for each node in trouble that no pair condemns: it must not come out ready."""
     condemned = {
         name
@@ -196,7 +198,9 @@ def judge_sweep(
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
     inside = judge_inside(sweep, hosts)
     domains = judge_domains(sweep, hosts)
-    return Decoded(seen, found, pairs | owed(sweep, names, pairs), observed, inside, domains)
+    return Decoded(
+        seen, found, pairs | unblamed_troubles(sweep, names, pairs), observed, inside, domains
+    )
 
 
 def _by_pair(

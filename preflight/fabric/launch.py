@@ -24,7 +24,7 @@ from preflight.fabric.agent_events import (
     Store,
     Trouble,
 )
-from preflight.fabric.agent_gathering import Agreed, Muster
+from preflight.fabric.agent_gathering import Agreed, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import Collected, CutShort
 from preflight.fabric.measure import Silence
@@ -152,7 +152,7 @@ class _Stage:
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
         self._cut = CutShort(self._began + deadline_s, self.agents.own)
-        self._muster = Muster(self._hosts, self.agents, self._cut)
+        self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
         self._who = roster(plan, {})
         self._pace = Pace()
         self._unsettled: tuple[Pairing, ...] = ()
@@ -163,7 +163,7 @@ class _Stage:
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
-        self._muster.gather(self._plan.ready_s, self.gathering)
+        self._nodes.gather(self._plan.ready_s, self.gathering)
         self._who, store = self._open_store()
         if store is not None or self._cut.why:
             self._cut.collected = Collected(self._who)
@@ -181,14 +181,14 @@ class _Stage:
             return self._whole
         self._cut.interrupt()
         if self._cut.collected is None:
-            self._who = roster(self._plan, self._muster.ready, self._hosts)
+            self._who = roster(self._plan, self._nodes.ready, self._hosts)
             self._cut.collected = Collected(self._who)
         return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the likeliest node host the store; if it cannot, leave it out and ask the next."""
         while True:
-            who = roster(self._plan, self._muster.ready, self._hosts)
+            who = roster(self._plan, self._nodes.ready, self._hosts)
             if not who.enough or self._cut.time_is_up():
                 return who, None
             host = who.host
@@ -198,7 +198,7 @@ class _Stage:
                 return who, (self._hosts[host].address, port)
             if self._cut.time_is_up():
                 return who, None
-            self._muster.give_up_as_host(host)
+            self._nodes.give_up_as_host(host)
 
     def _await_store(self, host: str) -> int | None:
         patience = time.monotonic() + min(self._cut.left_s, _STORE_S)
@@ -206,8 +206,8 @@ class _Stage:
             name, event = said
             if name == host and isinstance(event, Store):
                 return event.port
-            if name in self._muster.ready:  # nobody else was asked anything, so this is its end
-                self._muster.leave_out(name, event)
+            if name in self._nodes.ready:  # nobody else was asked anything, so this is its end
+                self._nodes.leave_out(name, event)
                 if name == host:
                     return None
         return None
@@ -223,8 +223,8 @@ class _Stage:
     def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
         """Take accounts until all are through, or those who are not have had their time."""
         for name in who.names:
-            if name in self._muster.out:  # it left between being counted in and the start
-                collected.lose(name, self._muster.out.pop(name))
+            if name in self._nodes.out:  # it left between being counted in and the start
+                collected.lose(name, self._nodes.out.pop(name))
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
@@ -323,14 +323,14 @@ class _Stage:
             pairs=collected.pairs(self._cut.why) if collected else (),
             left_out={
                 **self._plan.left_out,
-                **self._muster.out,
+                **self._nodes.out,
                 **who.unfit,
                 **dict.fromkeys(sorted(who.cut_off), storeless),
             },
             cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
-            troubles={**self._muster.troubles(who.unfit), **silence.culprits},
+            troubles={**self._nodes.troubles(who.unfit), **silence.culprits},
             waited=silence.victims,
-            advice={**self._muster.advice, **(collected.advice if collected else {})},
+            advice={**self._nodes.advice, **(collected.advice if collected else {})},
             unfinished=self._cut.why,
             seed=self._plan.seed,
             leaves=self._plan.leaves,
