@@ -10,8 +10,8 @@ import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from preflight.burn.units import FAR, NVLINK, known, limit, speed
-from preflight.core.statistics import median, usual
+from preflight.burn.units import FAR, NVLINK, effect_of, known, limit, speed
+from preflight.core.statistics import healthy_share, median, usual
 from preflight.fleet.baselines import gpu_floor
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
 
@@ -36,24 +36,26 @@ _BASELINE: Final[dict[Burned, Measure]] = {
 }
 
 
-class Floor(NamedTuple):
-    """A floor in the unit of its measure, and which number it is."""
+class Bound(NamedTuple):
+    """A limit on a speed, and who set it."""
 
-    value: float
+    speed: float
     origin: str
+    peers: float | None = None
 
 
-def floor(raw: Raw, promise: Promise) -> Floor | None:
+def floor(raw: Raw, promise: Promise) -> Bound | None:
     """The floor of one series by what is promised; None where nothing is known of it.
 
     A platform's numbers are about the near side of the host, and about GPUs joined by NVLink.
     """
     if raw.kind == "cpu":
         value = known("cpu", f"floor_{raw.measure}")
-        return None if value is None else Floor(value, "shipped floor for a CPU")
+        origin = "shipped floor for a CPU"
+        return None if value is None else Bound(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
     found = None if measure is None else gpu_floor(promise, measure)
-    return None if found is None else Floor(found.value, found.origin)
+    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
 
 
 def baseline_of(raw: Raw) -> Measure | None:
@@ -67,19 +69,8 @@ def baseline_of(raw: Raw) -> Measure | None:
 FEWEST = 2
 """Others; fewer are no yardstick."""
 
-DEVIATIONS, SIGMA = 6.0, 1.4826
-"""So many standard deviations off the peers' median, one being 1.4826 MAD for normal noise."""
-
 MOST_UNITS = 512
 """Of more, other nodes are represented by one number each."""
-
-
-class Bound(NamedTuple):
-    """A limit on a speed, and who set it."""
-
-    speed: float
-    origin: str
-    peers: float | None = None
 
 
 def among(others: Sequence[float], *, effect: float, scatter: float, where: str) -> Bound | None:
@@ -101,8 +92,8 @@ def _lower_middle(ordered: Sequence[float]) -> float:
 
 def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
     """What part of their middle is beyond their scatter, and by an effect that matters."""
-    spread = SIGMA * median([abs(math.log(one / middle)) for one in values])
-    return min(1 - effect, math.exp(-DEVIATIONS * max(spread, scatter)))
+    away = [abs(math.log(one / middle)) for one in values]
+    return healthy_share(away, effect=effect, scatter=scatter)
 
 
 def strictest(bounds: Sequence[Bound | None]) -> Bound | None:
@@ -187,10 +178,9 @@ def own_nights(raw: Raw, earlier: Sequence[float]) -> Bound | None:
     """
     if raw.measure in _UNSTEADY:
         return None
-    effect = known(raw.kind, raw.measure)
     found = usual(
         [speed(raw.measure, value) for value in earlier if value > 0],
-        effect=limit(raw.kind, "effect") if effect is None else effect,
+        effect=effect_of(raw),
         scatter=limit(raw.kind, "scatter"),
     )
     if found is None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.burn import units as looked
 from preflight.burn.floors import Bound, Population, earlier_of, floor, own_nights, strictest
-from preflight.burn.units import Names, known, limit, speed, units
+from preflight.burn.units import Names, effect_of, limit, speed, units
 from preflight.core.statistics import median
 from preflight.core.thresholds import in_force, words
 from preflight.facts.burn import Burn, Flaw, Unit
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Promise
 
-
-if TYPE_CHECKING:
     Earlier = Mapping[tuple[str, str, str], Sequence[float]]
     """What a unit reached on earlier nights, by node, measure and name."""
+
 
 _LEAST_WINDOWS = 8
 _LEAST_BAD, _BAD_SHARE, _TIMES_PEERS = 2, 0.2, 4
@@ -69,39 +68,27 @@ def _hold_class(
     by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], earlier: Earlier
 ) -> list[tuple[Raw, Unit]]:
     population = Population({n: [one.speed for one in own] for n, own in by_node.items()})
-    bounds = {
-        (node, place): _bound(
-            raw,
-            place,
-            population,
-            hosts[node].promised,
-            earlier.get((node, raw.measure, raw.name), ()),
-        )
-        for node, own in by_node.items()
-        for place, raw in enumerate(own)
-    }
-    usual = median([_bad(raw, bounds[node, place]) / len(raw.values)
-                    for node, own in by_node.items() for place, raw in enumerate(own)])  # fmt: skip
-    return [
-        (raw, _unit(raw, bounds[node, place], usual))
+    rows = [
+        (raw, _bound(raw, place, population, hosts[node].promised, earlier))
         for node, own in by_node.items()
         for place, raw in enumerate(own)
     ]
+    usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
+    return [(raw, _unit(raw, bound, usual)) for raw, bound in rows]
 
 
 def _bound(
-    raw: Raw, place: int, population: Population, promise: Promise, nights: Sequence[float]
+    raw: Raw, place: int, population: Population, promise: Promise, earlier: Earlier
 ) -> Bound | None:
     """Peers first, then floors; its own past only where there is neither."""
-    effect = known(raw.kind, raw.measure)
-    effect = limit(raw.kind, "effect") if effect is None else effect
-    scatter = limit(raw.kind, "scatter")
+    effect, scatter = effect_of(raw), limit(raw.kind, "scatter")
     known_by_others = (
         population.here(raw.node, place, effect=effect, scatter=scatter),
         population.away(raw.node, effect=effect, scatter=scatter),
-        _floor(raw, promise),
+        floor(raw, promise),
     )
     unheld = all(one is None for one in known_by_others)
+    nights = earlier.get((raw.node, raw.measure, raw.name), ())
     third = own_nights(raw, nights) if unheld else None
     return strictest((*known_by_others, _own_start(raw), third))
 
@@ -115,11 +102,6 @@ def _own_start(raw: Raw) -> Bound | None:
     return Bound(
         median(samples[: len(samples) // 4]) * share, f"{share:.2g} of its own first quarter"
     )
-
-
-def _floor(raw: Raw, promise: Promise) -> Bound | None:
-    found = floor(raw, promise)
-    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
 
 
 def _bad(raw: Raw, bound: Bound | None) -> int:

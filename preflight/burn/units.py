@@ -161,6 +161,12 @@ def limit(kind: Kind, name: str) -> float:
     return found
 
 
+def effect_of(raw: Raw) -> float:
+    """What part of its speed must be missing to count: its measure's own, or that of its kind."""
+    own = known(raw.kind, raw.measure)
+    return limit(raw.kind, "effect") if own is None else own
+
+
 def known(kind: Kind, name: str) -> float | None:
     """The number in force; None where there is none."""
     return number(f"{kind}.{name}")

@@ -28,8 +28,7 @@ from preflight.fabric.blame import Blame
 from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.retest import unsettled_words
-from preflight.fabric.stored import read_stored
-from preflight.fabric.stored.reading import UNTIMED, rebuilt
+from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
 from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
 from preflight.fleet.inventory import read_inventory

@@ -23,7 +23,7 @@ from preflight.core.files import read_regular, write_typed
 from preflight.core.text import printable
 from preflight.errors import UsageError
 from preflight.fabric.samples import Sweep
-from preflight.fabric.stored.sane import refuse_absurd_sweep
+from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.facts.burn import Burned
 from preflight.facts.model import Facts
 from preflight.facts.node import Reach

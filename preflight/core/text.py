@@ -189,6 +189,12 @@ def either(names: Sequence[str]) -> str:
     return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
+def first_few(names: Sequence[str], most: int) -> str:
+    """Say "h1, h2 and 5 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def did_you_mean(word: str, known: Any) -> str:
     """End a sentence with the nearest known word, or with all of them if they are few."""
     tried = names = list(known)

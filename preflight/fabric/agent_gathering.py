@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from preflight.fabric.collect import CutShort
     from preflight.fabric.roster import Roster
 
-
-if TYPE_CHECKING:
     Progress = Callable[[int, int, list[str]], None]
+
 
 _STRAGGLER_S = 10.0
 _NOTHING_CAME = (
@@ -36,7 +35,7 @@ _NOTHING_CAME = (
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
-class Muster:
+class ReadyNodes:
     """The nodes that are ready, and what is known of those that are not."""
 
     def __init__(self, names: Iterable[str], agents: Agents, cut: CutShort) -> None:

@@ -22,6 +22,7 @@ from preflight.fabric.advice import (
     more_partners,
     on_port,
     on_slow_ports,
+    partners_words,
     ports,
     unresolved_advice,
 )
@@ -29,7 +30,7 @@ from preflight.fabric.decoding.explain import EVENTS, decode
 from preflight.fabric.observed import STOOD_STILL
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Component, Found
@@ -55,7 +56,8 @@ def explained(culprit: Culprit, seen: Sequence[Seen], found: Sequence[Found]) ->
 
 def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Found]) -> str:
     """Say which ends of a bad path are fine with others, and which have another fault besides."""
-    named = [part for part in _parts(found) if {a, b}.intersection(part.nodes)]
+    parts = [one.named for one in found if one.named is not None]
+    named = [part for part in parts if part.kind in _OF_A_NODE and {a, b}.intersection(part.nodes)]
     there = [part for part in named if part.rail is None or not {None, part.rail}.isdisjoint(rails)]
     ill = [name for name in (a, b) if any(name in part.nodes for part in there)]
     if len(ill) == len((a, b)):
@@ -65,12 +67,6 @@ def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Fo
     on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
     where = f"on rail {on} " if named and on else ""
     return f"{where}{a} and {b} are both fine with others"
-
-
-def _parts(found: Sequence[Found]) -> Iterator[Component]:
-    """Nodes and rails of them that are named for sure."""
-    parts = (one.named for one in found)
-    return (part for part in parts if part is not None and part.kind in _OF_A_NODE)
 
 
 def _accounts(found: Found, row: Seen, seen: Sequence[Seen]) -> bool:
@@ -110,7 +106,7 @@ def _times_slower(one: Seen, how: str) -> float | None:
     return more / less if more and less else None
 
 
-_CERTAIN_NODE, _NODE, _PATH, _UNRESOLVED, _SYSTEMIC = 0.95, 0.8, 0.7, 0.3, 0.8
+_SYSTEMIC = 0.8
 _TWO = 2
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
@@ -183,7 +179,7 @@ def blames(
     steady = [one for one in seen if one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
     culprits = [
-        _in_order(culprit, place)
+        replace(culprit, among=tuple(sorted(culprit.among, key=lambda n: place.get(n, len(place)))))
         for culprit in decode(steady, sweep.troubles)
         if not explained(culprit, seen, found)
     ]
@@ -197,11 +193,6 @@ def blames(
     ]
     causes = [_cause(culprit, bad) for culprit in culprits]
     return (*_systemic(worded, causes, bad, len(nodes)), *worded)
-
-
-def _in_order(culprit: Culprit, place: Mapping[str, int]) -> Culprit:
-    among = sorted(culprit.among, key=lambda name: place.get(name, len(place)))
-    return replace(culprit, among=tuple(among))
 
 
 def _worded(
@@ -230,7 +221,9 @@ def _worded(
         worst = replace(worst, state=cause.state)
     if culprit.kind == "node":
         name = culprit.among[0]
-        each = _each(worst, name, mine, where)
+        own = {one.a if one.b == name else one.b for one in mine}
+        how = "slow" if worst.slow else "bad"
+        each = f"{name} is {how} with {partners_words(len(own))}{where}"
         sentence = f"{_what(worst, name, troubles)}; {each}"
         if worst.suspect == name and not culprit.cleared_partners:
             how = "stood still" if STOOD_STILL in worst.summary.error else "died"
@@ -238,27 +231,23 @@ def _worded(
             sentence = f"{_what(worst, name, troubles)}; only the process on {name} {how}"
         if worst.state == "absent" and name in troubles:
             sentence = f"it fell out of the sweep: {troubles[name]}; {each}"
-        certain = culprit.cleared_partners >= _TWO
-        component, confidence = name, _CERTAIN_NODE if certain or name in troubles else _NODE
     elif culprit.kind == "path":
         a, b = culprit.among
-        component, confidence = f"pair {a}-{b}", _PATH
         ends = ends_words(a, b, {one.rail for one in mine}, found)
         sentence = f"{_what(worst, '', troubles, where)}; {ends}"
     else:
-        component, confidence = either(culprit.among), _UNRESOLVED
         why = "no good pair" if all_bad else "too few pairs"
         what = _what(worst, "", troubles, where)
         sentence = f"{what}; {why} to tell a node from the path between"
     return Blame(
         kind=culprit.kind,
-        component=component,
+        component=culprit.component,
         sentence=sentence,
-        confidence=confidence,
-        advice=sweep.advice.get(component) or _advice(culprit, worst, partners, told),
+        confidence=culprit.confidence,
+        advice=sweep.advice.get(culprit.component) or _advice(culprit, worst, partners, told),
         pairs=tuple(f"{a}-{b}" for a, b in culprit.pairs),
         rail=rails[0] if several and len(rails) == 1 and culprit.kind != "node" else None,
-        suspects=culprit.among if culprit.kind == "unresolved" else (),
+        suspects=culprit.suspects,
     )
 
 
@@ -331,37 +320,16 @@ def _what(worst: Seen, name: str, troubles: Mapping[str, str], where: str = "") 
     if worst.slow == "reach":
         return f"{worst.how_far} {between}"
     if worst.slow == "latency" and worst.latency_us is not None:
-        return f"{time_us(worst.latency_us)} at {size(_least(worst))} {between}; {_latency(worst)}"
+        reached = f"{time_us(worst.latency_us)} at {size(worst.summary.sizes[0].size_bytes)}"
+        peers = f"peers' median {time_us(worst.peers_latency_us or 0.0)}"
+        return f"{reached} {between}; {peers}, limit {time_us(worst.latency_limit_us or 0.0)}"
     if worst.slow and worst.busbw_gbs is not None:
-        return f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)} {between}; {_bandwidth(worst)}"
+        reached = f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)}"
+        return f"{reached} {between}; {worst.bound.words}"
     said = troubles.get(name) or worst.summary.error
     if said and not name and not said.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         said = f"each end: {said}"
     return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({said})" if said else "")
-
-
-def _least(one: Seen) -> int:
-    return one.summary.sizes[0].size_bytes
-
-
-def _bandwidth(one: Seen) -> str:
-    bound = one.bound
-    peers = f"{bound.peers_are} {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
-    return f"{peers}limit {gbs(bound.gbs or 0.0)} ({bound.origin})"
-
-
-def _latency(one: Seen) -> str:
-    return (
-        f"peers' median {time_us(one.peers_latency_us or 0.0)}, "
-        f"limit {time_us(one.latency_limit_us or 0.0)}"
-    )
-
-
-def _each(worst: Seen, name: str, mine: Sequence[Seen], where: str) -> str:
-    partners = {one.a if one.b == name else one.b for one in mine}
-    how = "slow" if worst.slow else "bad"
-    whom = f"each of its {len(partners)} partners" if len(partners) > 1 else "its only partner"
-    return f"{name} is {how} with {whom}{where}"
 
 
 def _cause(culprit: Culprit, bad: Sequence[Seen]) -> str:

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from preflight.core.text import span
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
 from preflight.fabric.measure import NOBODY, Silence, Word, explain
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, Thrift, Timing
+from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, Thrift
 from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from preflight.fabric.agent_events import Account, Event, InsideSeen
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.transport.payload_session import Standstill
+
+    Key = tuple[int, int, str, str]
+    Kind = tuple[int, Phase]
 
 
 def clock_words(ends: Mapping[str, End]) -> str:
@@ -63,124 +66,107 @@ def _words(name: str, step_s: float) -> str:
     return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
 
 
-class Insides:
+Where = TypeVar("Where")
+Whose = TypeVar("Whose")
+
+
+class Accounts(Generic[Where, Whose]):
+    """One account of each end that was asked, of each place where it was."""
+
+    def __init__(self, who: Roster, asked: Mapping[Where, Collection[Whose]]) -> None:
+        self._who = who
+        self._asked = asked
+        self._ends: dict[Where, dict[Whose, End]] = {where: {} for where in asked}
+        sizes = (*who.ladder, *who.inside_sizes)
+        self._most: dict[Kind, int] = {
+            (rung.size_bytes, "ladder"): rung.iterations for rung in sizes
+        }
+
+    def keep(self, where: Where, whose: Whose, name: str, seen: Account) -> bool:
+        """Keep one account; False if that end was never asked for it or cannot have seen it."""
+        ends = self._ends.get(where)
+        asked = ends is not None and whose in self._asked[where] and whose not in ends
+        if ends is None or not asked or not fits(seen, self._who.backend, self._most):
+            return False
+        ends[whose] = end(name, seen)
+        return True
+
+
+class Insides(Accounts[str, int]):
     """One account per rail of every node that was asked; nobody where nodes have one rail."""
 
     def __init__(self, who: Roster) -> None:
-        self._backend = who.backend
-        self._asked = _Asked(who)
-        self._rails = {name: who.rails_of(name) for name in who.names if who.looks_inside(name)}
-        self._ends: dict[str, dict[int, End]] = {name: {} for name in self._rails}
+        super().__init__(who, {n: who.rails_of(n) for n in who.names if who.looks_inside(n)})
 
     @property
     def missing(self) -> Iterator[str]:
         """Nodes of which not all rails have spoken."""
-        return (name for name, ends in self._ends.items() if len(ends) < len(self._rails[name]))
+        return (name for name, ends in self._ends.items() if len(ends) < len(self._asked[name]))
 
     def take(self, name: str, seen: InsideSeen) -> bool:
-        """Keep one account; False if that node was never asked for it or cannot have seen it."""
-        ends = self._ends.get(name)
-        plausible = seen.rail in self._rails.get(name, ()) and self._asked.fits(seen)
-        if ends is None or not plausible or seen.rail in ends:
-            return False
-        ends[seen.rail] = end(name, seen)
-        return True
+        """Keep one account; False as above."""
+        return self.keep(name, seen.rail, name, seen)
 
     def samples(self) -> tuple[InsideSamples, ...]:
         """All that was told."""
         return tuple(
             InsideSamples(
                 name,
-                self._backend,
-                tuple(map(ends.get, rails)),
-                () if rails == list(range(len(rails))) else tuple(rails),
+                self._who.backend,
+                tuple(map(ends.get, self._asked[name])),
+                () if rails == tuple(range(len(rails))) else rails,
             )
             for name, ends in self._ends.items()
-            for rails in (self._rails[name],)
+            for rails in (tuple(self._asked[name]),)
         )
 
 
-class DomainPairs:
+class DomainPairs(Accounts["Key", str]):
     """One account of each end on every rail of every pair over NVLink between nodes."""
 
     def __init__(self, who: Roster) -> None:
-        self._backend = who.backend
-        self._asked = _Asked(who)
-        self._ends: dict[tuple[int, int, str, str], dict[str, End]] = {
-            (number, rail, a, b): {}
-            for number, around in enumerate(who.domain_rounds)
-            for a, b in around
-            for rail in who.rails_of(a, b)
-        }
+        pairs = [(at, pair) for at, around in enumerate(who.domain_rounds) for pair in around]
+        asked = {(at, rail, *pair): pair for at, pair in pairs for rail in who.rails_of(*pair)}
+        super().__init__(who, asked)
 
     @property
     def missing(self) -> Iterator[str]:
         """Nodes of which not all accounts are there."""
         return (
-            name for (_, _, *pair), ends in self._ends.items() for name in pair if name not in ends
+            n for where, ends in self._ends.items() for n in self._asked[where] if n not in ends
         )
 
     def take(self, name: str, seen: DomainSeen) -> bool:
-        """Keep one account; False if that node was never asked for it or cannot have seen it."""
-        ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
-        plausible = name in (seen.a, seen.b) and self._asked.fits(seen)
-        if ends is None or not plausible or name in ends:
-            return False
-        ends[name] = end(name, seen)
-        return True
+        """Keep one account; False as above."""
+        return self.keep((seen.round, seen.rail, seen.a, seen.b), name, name, seen)
 
     def samples(self) -> tuple[PairSamples, ...]:
         """All that was told."""
         return tuple(
-            PairSamples(a, b, rail, number, self._backend, ends.get(a), ends.get(b))
+            PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), ends in self._ends.items()
         )
 
 
-class _Asked:
-    """The sizes of the ladder and those beyond it, each once, no more iterations than ordered."""
-
-    def __init__(self, who: Roster) -> None:
-        self._backend = who.backend
-        self._most = {rung.size_bytes: rung.iterations for rung in (*who.ladder, *who.inside_sizes)}
-
-    def fits(self, seen: Account) -> bool:
-        """Whether such an account can be."""
-        sizes = [timing.size_bytes for timing in seen.timings]
-        return (
-            seen.backend == self._backend
-            and len(set(sizes)) == len(sizes)
-            and (seen.state != "measured" or bool(sizes))
-            and all(self._asked(timing) for timing in seen.timings)
+def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
+    """Whether an account can be: each size that was asked for once, no more iterations."""
+    timings = {(timing.size_bytes, timing.phase): timing for timing in seen.timings}
+    return (
+        seen.backend == backend
+        and len(timings) == len(seen.timings)
+        and (seen.state != "measured" or bool(timings))
+        and all(
+            0 < len(timing.times_us) <= most.get(kind, 0)
+            and len(timing.gaps_us) == len(timing.times_us) >= len(timing.resumed)
+            for kind, timing in timings.items()
         )
-
-    def _asked(self, timing: Timing) -> bool:
-        count = len(timing.times_us)
-        most = self._most.get(timing.size_bytes, 0)
-        told = len(timing.gaps_us) == count and len(timing.resumed) <= count
-        return timing.phase == "ladder" and 0 < count <= most and told
+    )
 
 
 def end(name: str, seen: Account) -> End:
     """One account, as samples keep it."""
-    return End(
-        node=name,
-        state=seen.state,
-        timings=seen.timings,
-        error=seen.error,
-        started_s=seen.started_s,
-        setup_ms=seen.setup_ms,
-        moved=seen.moved,
-        unread=seen.unread,
-        net=seen.net,
-        stepped_s=seen.stepped_s,
-        stalls=seen.stalls,
-    )
-
-
-if TYPE_CHECKING:
-    Key = tuple[int, int, str, str]
-    Kind = tuple[int, Phase]
+    own = (each for each in End.__struct_fields__ if each != "node")
+    return End(name, **{each: getattr(seen, each) for each in own})
 
 
 _FEW = 64  # only the last stragglers are looked at pair by pair
@@ -202,7 +188,7 @@ class Collected:
         self._most: list[dict[Kind, int]] = []
         """By round: how many iterations of what were asked for."""
         self._ends: dict[Key, dict[str, End]] = {}
-        self._owed: dict[tuple[int, str, str], int] = {}
+        self._to_come: dict[tuple[int, str, str], int] = {}
         """By round and pair: how many accounts are still to come."""
         self.scheduled = len(who.rounds)
         """Rounds from this number on are retests."""
@@ -221,7 +207,7 @@ class Collected:
     @property
     def expected(self) -> int:
         """How many pairs there are, each round counted."""
-        return len(self._owed)
+        return len(self._to_come)
 
     @property
     def through(self) -> set[str]:
@@ -280,13 +266,14 @@ class Collected:
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:
         ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
-        plausible = ends is not None and name in (seen.a, seen.b) and self._fits(seen)
-        if ends is None or not plausible or name in ends:
+        if ends is None or name not in (seen.a, seen.b) or name in ends:
+            return False
+        if not fits(seen, self._who.backend, self._most[seen.round]):
             return False
         ends[name] = end(name, seen)
         self._untidy.append((ends, name))
-        self._owed[seen.round, seen.a, seen.b] -= 1
-        self.told += not self._owed[seen.round, seen.a, seen.b]
+        self._to_come[seen.round, seen.a, seen.b] -= 1
+        self.told += not self._to_come[seen.round, seen.a, seen.b]
         return True
 
     def tidy(self) -> bool:
@@ -304,38 +291,34 @@ class Collected:
             self.advice.setdefault(name, advice)
         self._words.append(Word(name, "said", error))
 
-    def step_out(self, name: str, error: str) -> None:
-        """Count a node as gone that left on somebody else's account."""
-        if name not in self.done:
-            self.lost.add(name)
-            self._words.append(Word(name, "said", error))
+    def lose(
+        self, name: str, reason: str = "", advice: str = "", kind: Literal["gone", "said"] = "gone"
+    ) -> None:
+        """Count a node as gone; what it said before is kept.
 
-    def excuse(self, name: str) -> None:
-        """Count a node as gone for what is our own fault: nothing is said of it."""
-        if name not in self.done:
-            self.lost.add(name)
-
-    def lose(self, name: str, reason: str, advice: str = "") -> None:
-        """Count a node as gone; what it said before is kept."""
-        if name not in self.done:
-            self.lost.add(name)
-            self._words.append(Word(name, "gone", reason))
-            if advice:
-                self.advice.setdefault(name, advice)
+        `said`: it left on somebody else's account. Without a reason it is our own fault.
+        """
+        if name in self.done:
+            return
+        self.lost.add(name)
+        if reason:
+            self._words.append(Word(name, kind, reason))
+        if advice:
+            self.advice.setdefault(name, advice)
 
     def give_up(self, names: Iterable[str]) -> None:
         """Wait no longer for these nodes; who has told all that it could has nothing to answer for.
 
         Such a one was held up by partners that had broken off.
         """
-        owing = self._owing()
+        owing = self._with_open_accounts()
         for name in names:
             self.lost.add(name)
             if name in owing:
                 reason = "its agent said nothing more, and did not finish in time"
                 self._words.append(Word(name, "silent", reason))
 
-    def _owing(self) -> set[str]:
+    def _with_open_accounts(self) -> set[str]:
         """Who has an account open of a pair whose other end has not broken off."""
         off = self.lost | self.stuck
         return {
@@ -415,24 +398,8 @@ class Collected:
             for a, b in around:
                 rails = who.rails_of(a, b)
                 if rails:
-                    self._owed[number, a, b] = 2 * len(rails)
+                    self._to_come[number, a, b] = 2 * len(rails)
                     self._ends.update({(number, rail, a, b): {} for rail in rails})
-
-    def _fits(self, seen: PairSeen) -> bool:
-        """Within ladder and soak: each size once, no more iterations than were asked for."""
-        kinds = [(timing.size_bytes, timing.phase) for timing in seen.timings]
-        return (
-            seen.backend == self._who.backend
-            and len(set(kinds)) == len(kinds)
-            and (seen.state != "measured" or bool(kinds))
-            and all(self._asked(seen.round, timing) for timing in seen.timings)
-        )
-
-    def _asked(self, number: int, timing: Timing) -> bool:
-        count = len(timing.times_us)
-        most = self._most[number].get((timing.size_bytes, timing.phase), 0)
-        told = len(timing.gaps_us) == count and len(timing.resumed) <= count
-        return 0 < count <= most and told
 
 
 TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget=SECONDS"

@@ -5,13 +5,13 @@ Of two or three nodes there is none: then its own other rails, or the fastest of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, median, nearest_rank
-from preflight.core.text import size
+from preflight.core.text import gbs, size
 from preflight.core.thresholds import limit
 from preflight.fabric.measure import (
     Summary,
@@ -52,25 +52,25 @@ class Peers:
         self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
         self._times = {at: LeaveOut(values) for at, values in times.items()}
 
-    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, int, str]:
-        """GB/s to compare with, of how many measurements, and in words which."""
+    def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
+        """GB/s to compare with, and in words which."""
         others = self._speeds[size_bytes]
         ends = (pair.a, pair.b)
         # Of two peers one may be bad itself: the better one is the yardstick.
         gbs = others.median(ends, between=1.0)
         if gbs is not None:
-            return gbs, others.count(ends), INDEPENDENT
+            return gbs, INDEPENDENT
         rails: list[float] = []
         pairs: list[float] = []
         for other, summary in self._measured:
             if other is not pair and (same := summary.size(size_bytes)) is not None:
                 (rails if (other.a, other.b) == ends else pairs).append(same.busbw_gbs)
         if len(rails) >= _FEW:
-            return median(rails), len(rails), "other rails' median"
+            return median(rails), "other rails' median"
         # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
         if len(pairs) >= _FEW:
-            return max(pairs), len(pairs), "fastest other pair"
-        return None, 0, ""
+            return max(pairs), "fastest other pair"
+        return None, ""
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
         """How many peers came to a larger size, and of how many."""
@@ -102,10 +102,15 @@ class Bound(Struct, frozen=True):
     gbs: float | None = None
     origin: str = ""
     peers_gbs: float | None = None
-    peers: int = 0
     decided_by: Yard = ""
     peers_are: str = ""
     """What `peers_gbs` is, as in "fastest other pair"."""
+
+    @property
+    def words(self) -> str:
+        """Say "peers' median 12 GB/s, limit 10 GB/s (promised in fleet.toml)"."""
+        peers = f"{self.peers_are} {gbs(self.peers_gbs)}, " if self.peers_gbs is not None else ""
+        return f"{peers}limit {gbs(self.gbs or 0.0)} ({self.origin})"
 
 
 class Yardstick(NamedTuple):
@@ -132,7 +137,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if at.size_bytes < wire_from(pair.backend):
         return Bound()
     bounds: list[tuple[float, str, Yard]] = []
-    peers_gbs, count, which = yardstick.peers.busbw(pair, at.size_bytes)
+    peers_gbs, which = yardstick.peers.busbw(pair, at.size_bytes)
     ratio = limit(pair.backend, "peers_ratio")
     if peers_gbs is not None and ratio is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
@@ -147,9 +152,9 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
         if least is not None and (known is None or known[2] == "history"):
             bounds.append((*least, "least"))
     if not bounds:
-        return Bound(peers_gbs=peers_gbs, peers=count, peers_are=which)
+        return Bound(peers_gbs=peers_gbs, peers_are=which)
     gbs, origin, yard = max(bounds)
-    return Bound(gbs, origin, peers_gbs, count, yard, which)
+    return Bound(gbs, origin, peers_gbs, yard, which)
 
 
 def latency_limit_us(backend: str, peers_us: float | None) -> float | None:
@@ -307,15 +312,22 @@ def compare(
         floors(measured),
         earlier or {},
     )
-    return tuple(
-        _seen(pair, summary, yardstick)
-        if summary.state == "measured" and summary.sizes
-        else _plain(pair, summary, lost_accounts(pair, sweep.troubles))
-        for pair, summary in summaries
-    )
+    return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)
 
 
-def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
+def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> Seen:
+    where: dict[str, Any] = {name: getattr(pair, name) for name in ("a", "b", "rail", "round")}
+    if summary.state != "measured" or not summary.sizes:
+        if lost := lost_accounts(pair, sweep.troubles):
+            summary = replace(summary, error=lost_words(lost))
+        return Seen(
+            **where,
+            state=summary.state,
+            summary=summary,
+            suspect=failed_by_itself(pair),
+            lost=lost,
+            bypass=bypass(pair),
+        )
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
@@ -329,10 +341,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick) -> Seen:
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
     return Seen(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+        **where,
         state=summary.state,
         summary=summary,
         at_bytes=most.size_bytes,
@@ -356,22 +365,6 @@ def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bo
     if at_bytes < wire_from(pair.backend):
         return beyond > 0
     return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
-
-
-def _plain(pair: PairSamples, summary: Summary, lost: tuple[str, ...]) -> Seen:
-    if lost:
-        summary = replace(summary, error=lost_words(lost))
-    return Seen(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
-        state=summary.state,
-        summary=summary,
-        suspect=failed_by_itself(pair),
-        lost=lost,
-        bypass=bypass(pair),
-    )
 
 
 def _spent_s(end: End | None) -> float:

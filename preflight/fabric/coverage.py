@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import median
+from preflight.core.text import first_few
 from preflight.fabric.compare import speed_key
 from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.planner import frame_of_fleet, reserved
@@ -67,10 +68,9 @@ def unread_words(sweep: Sweep) -> tuple[str, ...]:
 
 def _unread(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
     names = list(dict.fromkeys(node for node, _, _ in turns))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     rails = ", ".join(map(str, sorted({rail for _, rail, _ in turns})))
     since = min(number for _, _, number in turns) + 1
-    where = f"{', '.join(names[:_MOST_NAMED])}{more} (rail {rails}, from round {since} on)"
+    where = f"{first_few(names, _MOST_NAMED)} (rail {rails}, from round {since} on)"
     return f"not checked on {where}: {why}"
 
 

@@ -30,6 +30,11 @@ class Component(Struct, frozen=True, order=True):
     rail: int | None = None
     """None: on all rails."""
 
+    @classmethod
+    def of(cls, kind: Kind, nodes: tuple[str, ...], rail: int | None = None) -> Component:
+        """A node or path, or one rail of it, by the name that reports write."""
+        return cls(kind, "-".join(nodes) + ("" if rail is None else f" rail {rail}"), nodes, rail)
+
 
 class Found(Struct, frozen=True, kw_only=True):
     """One fault: the component, or the set among which it must lie, and what it explains."""

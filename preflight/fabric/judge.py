@@ -20,7 +20,7 @@ from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.retest import borne_out, certain, doubts
-from preflight.fabric.schedule import Pairing
+from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import absorbed, fallen
 from preflight.fabric.statistical_blame import healed, subtle
 from preflight.facts.boards import natural
@@ -44,7 +44,7 @@ def left_out(
     pairs: dict[Pairing, Pair] = {}
     for out in (name for name in names if name in sweep.left_out):
         for other in (name for name in names if name != out):
-            ends = _ordered(out, other, names)
+            ends = ordered((out, other), names.index)
             if ends not in measured:
                 # The sweep's own finding, where an end has it: it is nobody else's verdict.
                 culprits = [name for name in ends if name in sweep.troubles]
@@ -70,7 +70,9 @@ def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
     )
 
 
-def owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> dict[Pairing, Pair]:
+def unblamed_troubles(
+    sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]
+) -> dict[Pairing, Pair]:
     """One pair for each node in trouble that no pair condemns: it must not come out ready."""
     condemned = {
         name
@@ -85,7 +87,7 @@ def owed(sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]) -> d
         own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
         other = next((each for each in names if each != name), None)
         if own or other is not None:
-            ends = (own[0].a, own[0].b) if own else _ordered(name, other or name, names)
+            ends = (own[0].a, own[0].b) if own else ordered((name, other or name), names.index)
             found[ends] = _troubled(ends, [name], sweep)
     return found
 
@@ -116,11 +118,6 @@ def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
     (name,) = culprits
     what = "was left out" if name in sweep.left_out else "fell out of the sweep"
     return f"{name} {what}: {_reason(sweep, name)}"
-
-
-def _ordered(one: str, other: str, names: Sequence[str]) -> Pairing:
-    a, b = sorted((one, other), key=names.index)
-    return a, b
 
 
 def _reason(sweep: Sweep, name: str) -> str:
@@ -201,7 +198,9 @@ def judge_sweep(
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
     inside = judge_inside(sweep, hosts)
     domains = judge_domains(sweep, hosts)
-    return Decoded(seen, found, pairs | owed(sweep, names, pairs), observed, inside, domains)
+    return Decoded(
+        seen, found, pairs | unblamed_troubles(sweep, names, pairs), observed, inside, domains
+    )
 
 
 def _by_pair(
@@ -262,6 +261,13 @@ def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
     return replace(pair, trouble=True, advice=_ALL_WAITED)
 
 
+_AS_SEEN = (
+    *("a", "b", "state", "rail", "at_bytes", "busbw_gbs", "slow"),
+    *("latency_us", "latency_limit_us"),
+)
+"""What a pair has of its worst rail as it is."""
+
+
 def _pair(
     rails: Sequence[Seen],
     backend: str,
@@ -273,39 +279,30 @@ def _pair(
     """The worst rail stands for the pair."""
     steady = [one for one in rails if not (one.once or one.hung_once)] or rails
     worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
-    bad = found is not None and (worst.bad or hidden)
-    past = bool(worst.bypass) and not bad
-    return Pair(
-        a=worst.a,
-        b=worst.b,
-        state=worst.state,
+    pair = Pair(
+        **{name: getattr(worst, name) for name in _AS_SEEN},
         backend=backend,
-        rail=worst.rail,
         rails=len({one.rail for one in rails}),
-        sizes=worst.summary.sizes,
-        at_bytes=worst.at_bytes,
-        busbw_gbs=worst.busbw_gbs,
         peers_gbs=worst.bound.peers_gbs,
-        peers=worst.bound.peers,
         limit_gbs=worst.bound.gbs,
         limit_origin=worst.bound.origin,
         decided_by=worst.bound.decided_by,
-        latency_us=worst.latency_us,
-        peers_latency_us=worst.peers_latency_us,
-        latency_limit_us=worst.latency_limit_us,
-        slow=worst.slow,
         error=worst.summary.error,
-        blamed=found.component if found and bad else "",
-        why="; ".join(filter(None, (found.sentence, doubt))) if found and bad else "",
-        advice=found.advice if found and bad else _PAST_NICS if past else "",
-        trouble=past,
-        culprits=found.culprits if found and bad else (),
-        suspects=found.suspects if found and bad else (),
-        events=found.events if found and bad and not worst.bad else 0,
-        operations=found.operations if found and bad and not worst.bad else 0,
-        doubt="" if bad else doubt,
         note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
         short=worst.how_far if worst.short else "",
+    )
+    if found is None or not (worst.bad or hidden):
+        past = bool(worst.bypass)
+        return replace(pair, advice=_PAST_NICS if past else "", trouble=past, doubt=doubt)
+    return replace(
+        pair,
+        blamed=found.component,
+        why="; ".join(filter(None, (found.sentence, doubt))),
+        advice=found.advice,
+        culprits=found.culprits,
+        suspects=found.suspects,
+        events=0 if worst.bad else found.events,
+        operations=0 if worst.bad else found.operations,
     )
 
 

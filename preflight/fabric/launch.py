@@ -24,12 +24,12 @@ from preflight.fabric.agent_events import (
     Store,
     Trouble,
 )
-from preflight.fabric.agent_gathering import Agreed, Muster
+from preflight.fabric.agent_gathering import Agreed, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import Collected, CutShort
 from preflight.fabric.measure import Silence
-from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, more_order, with_more
-from preflight.fabric.roster import Roster, budget, go_order, roster
+from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, with_more
+from preflight.fabric.roster import Roster, budget, go_order, measuring_order, roster
 from preflight.fabric.samples import Sweep
 from preflight.transport.payload_session import LEASE_S
 
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import LeasedTalk
+
+    Start = Callable[[Host, Mapping[str, object]], LeasedTalk]
+    Suspects = Callable[[Sweep], Rounds]
 
 
 _TIMES = 2
@@ -74,10 +77,6 @@ class Pace:
         return min(likely_s, _TIMES * limits.barrier_s)
 
 
-if TYPE_CHECKING:
-    Start = Callable[[Host, Mapping[str, object]], LeasedTalk]
-    Suspects = Callable[[Sweep], Rounds]
-
 _STORE_S = 15.0
 _MARGIN_S = 5.0
 _STORELESS_S = 1.0
@@ -108,15 +107,8 @@ def sweep(
     `suspects(sweep so far)` names the pairs to be measured again, round by round, and is asked anew
     after them, until it names none, time is short, or there were `retest.MOST_ROUNDS` of them.
     """
-    stage = _Stage(
-        plan,
-        hosts,
-        nonce,
-        deadline_s,
-        progress or _silent,
-        suspects=suspects,
-        gathering=gathering or _silent,
-    )
+    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
+    stage.gathering, stage.suspects = gathering or _silent, suspects
     try:
         whole = stage.run(start)
         stage.agents.close()
@@ -137,10 +129,6 @@ def _silent(done: int, total: int, waiting: list[str]) -> None:
     del done, total, waiting
 
 
-def _storeless(who: Roster) -> dict[str, str]:
-    return dict.fromkeys(sorted(who.cut_off), f"it cannot connect to {who.host}, {_ITS_HOST}")
-
-
 class _Stage:
     """One sweep under way."""
 
@@ -151,23 +139,20 @@ class _Stage:
         nonce: str,
         deadline_s: float,
         progress: Progress,
-        *,
-        gathering: Progress,
-        suspects: Suspects | None,
     ) -> None:
+        self.gathering: Progress = progress
+        self.suspects: Suspects | None = None
         self._plan = plan
         self._hosts = {host.name: host for host in hosts}
         self._nonce = nonce
         self._began = time.monotonic()
         self._deadline_s = deadline_s
-        self._gathering = gathering
         self._progress = progress
-        self._suspects = suspects
         self._agreed = Agreed()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
         self._cut = CutShort(self._began + deadline_s, self.agents.own)
-        self._muster = Muster(self._hosts, self.agents, self._cut)
+        self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
         self._who = roster(plan, {})
         self._pace = Pace()
         self._unsettled: tuple[Pairing, ...] = ()
@@ -178,7 +163,7 @@ class _Stage:
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
-        self._muster.gather(self._plan.ready_s, self._gathering)
+        self._nodes.gather(self._plan.ready_s, self.gathering)
         self._who, store = self._open_store()
         if store is not None or self._cut.why:
             self._cut.collected = Collected(self._who)
@@ -196,14 +181,14 @@ class _Stage:
             return self._whole
         self._cut.interrupt()
         if self._cut.collected is None:
-            self._who = roster(self._plan, self._muster.ready, self._hosts)
+            self._who = roster(self._plan, self._nodes.ready, self._hosts)
             self._cut.collected = Collected(self._who)
         return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the likeliest node host the store; if it cannot, leave it out and ask the next."""
         while True:
-            who = roster(self._plan, self._muster.ready, self._hosts)
+            who = roster(self._plan, self._nodes.ready, self._hosts)
             if not who.enough or self._cut.time_is_up():
                 return who, None
             host = who.host
@@ -213,7 +198,7 @@ class _Stage:
                 return who, (self._hosts[host].address, port)
             if self._cut.time_is_up():
                 return who, None
-            self._muster.give_up_as_host(host)
+            self._nodes.give_up_as_host(host)
 
     def _await_store(self, host: str) -> int | None:
         patience = time.monotonic() + min(self._cut.left_s, _STORE_S)
@@ -221,8 +206,8 @@ class _Stage:
             name, event = said
             if name == host and isinstance(event, Store):
                 return event.port
-            if name in self._muster.ready:  # nobody else was asked anything, so this is its end
-                self._muster.leave_out(name, event)
+            if name in self._nodes.ready:  # nobody else was asked anything, so this is its end
+                self._nodes.leave_out(name, event)
                 if name == host:
                     return None
         return None
@@ -230,7 +215,7 @@ class _Stage:
     def _order(self, who: Roster, name: str, store: tuple[str, int] | None) -> None:
         order = go_order(
             self._plan, who, self._hosts, name,
-            nonce=self._nonce, store=store, more=self._suspects is not None,
+            nonce=self._nonce, store=store, more=self.suspects is not None,
         )  # fmt: skip
         self._agreed.ordered(order)
         self.agents.send(name, {"go": order})
@@ -238,8 +223,8 @@ class _Stage:
     def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
         """Take accounts until all are through, or those who are not have had their time."""
         for name in who.names:
-            if name in self._muster.out:  # it left between being counted in and the start
-                collected.lose(name, self._muster.out.pop(name))
+            if name in self._nodes.out:  # it left between being counted in and the start
+                collected.lose(name, self._nodes.out.pop(name))
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
@@ -257,7 +242,7 @@ class _Stage:
             if not self._cut.our_fault(event):
                 self._take(name, event, who, collected)
             elif isinstance(event, Gone | Lapsed):
-                collected.excuse(name)
+                collected.lose(name)
             rest_s = self._rest_s(self._plan, who, collected, limits)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
@@ -265,14 +250,14 @@ class _Stage:
     def _retest(self, collected: Collected) -> None:
         """Measure again whom `suspects` names, until it names nobody; whoever left stays out."""
         left = MOST_ROUNDS
-        while self._suspects is not None and not self._cut.why and not collected.cut:
+        while self.suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
             host = self._who.host
             limits = longer(self._plan, self._who)
             if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
-            rounds = fitting(self._suspects(self._result(self._who, collected)), there, left)
+            rounds = fitting(self.suspects(self._result(self._who, collected)), there, left)
             if not rounds:
                 return
             if self._cut.left_s < self._pace.room_s(limits, len(self._who.ladder)):
@@ -285,7 +270,7 @@ class _Stage:
             gone = [place for place, name in enumerate(self._who.names) if name not in able]
             self.agents.send(host, {"gone": gone})
             for name in able:
-                more = more_order(self._who, limits, name, first)
+                more = measuring_order(self._who, limits, name, first)
                 self._agreed.ordered(more, first)
                 self.agents.send(name, {"more": more})
             self._collect(self._who, collected, limits)
@@ -313,7 +298,7 @@ class _Stage:
             return
         if isinstance(event, Done):
             collected.done.add(name)
-        elif isinstance(event, Rest) and self._suspects is not None:
+        elif isinstance(event, Rest) and self.suspects is not None:
             collected.resting.add(name)
         elif isinstance(event, Trouble):
             collected.complain(name, event.error, advice_on(name, event.error))
@@ -324,27 +309,28 @@ class _Stage:
             if name != who.host:  # its host tells the store, so that nobody waits for it
                 self.agents.send(who.host, {"gone": [who.names.index(name)]})
         elif isinstance(event, Lapsed):
-            collected.step_out(name, event.error)
+            collected.lose(name, event.error, kind="said")
         else:
             collected.lose(name, "it spoke of something that it was not asked")
             self.agents.dismiss(name)
 
     def _result(self, who: Roster, collected: Collected | None) -> Sweep:
         silence = collected.silence() if collected else Silence()
+        storeless = f"it cannot connect to {who.host}, {_ITS_HOST}"
         return Sweep(
-            ladder=self._plan.nccl if who.backend == "nccl" else self._plan.gloo,
+            ladder=self._plan.sizes(who.backend)[0],
             rounds=who.rounds if collected else (),
             pairs=collected.pairs(self._cut.why) if collected else (),
             left_out={
                 **self._plan.left_out,
-                **self._muster.out,
+                **self._nodes.out,
                 **who.unfit,
-                **_storeless(who),
+                **dict.fromkeys(sorted(who.cut_off), storeless),
             },
             cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
-            troubles={**self._muster.troubles(who.unfit), **silence.culprits},
+            troubles={**self._nodes.troubles(who.unfit), **silence.culprits},
             waited=silence.victims,
-            advice={**self._muster.advice, **(collected.advice if collected else {})},
+            advice={**self._nodes.advice, **(collected.advice if collected else {})},
             unfinished=self._cut.why,
             seed=self._plan.seed,
             leaves=self._plan.leaves,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.core.statistics import median, nearest_rank
-from preflight.core.text import gbs, size
+from preflight.core.text import first_few, gbs, size
 from preflight.fabric.samples import PairState
 
 if TYPE_CHECKING:
@@ -50,8 +50,23 @@ class SizeSummary(Struct, frozen=True, kw_only=True):
     p50_us: float
     p99_us: float
     max_us: float
-    ends_p99_us: tuple[float | None, float | None]
-    """p99 as each end saw it, late arrivals of the other included."""
+
+    @classmethod
+    def of(
+        cls, size_bytes: int, iterations: int, times_us: tuple[float, float, float, float],
+        ranks: int = 2,
+    ) -> SizeSummary:  # fmt: skip
+        """What so many iterations come to; `times_us`: the best, the p50, the p99, the worst."""
+        best_us, p50_us, p99_us, max_us = times_us
+        return cls(
+            size_bytes=size_bytes,
+            iterations=iterations,
+            busbw_gbs=round(busbw_gbs(size_bytes, p50_us / 1e6, ranks), 6),
+            best_gbs=round(busbw_gbs(size_bytes, best_us / 1e6, ranks), 6),
+            p50_us=p50_us,
+            p99_us=p99_us,
+            max_us=max_us,
+        )
 
 
 class Summary(Struct, frozen=True):
@@ -141,37 +156,25 @@ def _said(ends: Sequence[End]) -> str:
 
 
 def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:
-    left, right = _ladder(first), _ladder(second)
-    return tuple(
-        _size(size_bytes, left.get(size_bytes), right.get(size_bytes))
-        for size_bytes in sorted(left.keys() | right.keys())
-    )
+    by_size: dict[int, dict[bool, Timing]] = {}
+    for end in (first, second):
+        for timing in end.timings if end is not None else ():
+            if timing.phase == "ladder":
+                by_size.setdefault(timing.size_bytes, {})[end is first] = timing
+    return tuple(size_of(at, list(own.values())) for at, own in sorted(by_size.items()))
 
 
-def _ladder(end: End | None) -> dict[int, Timing]:
-    timings = end.timings if end is not None else ()
-    return {timing.size_bytes: timing for timing in timings if timing.phase == "ladder"}
+def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeSummary:
+    """Join the times of all ends at one size."""
+    times_us = sorted(shortest_us(timings))
+    p99_us = nearest_rank(times_us, 0.99)
+    quantiles = (times_us[0], median(times_us), p99_us, times_us[-1])
+    return SizeSummary.of(size_bytes, len(times_us), quantiles, ranks)
 
 
-def _size(size_bytes: int, first: Timing | None, second: Timing | None) -> SizeSummary:
-    ends = [timing.times_us for timing in (first, second) if timing is not None]
-    network_us = [min(times) for times in zip(*ends, strict=False)]
-    typical_us = median(network_us)
-    return SizeSummary(
-        size_bytes=size_bytes,
-        iterations=len(network_us),
-        busbw_gbs=round(busbw_gbs(size_bytes, typical_us / 1e6), 6),
-        best_gbs=round(busbw_gbs(size_bytes, min(network_us) / 1e6), 6),
-        p50_us=typical_us,
-        p99_us=nearest_rank(network_us, 0.99),
-        max_us=max(network_us),
-        ends_p99_us=(_p99(first), _p99(second)),
-    )
-
-
-def _p99(timing: Timing | None) -> float | None:
-    times: Sequence[float] = timing.times_us if timing else ()
-    return nearest_rank(times, 0.99) if times else None
+def shortest_us(timings: Sequence[Timing]) -> list[float]:
+    """How long each operation took at the end that began it last: the others waited for it."""
+    return [min(times) for times in zip(*(timing.times_us for timing in timings), strict=False)]
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -183,20 +186,17 @@ class Pair(Struct, frozen=True, kw_only=True):
     backend: str = ""
     rail: int = 0
     rails: int = 1
-    sizes: tuple[SizeSummary, ...] = ()
     at_bytes: int = 0
     """The size at which bandwidth is judged: the largest that was measured."""
     busbw_gbs: float | None = None
     peers_gbs: float | None = None
     """Median of the pairs that touch neither node; None where there are none."""
-    peers: int = 0
     limit_gbs: float | None = None
     limit_origin: str = ""
     """"0.25 of the peers' median", "promised in fleet.toml", "shipped floor for gloo"."""
     decided_by: str = ""
     """"peers", "promise", "platform", "history", or "least": nothing is known of this network."""
     latency_us: float | None = None
-    peers_latency_us: float | None = None
     latency_limit_us: float | None = None
     slow: str = ""
     """"bandwidth", "latency", or nothing."""
@@ -330,5 +330,4 @@ def _for_whom(culprits: Collection[str]) -> str:
     names = list(culprits)
     if not names:
         return NOBODY
-    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    return f"waited for {', '.join(names[:_MANY])}{more}"
+    return f"waited for {first_few(names, _MANY)}"

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import median
+from preflight.core.statistics import healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import limit
 from preflight.fabric.advice import OWN_CAUSES, advice_on
-from preflight.fabric.measure import LATENCY_BELOW, WORST_FIRST, busbw_gbs, wire_from
+from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
+from preflight.fabric.measure import (
+    LATENCY_BELOW,
+    WORST_FIRST,
+    SizeSummary,
+    shortest_us,
+    size_of,
+    wire_from,
+)
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.samples import PairState
 from preflight.facts.boards import nvlink_gbs
@@ -43,16 +51,6 @@ CPU_WAIT = "cpu wait_s"
 
 _EXPLAINS = 0.5
 """A rail is late if its own gap is at least that part of what the others waited for it."""
-
-
-class Size(Struct, frozen=True):
-    """One size on all rails."""
-
-    size_bytes: int
-    busbw_gbs: float
-    """Of the median operation."""
-    best_gbs: float
-    p50_us: float
 
 
 class Events(Struct, frozen=True):
@@ -80,7 +78,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     backend: str
     rails: int
     state: PairState
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[SizeSummary, ...] = ()
     events: Events = Events()
     net: str = ""
     cpu_wait_us: float = 0.0
@@ -101,7 +99,7 @@ def measure_inside(samples: InsideSamples) -> Measured:
         backend=samples.backend,
         rails=len(ends),
         state=state,
-        sizes=tuple(_size(at, rows, len(ends)) for at, rows in columns.items()),
+        sizes=tuple(size_of(at, rows, len(ends)) for at, rows in columns.items()),
         events=_events(samples.backend, columns, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
@@ -117,26 +115,11 @@ def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
     return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
 
 
-def _size(size_bytes: int, rails: Sequence[Timing], count: int) -> Size:
-    times = _shortest(rails)
-    typical_us = median(times)
-    return Size(
-        size_bytes,
-        round(busbw_gbs(size_bytes, typical_us / 1e6, count), 6),
-        round(busbw_gbs(size_bytes, min(times) / 1e6, count), 6),
-        typical_us,
-    )
-
-
-def _shortest(rails: Sequence[Timing]) -> list[float]:
-    return [min(times) for times in zip(*(rail.times_us for rail in rails), strict=False)]
-
-
 def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[int]) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
     for rails in columns.values():
-        usual_us = median(_shortest(rails))
+        usual_us = median(shortest_us(rails))
         cut_us = max(limit(backend, "spike_us") or 0.0, SPIKE_MEDIANS * usual_us)
         gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
         operations += len(gaps)
@@ -155,32 +138,22 @@ def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[in
 FEWEST = 2
 """Other nodes; fewer are no yardstick."""
 
-DEVIATIONS, SIGMA = 6.0, 1.4826
-"""So many standard deviations off the peers' median, one being 1.4826 MAD for normal noise."""
-
-
-class Bound(NamedTuple):
-    """The strictest limit on a node's bandwidth, and who set it."""
-
-    gbs: float | None
-    origin: str
-    peers_gbs: float | None
-    beyond: int
-    """A larger size that the peers came to and this node did not; 0: none."""
-
 
 class Peers(NamedTuple):
     """The other nodes of the same group with as many rails."""
 
     nodes: tuple[Measured, ...]
 
-    def bound(self, own: Measured, promise: Promise) -> Bound:
-        """What the largest size that the node reached is held against, as best operation, GB/s."""
+    def bound(self, own: Measured, promise: Promise) -> tuple[Bound, int]:
+        """What the largest size that the node reached is held against, as best operation, GB/s.
+
+        And a larger size that the peers came to and this node did not, where that decides; else 0.
+        """
         top = own.sizes[-1].size_bytes
         furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
         beyond = int(furthest) if len(self.nodes) >= FEWEST and furthest > top else 0
         if top < wire_from(own.backend):
-            return Bound(None, "", None, beyond)
+            return Bound(), beyond
         bounds: list[tuple[float, str]] = []
         speeds = [math.log(one.best_gbs) for one in self._sizes(top)]
         peers_gbs = None
@@ -199,7 +172,7 @@ class Peers(NamedTuple):
         if floor is not None:
             bounds.append((floor, f"shipped floor for {own.backend}"))
         gbs, origin = max(bounds) if bounds else (None, "")
-        return Bound(gbs, origin, peers_gbs, beyond if gbs is None else 0)
+        return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), beyond if gbs is None else 0
 
     def latency_us(self, own: Measured) -> float | None:
         """The peers' median at the node's smallest size; None where there are too few."""
@@ -208,11 +181,7 @@ class Peers(NamedTuple):
 
     def latency_limit_us(self, own: Measured) -> float | None:
         """What its own median must not exceed."""
-        usual = self.latency_us(own)
-        ratio, effect = limit(own.backend, "latency_ratio"), limit(own.backend, "latency_effect_us")
-        if usual is None or ratio is None or effect is None:
-            return None
-        return max(usual * ratio, usual + effect)
+        return latency_limit_us(own.backend, self.latency_us(own))
 
     @property
     def worst_events(self) -> Events | None:
@@ -227,17 +196,18 @@ class Peers(NamedTuple):
         ways = Counter(one.net for one in self.nodes if one.net).most_common(1)
         return ways[0][0] if ways and ways[0][1] * 2 > len(self.nodes) >= FEWEST else ""
 
-    def _sizes(self, size_bytes: int) -> Sequence[Size]:
+    def _sizes(self, size_bytes: int) -> Sequence[SizeSummary]:
         return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
 
     @staticmethod
     def _share(backend: str, speeds: Sequence[float]) -> float:
         """The part of the peers' median that is still healthy: beyond scatter, and by an effect."""
         middle = median(speeds)
-        scatter = SIGMA * median([abs(speed - middle) for speed in speeds])
-        least = limit(backend, "inside_scatter") or 0.0
-        effect = limit(backend, "slow_effect") or 0.0
-        return min(1 - effect, math.exp(-DEVIATIONS * max(scatter, least)))
+        return healthy_share(
+            [abs(speed - middle) for speed in speeds],
+            effect=limit(backend, "slow_effect") or 0.0,
+            scatter=limit(backend, "inside_scatter") or 0.0,
+        )
 
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
@@ -301,17 +271,24 @@ def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
     far below what NVLinks carry. `share`: of that, the least that is expected.
     """
     linked = nvlink_gbs(gpus, inside.rails)
-    if inside.backend != "nccl" or inside.why or inside.best_gbs is None or not (share and linked):
-        return inside
-    if inside.at_bytes < _NVLINK_FROM or inside.best_gbs >= share * linked:
+    far = below_nvlinks(inside.best_gbs, inside.at_bytes, linked, share)
+    if inside.backend != "nccl" or inside.why or not far:
         return inside
     way = f", carried by {inside.way}" if inside.way else ""
-    reached = f"{gbs(inside.best_gbs)} at best at {size(inside.at_bytes)}"
-    why = (
-        f"{reached} among {inside.rails} GPUs{way}; their NVLinks carry {gbs(linked)} each way, "
-        f"and at least {gbs(share * linked)} is expected"
-    )
+    reached = f"{gbs(inside.best_gbs or 0.0)} at best at {size(inside.at_bytes)}"
+    why = f"{reached} among {inside.rails} GPUs{way}; {far}"
     return replace(inside, why=why, advice=_NO_NVLINK)
+
+
+def below_nvlinks(
+    best_gbs: float | None, at_bytes: int, linked_gbs: float | None, share: float
+) -> str:
+    """What GPUs that NVLinks join should have reached; nothing where they did, or none is known."""
+    if best_gbs is None or at_bytes < _NVLINK_FROM or not (share and linked_gbs):
+        return ""
+    least = share * linked_gbs
+    words = f"their NVLinks carry {gbs(linked_gbs)} each way, and at least {gbs(least)} is expected"
+    return words if best_gbs < least else ""
 
 
 def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
@@ -347,7 +324,7 @@ def _judged(
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]
-    bound = Bound(None, "", None, 0) if short else peers.bound(own, host.promised)
+    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.promised)
     compared = replace(
         plain,
         at_bytes=top.size_bytes,
@@ -361,7 +338,7 @@ def _judged(
     )
     if short:
         return compared
-    why = _slow(own, bound) or _latent(own, peers)
+    why = _slow(own, bound, beyond) or _latent(own, peers)
     if why:
         return replace(compared, why=why + _way(own, peers), advice=_SLOW.format(own.name))
     return _eventful(compared, own, peers)
@@ -411,19 +388,16 @@ def _failed_itself(error: str) -> bool:
     return "NCCL version" in error and "remote process exited" not in error
 
 
-def _slow(own: Measured, bound: Bound) -> str:
+def _slow(own: Measured, bound: Bound, beyond: int) -> str:
     """Even its fastest operation: a slow link slows them all, a busy machine leaves some alone."""
     top = own.sizes[-1]
-    if bound.beyond:
-        reached, wanted = size(top.size_bytes), size(bound.beyond)
+    if beyond:
+        reached, wanted = size(top.size_bytes), size(beyond)
         return f"only {reached} of the {wanted} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
-    peers = f"peers' median {gbs(bound.peers_gbs)}, " if bound.peers_gbs is not None else ""
-    return (
-        f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)} among its {own.rails} rails; {peers}limit "
-        f"{gbs(bound.gbs)} ({bound.origin})"
-    )
+    reached = f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
+    return f"{reached} among its {own.rails} rails; {bound.words}"
 
 
 def _latent(own: Measured, peers: Peers) -> str:

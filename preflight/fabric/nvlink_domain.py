@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
 from preflight.core.thresholds import limit
-from preflight.fabric.node_allreduce import Measured, measure_inside
+from preflight.fabric.node_allreduce import Measured, below_nvlinks, measure_inside
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import OverNvlink
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 _LEAST_PEERS = 2
-_NVLINK_FROM = 64 << 20
 _BROKEN = (
     "look at IMEX on {0} (nvidia-imex-ctl -N, /dev/nvidia-caps-imex-channels), at its NVLinks and "
     "Xids; run again"
@@ -84,13 +83,10 @@ def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
 
 def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlink:
     """Blame a node that reached less than this share of what its NVLinks carry."""
-    linked = nvlink_gbs(gpus, len(gpus))
-    if one.why or one.best_gbs is None or one.at_bytes < _NVLINK_FROM or not (share and linked):
+    far = below_nvlinks(one.best_gbs, one.at_bytes, nvlink_gbs(gpus, len(gpus)), share)
+    if one.why or not far:
         return one
-    if one.best_gbs >= share * linked:
-        return one
-    least = f"their NVLinks carry {gbs(linked)} each way, and at least {gbs(share * linked)} is"
-    return replace(one, why=f"{_reached(one)}; {least} expected", advice=_SLOW)
+    return replace(one, why=f"{_reached(one)}; {far}", advice=_SLOW)
 
 
 def _missing(

@@ -238,6 +238,21 @@ class Tried(Struct, frozen=True, kw_only=True):
     stood_a: tuple[Stood, ...] = ()
     stood_b: tuple[Stood, ...] = ()
 
+    @property
+    def bad(self) -> bool:
+        """Whether it failed outright; wrong sums are counted elsewhere."""
+        return self.state not in ("measured", "not_run", "corrupt")
+
+    @property
+    def good(self) -> bool:
+        """Whether it was measured to its end."""
+        return self.state == "measured"
+
+    @property
+    def suspect(self) -> str:
+        """The end that failed by itself."""
+        return self.stood_still
+
 
 class Observed(Struct, frozen=True, kw_only=True):
     """A whole fabric after a sweep."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
@@ -128,10 +128,15 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     )
     """NCCL connects in its first operation, which takes seconds when cold."""
 
+    def sizes(self, backend: str) -> tuple[tuple[Ladder, ...], Ladder | None]:
+        """The ladder and the soak of a backend."""
+        nccl = backend == "nccl"
+        return (self.nccl, self.nccl_soak) if nccl else (self.gloo, self.gloo_soak)
+
     @property
     def most_words(self) -> int:
         """The most bytes in which one node can tell all iterations that it is asked for."""
-        ladders = ((*self.gloo, self.gloo_soak), (*self.nccl, self.nccl_soak))
+        ladders = ((*ladder, soak) for ladder, soak in map(self.sizes, ("gloo", "nccl")))
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
         logs = LOGS_EACH * _LOG_BYTES * _RAILS if self.keep_logs else 0
         return most * _BYTES_EACH * _RAILS * (len(self.rounds) + _RETESTS) + logs
@@ -176,12 +181,12 @@ def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
 def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
     """The same sweep, soaking for long enough to see an event of that rate on every node."""
     seconds = per_pair_s(rate_per_s, plan.rounds)
-    return msgspec.structs.replace(
+    return replace(
         plan,
         gloo_soak=_rung(_GLOO, seconds),
         nccl_soak=_rung(_NCCL, seconds),
-        gloo_budget=msgspec.structs.replace(plan.gloo_budget, soak_s=seconds),
-        nccl_budget=msgspec.structs.replace(plan.nccl_budget, soak_s=seconds),
+        gloo_budget=replace(plan.gloo_budget, soak_s=seconds),
+        nccl_budget=replace(plan.nccl_budget, soak_s=seconds),
     )
 
 

@@ -18,6 +18,7 @@ from preflight.fabric.schedule import (
     fill,
     frame_of,
     nobody_sits_out,
+    ordered,
     rounds_among,
 )
 from preflight.history.run_record import Past
@@ -25,7 +26,7 @@ from preflight.history.run_record import Past
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.fabric.schedule import Frame, Pairing
+    from preflight.fabric.schedule import Frame
     from preflight.history.run_record import Cost
 
 
@@ -56,7 +57,8 @@ class _Queue:
     def __init__(self, frame: Frame, past: Past, seed: int) -> None:
         self._frame = frame
         self._now = past.runs + 1
-        self._age = {number: _last(past, number) for number in frame.numbers}
+        self._age = dict.fromkeys(frame.numbers, 0)
+        self._age.update((n, past.done[n].run) for n in frame.numbers if n in past.done)
         shuffled = list(frame.numbers)
         random.Random(seed).shuffle(shuffled)  # noqa: S311  an order that a seed repeats, no secret
         self._place = {number: at for at, number in enumerate(shuffled)}
@@ -103,11 +105,6 @@ class _Queue:
         self._spans[span].remove(number)
         self._joined[span] = self._now
         return [number]
-
-
-def _last(past: Past, number: int) -> int:
-    done = past.done.get(number)
-    return done.run if done else 0
 
 
 MARGIN = 0.9
@@ -157,29 +154,25 @@ def plan(
     frame, every = frame_of_fleet(nodes, leaves), rounds_among(len(nodes))
     most = every if past is not None else default_rounds(len(nodes))
     wanted = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
+    known = past or Past()
+    numbers: tuple[int, ...] = ()
     if wanted >= every:
         # A circle of nodes needs the fewest rounds, whatever the sizes of the leaves.
         circle = Circle(sorted(nodes))
-        known = past if past is not None and isinstance(frame, Circle) else Past()
-        rounds = lay_out(circle, choose(circle, known, every, seed), nodes)
-        return Planned(
-            rounds=rounds,
-            total=every,
-            seed=seed,
-            leaves=dict(leaves),
-            topology=topology,
-            earlier=dict(past.speeds) if past else {},
-            units=dict(past.units) if past else {},
-        )
-    numbers = choose(frame, past or Past(), wanted, seed)
+        tested = known if isinstance(frame, Circle) else Past()
+        rounds = lay_out(circle, choose(circle, tested, every, seed), nodes)
+    else:
+        numbers = choose(frame, known, wanted, seed)
+        rounds = nobody_sits_out(fill(lay_out(frame, numbers, nodes), nodes), nodes)
     return Planned(
-        rounds=nobody_sits_out(fill(lay_out(frame, numbers, nodes), nodes), nodes),
+        rounds=rounds,
         numbers=numbers,
-        total=len(frame.numbers),
+        total=len(frame.numbers) if wanted < every else every,
         seed=seed,
         leaves=dict(leaves),
         topology=topology,
-        units=dict(past.units) if past else {},
+        earlier=dict(known.speeds) if wanted >= every else {},
+        units=dict(known.units),
     )
 
 
@@ -205,7 +198,7 @@ def within(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     """Keep the pairs of these nodes, in their order: of rounds that another run was to measure."""
     place = {name: at for at, name in enumerate(nodes)}
     return tuple(
-        tuple(_ordered(pair, place) for pair in around if pair[0] in place and pair[1] in place)
+        tuple(ordered(pair, place.__getitem__) for pair in around if place.keys() >= {*pair})
         for around in rounds
     )
 
@@ -216,14 +209,9 @@ def lay_out(frame: Frame, numbers: Sequence[int], nodes: Sequence[str]) -> Round
     return tuple(
         tuple(
             sorted(
-                (_ordered(pair, place) for pair in frame.pairs(number)),
+                (ordered(pair, place.__getitem__) for pair in frame.pairs(number)),
                 key=lambda pair: place[pair[0]],
             )
         )
         for number in numbers
     )
-
-
-def _ordered(pair: Pairing, place: Mapping[str, int]) -> Pairing:
-    a, b = sorted(pair, key=place.__getitem__)
-    return a, b

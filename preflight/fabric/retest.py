@@ -14,16 +14,16 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
+from preflight.core.text import first_few
 from preflight.fabric.compare import compare
 from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.explain import decode
 from preflight.fabric.observed import observe
-from preflight.fabric.roster import budget, rung_order, turns_of
-from preflight.fabric.samples import Ladder
+from preflight.fabric.roster import budget
+from preflight.fabric.schedule import ordered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.roster import Roster
-    from preflight.fabric.samples import PairSamples, Sweep
+    from preflight.fabric.samples import Ladder, PairSamples, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
+
+    Where = tuple[str, str, int]
 
 
 MOST_ROUNDS = 16
@@ -57,9 +59,8 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
         kept: list[Pairing] = []
         for one, other in around:
             if one != other and {one, other} <= place.keys() and not taken & {one, other}:
-                a, b = sorted((one, other), key=place.__getitem__)
-                taken |= {a, b}
-                kept.append((a, b))
+                taken |= {one, other}
+                kept.append(ordered((one, other), place.__getitem__))
         if kept:
             done.append(tuple(kept))
     return tuple(done)
@@ -67,23 +68,15 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
 
 def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
     """The same launch with more rounds, in which everything is measured more often."""
-    first = msgspec.structs.replace(
-        who,
-        ladder=plan.nccl if who.backend == "nccl" else plan.gloo,
-        soak=plan.nccl_soak if who.backend == "nccl" else plan.gloo_soak,
-    )
-    return msgspec.structs.replace(
-        who,
-        rounds=who.rounds + rounds,
-        ladder=tuple(_longer(rung) for rung in first.ladder),
-        soak=None if first.soak is None else _longer(first.soak),
-    )
+    ladder, soak = plan.sizes(who.backend)
+    longest = None if soak is None else _longer(soak)
+    return replace(who, rounds=who.rounds + rounds, ladder=(*map(_longer, ladder),), soak=longest)
 
 
 def longer(plan: SweepPlan, who: Roster) -> Budget:
     """The deadlines that go with that."""
     limits = budget(plan, who)
-    return msgspec.structs.replace(
+    return replace(
         limits,
         box_s=limits.box_s * TIMES,
         soak_s=limits.soak_s * TIMES,
@@ -91,25 +84,8 @@ def longer(plan: SweepPlan, who: Roster) -> Budget:
     )
 
 
-def more_order(who: Roster, limits: Budget, name: str, first: int) -> dict[str, object]:
-    """The order to one agent for the rounds from `first` on; Nones where it has no pair."""
-    return {
-        "turns": turns_of(who, name)[first:],
-        "ladder": [rung_order(rung) for rung in who.ladder],
-        "soak": None if who.soak is None else rung_order(who.soak),
-        "box_s": limits.box_s,
-        "soak_s": limits.soak_s,
-        "pair_s": limits.pair_s,
-        "barrier_s": limits.barrier_s,
-    }
-
-
 def _longer(rung: Ladder) -> Ladder:
-    return Ladder(rung.size_bytes, rung.warmup, rung.iterations * TIMES)
-
-
-if TYPE_CHECKING:
-    Where = tuple[str, str, int]
+    return replace(rung, iterations=rung.iterations * TIMES)
 
 
 def slow_parts(sweep: Sweep) -> list[Component]:
@@ -124,9 +100,9 @@ def slow_parts(sweep: Sweep) -> list[Component]:
         if not set(culprit.pairs) <= slow:
             continue
         if culprit.kind == "path":
-            parts.append(Component("path", "-".join(culprit.among), culprit.among))
+            parts.append(Component.of("path", culprit.among))
         elif culprit.kind == "unresolved":
-            parts += [Component("node", name, (name,)) for name in culprit.among]
+            parts += [Component.of("node", (name,)) for name in culprit.among]
     return parts
 
 
@@ -256,7 +232,7 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
         at = nodes.index(part.nodes[0])
         turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
         for partner in turned[:PARTNERS]:
-            yield _ordered(part.nodes[0], partner, nodes)
+            yield ordered((part.nodes[0], partner), nodes.index)
 
 
 def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
@@ -278,19 +254,13 @@ def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
 
 
 def _path(part: Component, nodes: Sequence[str]) -> Pairing:
-    return _ordered(part.nodes[0], part.nodes[1], nodes)
-
-
-def _ordered(one: str, other: str, nodes: Sequence[str]) -> Pairing:
-    a, b = sorted((one, other), key=nodes.index)
-    return a, b
+    return ordered(part.nodes, nodes.index)
 
 
 MORE_TIME = (
     "run again with time for a second look (--preflight-budget=SECONDS); until then keep them in "
     "different jobs"
 )
-_MOST = 8
 
 
 def unsettled_words(sweep: Sweep) -> str:
@@ -298,8 +268,7 @@ def unsettled_words(sweep: Sweep) -> str:
     names = [f"{a}-{b}" for a, b in sweep.unsettled]
     if not names:
         return ""
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    told = ", ".join(names[:_MOST]) + more
+    told = first_few(names, MOST)
     return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Host
 
+    Links = Collection[tuple[str, str]]
+    """(from, to) of connections that are known not to come about."""
+
 
 class Rails(Struct, frozen=True, kw_only=True):
     """The rails of one launch."""
@@ -122,11 +125,6 @@ def _places(bus_ids: tuple[str, ...], whole: Counter[tuple[str, ...]]) -> tuple[
     return None
 
 
-if TYPE_CHECKING:
-    Links = Collection[tuple[str, str]]
-    """(from, to) of connections that are known not to come about."""
-
-
 def host_first(names: Sequence[str], cut: Links) -> tuple[str, ...]:
     """The nodes with the store's host first and the rest as they were.
 
@@ -215,6 +213,7 @@ def roster(
     fit = host_first(able, plan.cut)
     cut = cut_off(fit[0], fit, plan.cut) if fit else frozenset()
     names = [name for name in fit if name not in cut]
+    ladder, soak = plan.sizes("nccl" if nccl else "gloo")
     return Roster(
         names=tuple(names),
         backend="nccl" if nccl else "gloo",
@@ -222,8 +221,8 @@ def roster(
         missing={name: own for name, own in rails.missing.items() if name in names},
         short={name: words for name, words in rails.short.items() if name in names},
         rounds=schedule(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
-        ladder=plan.nccl if nccl else plan.gloo,
-        soak=plan.nccl_soak if nccl else plan.gloo_soak,
+        ladder=ladder,
+        soak=soak,
         unfit={
             name: rails.unknown.get(name)
             or f"its torch sees no GPU, while that of {len(seeing)} nodes does"
@@ -294,22 +293,16 @@ def go_order(
         "interface": plan.interface,
         "pinned": name not in plan.unpinned,
         "store": store,
-        "ladder": [rung_order(rung) for rung in who.ladder],
-        "soak": None if who.soak is None else rung_order(who.soak),
-        "turns": turns_of(who, name),
+        **measuring_order(who, limits, name),
         "domain": turns_of(msgspec.structs.replace(who, rounds=who.domain_rounds), name),
         "seed": plan.seed,
         "sysfs": plan.sysfs,
         "meet_s": limits.meet_s,
         "op_s": limits.op_s,
-        "box_s": limits.box_s,
-        "pair_s": limits.pair_s,
-        "soak_s": limits.soak_s,
-        "barrier_s": limits.barrier_s,
         "init_s": limits.init_s,
         "more": more,
         "inside": who.looks_inside(name),
-        "inside_sizes": [rung_order(rung) for rung in who.inside_sizes],
+        "inside_sizes": [_rung(rung) for rung in who.inside_sizes],
         "keep_log": who.keep_logs,
         "condemn": _condemn(who.backend) if plan.stop_early else None,
     }
@@ -328,8 +321,20 @@ def _condemn(backend: str) -> list[float] | None:
     return [spike_us, usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
 
 
-def rung_order(rung: Ladder) -> list[int]:
-    """One size, as an order names it."""
+def measuring_order(who: Roster, limits: Budget, name: str, first: int = 0) -> dict[str, object]:
+    """One node's part in the rounds from `first` on, and how they are measured."""
+    return {
+        "turns": turns_of(who, name)[first:],
+        "ladder": [_rung(rung) for rung in who.ladder],
+        "soak": None if who.soak is None else _rung(who.soak),
+        "box_s": limits.box_s,
+        "soak_s": limits.soak_s,
+        "pair_s": limits.pair_s,
+        "barrier_s": limits.barrier_s,
+    }
+
+
+def _rung(rung: Ladder) -> list[int]:
     return [rung.size_bytes, rung.warmup, rung.iterations]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 Pairing = tuple[str, str]
@@ -31,6 +31,12 @@ ALL_PAIRS_UP_TO = 16
 _MANY = 256
 _ROUNDS_MANY, _ROUNDS_HUGE = 9, 8
 _TWO = 2
+
+
+def ordered(ends: Collection[str], place: Callable[[str], int]) -> Pairing:
+    """Two nodes as a pair; `place`: each one's place in the fleet."""
+    a, b = sorted(ends, key=place)
+    return a, b
 
 
 class Circle:
@@ -135,7 +141,8 @@ class LeafAware:
     def pairs(self, number: int) -> tuple[Pairing, ...]:
         """Lay out one round."""
         met = self._inside(number) if number < self.in_leaf else self._across(number - self.in_leaf)
-        return tuple(sorted((self._ordered(*pair) for pair in met), key=self._by_place))
+        place = self._place.__getitem__
+        return tuple(sorted((ordered(pair, place) for pair in met), key=lambda own: place(own[0])))
 
     def holding(self, a: str, b: str) -> int:
         """Return the number of the one round that holds this pair; KeyError for a stranger."""
@@ -184,12 +191,6 @@ class LeafAware:
             if shift < len(larger)
             for i, name in enumerate(smaller)
         ]
-
-    def _ordered(self, one: str, other: str) -> Pairing:
-        return (one, other) if self._place[one] < self._place[other] else (other, one)
-
-    def _by_place(self, pair: Pairing) -> int:
-        return self._place[pair[0]]
 
 
 DETOUR = 1.5
@@ -302,7 +303,7 @@ def nobody_sits_out(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     made = _match(alone, (), place)
     left = [name for name in alone if not any(name in pair for pair in made)]
     partner = next(name for name in nodes if name in met)
-    made += [(a, b) for name in left for a, b in (sorted((name, partner), key=place.__getitem__),)]
+    made += [ordered((name, partner), place.__getitem__) for name in left]
     return (*rounds, tuple(made))
 
 
@@ -326,20 +327,3 @@ def _match(
                 made.append(pair)
                 break
     return made
-
-
-__all__ = [
-    "Circle",
-    "Frame",
-    "LeafAware",
-    "Pairing",
-    "Repaired",
-    "Rounds",
-    "circle_rounds",
-    "default_rounds",
-    "fill",
-    "frame_of",
-    "nobody_sits_out",
-    "repair",
-    "rounds_among",
-]

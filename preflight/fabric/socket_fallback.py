@@ -7,13 +7,13 @@ who was with whom. Gloo goes over TCP by nature, so it never counts.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import shared_cause
-from preflight.core.text import either
+from preflight.fabric.advice import partners_words
 from preflight.fabric.blame import Blame
 from preflight.fabric.decoding.explain import decode
 from preflight.fleet.nodeset import fold
@@ -21,6 +21,7 @@ from preflight.fleet.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from preflight.fabric.decoding.explain import Culprit
     from preflight.fabric.samples import End, Sweep
     from preflight.fleet.model import Host, Promise
 
@@ -125,9 +126,6 @@ def _devices(way: str) -> set[str]:
     return {*way.split()[1].split("+")} - _NO_DEVICE if way.startswith(_IB) else set()
 
 
-if TYPE_CHECKING:
-    Kind = Literal["node", "path", "unresolved"]
-
 _CERTAIN, _UNRESOLVED = 0.95, 0.3
 _TWO = 2
 
@@ -139,6 +137,7 @@ _SHARED = (
     "look for NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET in the job's environment and in nccl.conf, "
     "for libibverbs and /dev/infiniband in its container, and at what the inventory promises"
 )
+_LIKELIER = "one setting of the job or its container is likelier than that many faults"
 _BETWEEN = "read what NCCL says of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
 
 
@@ -156,17 +155,17 @@ def fallen(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     every = carried(sweep, hosts)
     rails = sorted({one.rail for one in every})
     seen = _Seen(every, {host.name: host.promised for host in hosts}, len(rails))
-    found: dict[tuple[Kind, tuple[str, ...]], list[int]] = {}
+    found: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
     for rail in rails:
         for culprit in decode([one for one in every if one.rail == rail]):
-            found.setdefault((culprit.kind, culprit.among), []).append(rail)
+            found.setdefault((culprit.kind, culprit.among), (culprit, []))[1].append(rail)
     nodes = {name for one in every for name in (one.a, one.b)}
     out = [host.name for host in hosts if any(host.name in one.fallen for one in every)]
-    blamed = {name for kind, among in found if kind == "node" for name in among}
+    blamed = {name for (kind, among) in found if kind == "node" for name in among}
     nobody_else = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
     if nobody_else or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
-    return tuple(_blame(kind, among, own, seen) for (kind, among), own in found.items())
+    return tuple(_blame(culprit, own, seen) for culprit, own in found.values())
 
 
 def absorbed(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
@@ -181,36 +180,28 @@ def absorbed(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, 
     return (*found, *left)
 
 
-def _blame(kind: Kind, among: tuple[str, ...], rails: list[int], seen: _Seen) -> Blame:
-    mine = [one for one in seen.all if one.bad and one.rail in rails and {*among} & {one.a, one.b}]
+def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
+    kind, among = culprit.kind, {*culprit.among}
+    mine = [one for one in seen.all if one.bad and one.rail in rails and among & {one.a, one.b}]
     if kind != "node":
-        mine = [one for one in mine if {one.a, one.b} <= {*among}]
-    partners = {name for one in mine for name in (one.a, one.b)} - {*among}
-    others = [name for name in among if any(name in one.fallen for one in mine)]
-    way = _most_common([one.way(name) for one in mine for name in others if name in one.fallen])
-    promised = promised_words(seen.promised[among[0]], rails)
-    where, endpoint = _where(rails, seen), kind == "node" and len(rails) < seen.rails
+        mine = [one for one in mine if {one.a, one.b} <= among]
+    partners = {name for one in mine for name in (one.a, one.b)} - among
+    whom, rest, advice = culprit.component, "", _HERE.format(culprit.component)
     if kind == "node":
-        whom = f"each of its {len(partners)} partners" if len(partners) > 1 else min(partners)
-        sentence = f"{way} carried {where}{among[0]} with {whom}; promised: {promised}"
-        component, advice = among[0], _HERE.format(among[0])
+        whom = f"{whom} with {partners_words(len(partners), min(partners))}"
     elif kind == "path":
-        both = " and ".join(among)
-        sentence = f"{way} carried {where}{both}; promised: {promised}; both kept it with others"
-        component, advice = f"pair {'-'.join(among)}", _BETWEEN.format(both)
-    else:
-        component = either(among)
-        sentence = f"{way} carried {where}{component}; promised: {promised}"
-        advice = _HERE.format(component)
+        whom = " and ".join(culprit.among)
+        rest, advice = "; both kept it with others", _BETWEEN.format(whom)
+    endpoint = kind == "node" and len(rails) < seen.rails
     return Blame(
         kind="endpoint" if endpoint else kind,
-        component=component,
-        sentence=sentence + _elsewhere(rails, seen),
+        component=culprit.component,
+        sentence=_said(whom, mine, culprit.among, rails, seen) + rest + _elsewhere(rails, seen),
         confidence=_UNRESOLVED if kind == "unresolved" else _CERTAIN,
         advice=advice,
         pairs=tuple(dict.fromkeys(one.name for one in mine)),
         rail=rails[0] if endpoint and len(rails) == 1 else None,
-        suspects=among if kind == "unresolved" else (),
+        suspects=culprit.suspects,
     )
 
 
@@ -218,20 +209,25 @@ def _everywhere(names: Sequence[str], nodes: int, seen: _Seen) -> Blame:
     """So many at once have it from what they share."""
     bad = [one for one in seen.all if one.bad]
     rails = sorted({one.rail for one in bad})
-    way = _most_common([one.way(name) for one in bad for name in one.fallen])
+    said = _said(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
     return Blame(
         kind="node",
         component=fold(names),
-        sentence=(
-            f"{way} carried {_where(rails, seen)}{len(names)} of {nodes} nodes; promised: "
-            f"{promised_words(seen.promised[names[0]], rails)}; one setting of the job or its "
-            "container is likelier than that many faults"
-        ),
+        sentence=f"{said}; {_LIKELIER}",
         confidence=_CERTAIN,
         advice=_SHARED,
         pairs=tuple(dict.fromkeys(one.name for one in bad)),
         culprits=tuple(names),
     )
+
+
+def _said(
+    whom: str, bad: Sequence[Carried], names: Sequence[str], rails: list[int], seen: _Seen
+) -> str:
+    """What carried the data of these nodes, and what was promised."""
+    ways = [one.way(name) for one in bad for name in names if name in one.fallen]
+    promised = promised_words(seen.promised[names[0]], rails)
+    return f"{_most_common(ways)} carried {_where(rails, seen)}{whom}; promised: {promised}"
 
 
 def _where(rails: list[int], seen: _Seen) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.text import either, gbs, size, time_us
-from preflight.fabric.advice import more_partners
+from preflight.fabric.advice import more_partners, partners_words
 from preflight.fabric.blame import Blame, ends_words
 from preflight.fabric.decoding.explain import EVENTS
 from preflight.fabric.decoding.parts import number
@@ -29,88 +29,40 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Pairing
 
 
-def late_words(one: Found, where: str, observed: Observed) -> str:
-    """What is said of it."""
-    often = f"{one.events} of {one.operations} operations"
-    if still := _explaining(one, observed):
-        return (
-            f"{where} stood still in {often}, for up to {time_us(one.worst_us)}, and its partners "
-            f"waited: {still.words}; the network was as fast as elsewhere"
-        )
-    return (
-        f"{where} began {often} late, by up to {time_us(one.worst_us)} by its own clock, and its "
-        "partners waited; the network was as fast as elsewhere"
-    )
+_STOPPED = (
+    "its measuring process was stopped",
+    "stops processes (SIGSTOP, a debugger or profiler, a job scheduler's suspend)",
+)
+_FROZEN = (
+    "the host did not run",
+    (
+        "freezes processes (swapping, stolen CPU or a paused VM, a cgroup's freezer or quota, "
+        "soft lockups in dmesg)"
+    ),
+)
 
 
-def late_advice(one: Found, observed: Observed) -> str:
-    """Where to look: never at the cable."""
-    name = one.among[0].nodes[0]
-    if still := _explaining(one, observed):
-        return f"look at what {still.suspects} on {name}, not at its link"
-    return f"look at what else runs on {name} (load, IRQs, throttling), not at its link"
-
-
-def _explaining(one: Found, observed: Observed) -> Stillness | None:
-    """What froze it, where that is behind most of its events."""
+def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
+    """How often a late host stood still and what does that, where it explains most events."""
     part = one.among[0]
-    still = stillness(observed, part.nodes[0], part.rail)
-    return still if still is not None and 2 * still.times >= one.events else None
-
-
-class Stillness(Struct, frozen=True, kw_only=True):
-    """All the times that one node, or one rail of it, stood still during its pairs."""
-
-    stopped: int = 0
-    """How often its measuring process was stopped."""
-    unrun: int = 0
-    """How often its supervisor did not run, and did not wait for a CPU either."""
-    most_ms: float
-
-    @property
-    def times(self) -> int:
-        """Of either kind."""
-        return self.stopped + self.unrun
-
-    @property
-    def words(self) -> str:
-        """What stood still: "its measuring process was stopped 9 times, for up to 152 ms"."""
-        what = "its measuring process was stopped" if self._by_signal else "the host did not run"
-        times = f"{self.times} times" if self.times > 1 else "once"
-        return f"{what} {times}, for up to {time_us(self.most_ms * 1e3)}"
-
-    @property
-    def suspects(self) -> str:
-        """What does that."""
-        if self._by_signal:
-            return "stops processes (SIGSTOP, a debugger or profiler, a job scheduler's suspend)"
-        return (
-            "freezes processes (swapping, stolen CPU or a paused VM, a cgroup's freezer or quota, "
-            "soft lockups in dmesg)"
-        )
-
-    @property
-    def _by_signal(self) -> bool:
-        return self.stopped >= self.unrun
-
-
-def stillness(observed: Observed, name: str, rail: int | None) -> Stillness | None:
-    """Sum it up; None where it never stood still."""
+    name, rail = part.nodes[0], part.rail
     stood = [
         stood
         for each in observed.tried
         if rail in (None, each.rail) and name in (each.a, each.b)
         for stood in (each.stood_a if each.a == name else each.stood_b)
+        if stood.what != "starved"
     ]
-    stood = [one for one in stood if one.what != "starved"]
-    if not stood:
+    times = sum(each.times for each in stood)
+    if not times or 2 * times < one.events:
         return None
-    stopped = sum(one.times for one in stood if one.what == "stopped")
-    unrun = sum(one.times for one in stood if one.what == "host")
-    most_ms = max(one.most_ms for one in stood)
-    return Stillness(stopped=stopped, unrun=unrun, most_ms=most_ms)
+    stopped = sum(each.times for each in stood if each.what == "stopped")
+    how, suspects = _STOPPED if 2 * stopped >= times else _FROZEN
+    often = f"{times} times" if times > 1 else "once"
+    return f"{how} {often}, for up to {time_us(max(s.most_ms for s in stood) * 1e3)}", suspects
 
 
+_BUSY = "what else runs on {0} (load, IRQs, throttling)"
 _MOST_NAMES = 3
 _AGAIN: Mapping[SecondLookSaid, str] = {
     "": "",
@@ -151,18 +103,13 @@ def _accounted(one: Found, known: Sequence[Blame]) -> bool:
 
 
 def _joined(one: Blame, other: Blame) -> Blame:
-    return Blame(
-        kind=one.kind,
-        component=one.component,
+    return replace(
+        one,
         sentence=f"{one.sentence}; {other.sentence}",
         confidence=min(one.confidence, other.confidence),
-        advice=one.advice if one.advice == other.advice else f"{one.advice}; {other.advice}",
+        advice="; ".join(dict.fromkeys((one.advice, other.advice))),
         pairs=tuple(dict.fromkeys((*one.pairs, *other.pairs))),
         rail=one.rail if one.rail == other.rail else None,
-        culprits=one.culprits,
-        suspects=one.suspects,
-        events=one.events,
-        operations=one.operations,
     )
 
 
@@ -227,15 +174,21 @@ def _where(part: Component) -> str:
 def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     where = _where(one.among[0])
     partners = len(one.pairs)
-    whom = f" with each of its {partners} partners" if partners > 1 else " with its only partner"
-    if one.among[0].kind == "path":
-        whom = ""
+    whom = "" if one.among[0].kind == "path" else f" with {partners_words(partners)}"
     if one.symptom == "corrupt":
         said = next((each.summary.error for each in _through(one, seen) if each.summary.error), "")
         often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
         return f"{often} ({said})" if said else often
     if one.symptom == "late":
-        return late_words(one, where, observed)
+        often = f"{one.events} of {one.operations} operations"
+        still, waited = _standstill(one, observed), "and its partners waited"
+        longest = f"up to {time_us(one.worst_us)}"
+        began = (
+            f"stood still in {often}, for {longest}, {waited}: {still[0]}"
+            if still
+            else f"began {often} late, by {longest} by its own clock, {waited}"
+        )
+        return f"{where} {began}; the network was as fast as elsewhere"
     if one.symptom == "spikes":
         return (
             f"{one.events} of {one.operations} operations through {where} took up to "
@@ -311,8 +264,10 @@ def _advice(one: Found, observed: Observed, where: str) -> str:
         return f"exclude {every}, or run again {partners} to tell them apart"
     if one.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
-    if one.symptom == "late":
-        return late_advice(one, observed)
+    if one.symptom == "late":  # never at the cable
+        still = _standstill(one, observed)
+        where = f"what {still[1]} on {name}" if still else _BUSY.format(name)
+        return f"look at {where}, not at its link"
     if one.named.kind == "path":
         return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
     if one.named.kind == "leaf_rail":
@@ -343,52 +298,51 @@ def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) ->
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
     components and pairs that are named anyway, with what went through them.
     """
-    yield from _hung_once(seen, blamed)
-    yield from _far_off(seen, observed, blamed)
-    yield from _confessing(seen, observed, blamed)
+    readings: dict[tuple[str, str, int], list[Seen]] = {}
+    for one in seen:
+        readings.setdefault((one.a, one.b, one.rail), []).append(one)
+    many = len({rail for _, _, rail in readings}) > 1
+    left = {
+        (a, b, rail): own
+        for (a, b, rail), own in readings.items()
+        if {a, b, f"pair {a}-{b}"}.isdisjoint(blamed)
+    }
+    for own in left.values():
+        yield from _hung_once(own, many=many)
+    for own in left.values():
+        far = [one for one in own if _far(one) and not _starved(one, observed)]
+        if far:
+            then = _speeds(one for one in own if not one.once)
+            limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
+            yield _recovered(far, len(own), f"then {then} ({limit})", many=many)
+    for where, counters in _confessing(observed).items():
+        if where in left and left[where][0].name not in blamed:
+            yield from _confessed(left[where], counters, observed, many=many)
 
 
-def _hung_once(seen: Sequence[Seen], blamed: Collection[str]) -> Iterator[Blame]:
-    many = len({one.rail for one in seen}) > 1
-    for one in (each for each in seen if each.hung_once):
-        if not {one.a, one.b, f"pair {one.a}-{one.b}"}.isdisjoint(blamed):
-            continue
-        readings = [each for each in seen if _recovered_part(each) == _recovered_part(one)]
-        then = " and ".join(gbs(each.busbw_gbs or 0.0) for each in readings if each.good)
+def _speeds(readings: Iterable[Seen]) -> str:
+    return " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings)
+
+
+def _hung_once(own: Sequence[Seen], *, many: bool) -> Iterator[Blame]:
+    for one in (each for each in own if each.hung_once):
         where = f" on rail {one.rail}" if many else ""
+        then = _speeds(each for each in own if each.good)
         yield Blame(
             kind="path",
-            component=f"pair {one.a}-{one.b}",
+            component=f"pair {one.name}",
             sentence=f"an all-reduce hung once{where} ({one.summary.error}), then {then}",
             confidence=_CONFIDENCE,
             advice=_HUNG_ONCE.format(one.a, one.b),
             pairs=(one.name,),
             rail=one.rail if many else None,
             events=1,
-            operations=len(readings),
+            operations=len(own),
         )
 
 
-def _recovered_part(one: Seen) -> tuple[str, str, int]:
-    return one.a, one.b, one.rail
-
-
-def _far_off(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
-    pairs = dict.fromkeys((one.a, one.b, one.rail) for one in seen if one.once)
-    for a, b, rail in pairs:
-        readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
-        far = [one for one in readings if _far(one) and not _starved(one, observed)]
-        if not far or not {a, b, f"pair {a}-{b}"}.isdisjoint(blamed):
-            continue
-        then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings if not one.once)
-        limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-        many = len({one.rail for one in seen}) > 1
-        yield _recovered_blame(far, len(readings), f"then {then} ({limit})", rail if many else None)
-
-
-def _confessing(
-    seen: Sequence[Seen], observed: Observed, blamed: Collection[str]
-) -> Iterator[Blame]:
+def _confessing(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
+    """By pair and rail: the error counters that moved where it was measured again."""
     border = observed.retested
     again = {(one.a, one.b, one.rail) for one in observed.tried if 0 < border <= one.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
@@ -397,32 +351,32 @@ def _confessing(
             where = (one.a, one.b, one.rail)
             if where in again and each.proves:
                 moved.setdefault(where, {})[each.name] = None
-    effect = number(observed.backend, "slow_effect") if moved else 0.0
-    for (a, b, rail), counters in moved.items():
-        readings = [one for one in seen if (one.a, one.b, one.rail) == (a, b, rail)]
-        slow = [one for one in readings if one.round < border and _less(one, effect)]
-        quick = [one for one in readings if one.round >= border]
-        clean = quick and all(one.good and not _less(one, effect) for one in quick)
-        if not slow or not clean or not {a, b, f"{a}-{b}", f"pair {a}-{b}"}.isdisjoint(blamed):
-            continue
-        then = " and ".join(gbs(one.busbw_gbs or 0.0) for one in quick)
+    return moved
+
+
+def _confessed(
+    own: Sequence[Seen], counters: Iterable[str], observed: Observed, *, many: bool
+) -> Iterator[Blame]:
+    effect, border = number(observed.backend, "slow_effect"), observed.retested
+    slow = [one for one in own if one.round < border and _less(one, effect)]
+    quick = [one for one in own if one.round >= border]
+    if slow and quick and all(one.good and not _less(one, effect) for one in quick):
         peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
-        rest = f"then {then} ({peers}), but {', '.join(counters)} moved"
-        many = len({one.rail for one in seen}) > 1
-        yield _recovered_blame(slow, len(readings), rest, rail if many else None)
+        rest = f"then {_speeds(quick)} ({peers}), but {', '.join(counters)} moved"
+        yield _recovered(slow, len(own), rest, many=many)
 
 
-def _recovered_blame(slow: Sequence[Seen], readings: int, rest: str, rail: int | None) -> Blame:
+def _recovered(slow: Sequence[Seen], readings: int, rest: str, *, many: bool) -> Blame:
     """A path that was slow in some of its readings; `rest`: how it went on."""
-    a, b, gbs_then = slow[0].a, slow[0].b, slow[0].busbw_gbs or 0.0
+    first = slow[0]
     return Blame(
         kind="path",
-        component=f"pair {a}-{b}",
-        sentence=f"slow when first measured, {gbs(gbs_then)}, {rest}",
+        component=f"pair {first.name}",
+        sentence=f"slow when first measured, {_speeds(slow[:1])}, {rest}",
         confidence=_CONFIDENCE,
-        advice=_ADVICE.format(a, b),
-        pairs=(f"{a}-{b}",),
-        rail=rail,
+        advice=_ADVICE.format(first.a, first.b),
+        pairs=(first.name,),
+        rail=first.rail if many else None,
         events=len(slow),
         operations=readings,
     )

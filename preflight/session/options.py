@@ -16,8 +16,8 @@ from preflight.core.files import read_regular
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
+from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fabric.schedule import default_rounds
-from preflight.fabric.stored.sane import refuse_absurd_sweep
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.fleet.waivers import refuse_unknown

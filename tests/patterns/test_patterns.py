@@ -46,7 +46,7 @@ _END_IN_AT = (
 """Given words only up to their last @, where each :// finds its end."""
 
 _MADE_WHEN_RUN = {
-    "preflight/fabric/stored/reading.py": "names of our own fields",
+    "preflight/fabric/stored.py": "names of our own fields",
     "preflight/facts/boards.py": "a table of boards, matched from the beginning",
     "preflight/payload/probe/sysfs.py": "literals of its callers, for names of files",
     "preflight/report/public/hide.py": "NAMING and PLAIN of forms.py, and escaped names",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
+from preflight.core.text import either
 from preflight.fabric.decoding.parts import alike
 from preflight.fabric.schedule import Pairing
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _TWO = 2
+_CONFIDENCE = {"node": 0.8, "path": 0.7, "unresolved": 0.3}
 
 
 class Tested(Protocol):
@@ -67,6 +69,24 @@ class Culprit(Struct, frozen=True):
     pairs: tuple[Pairing, ...]
     cleared_partners: int = 0
     """Of a node: how many partners are known to be fine by another pair."""
+    silent: bool = False
+    """A node that fell silent during the measurement."""
+
+    @property
+    def component(self) -> str:
+        """Whom to blame, as reports write it: "h3", "pair h1-h2", "h1 or h2"."""
+        return f"pair {'-'.join(self.among)}" if self.kind == "path" else either(self.among)
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The nodes among which the culprit lies, where no more is known."""
+        return self.among if self.kind == "unresolved" else ()
+
+    @property
+    def confidence(self) -> float:
+        """0 to 1: how far the pairs exclude other explanations."""
+        sure = self.kind == "node" and (self.silent or self.cleared_partners >= _TWO)
+        return 0.95 if sure else _CONFIDENCE[self.kind]
 
 
 def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culprit, ...]:
@@ -91,7 +111,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
         if name in silent or _condemned(name, others - set(silent), cleared)
     }
     culprits = [
-        Culprit("node", (name,), tuple(pair for pair in bad if name in pair), count)
+        Culprit("node", (name,), tuple(pair for pair in bad if name in pair), count, name in silent)
         for name, count in nodes.items()
     ]
     unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
@@ -100,7 +120,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
         if one.bad and one.suspect and (one.a, one.b) in unexplained:
             suspects.setdefault(one.suspect, []).append((one.a, one.b))
             unexplained.remove((one.a, one.b))
-    culprits += [Culprit("node", (name,), tuple(pairs)) for name, pairs in suspects.items()]
+    culprits += [Culprit("node", (name,), tuple(own)) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
 
 

@@ -9,10 +9,10 @@ handful, and their further rounds are a test of their own, so that less than in 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from preflight.core.statistics import shared_cause
 from preflight.fabric.culprit import Component, Found
@@ -38,17 +38,17 @@ from preflight.fabric.decoding.parts import (
     meetings,
     number,
 )
-from preflight.fabric.decoding.rare_events import Rates, failures, watch
-from preflight.fabric.decoding.shifts import Shifts, log_times, of_latency, of_the_wire
+from preflight.fabric.decoding.rare_events import Rates, failures, rates_of, watch
+from preflight.fabric.decoding.shifts import shifts_of
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.culprit import SecondLookSaid, Symptom
     from preflight.fabric.decoding.parts import Meetings
     from preflight.fabric.decoding.rare_events import Watched
-    from preflight.fabric.decoding.shifts import LogTimes
+    from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
 
 
@@ -154,13 +154,8 @@ def _at_most(events: int, mean: float) -> float:
 
 def joined(first: Exposures, again: Exposures) -> Exposures:
     """What was scheduled, and after it what was measured again."""
-    return Exposures(
-        places=first.places + again.places,
-        operations=first.operations + again.operations,
-        loaded_s=first.loaded_s + again.loaded_s,
-        events=first.events + again.events,
-        worst_us=first.worst_us + again.worst_us,
-    )
+    both = zip(astuple(first), astuple(again), strict=True)
+    return Exposures(*(mine + more for mine, more in both))
 
 
 def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Accepted]:
@@ -212,20 +207,10 @@ def proven(one: Found, observed: Observed, trials: Trials) -> Found:
     cleared = partners & fine
     if name in observed.silent or (len(partners) >= _TWO and cleared):
         return replace(one, cleared_partners=len(cleared))
-    others = [_same(part, partner) for partner in sorted(partners - fine)]
-    paths = [_path(part, partner) for partner in sorted(partners)]
+    others = [Component.of(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
+    paths = [Component.of("path", (name, each), part.rail) for each in sorted(partners)]
     among = (part, *others, *paths) if len(partners) < _TWO else (part, *others)
     return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
-
-
-def _same(part: Component, name: str) -> Component:
-    return Component(part.kind, part.name.replace(part.nodes[0], name, 1), (name,), part.rail)
-
-
-def _path(part: Component, partner: str) -> Component:
-    on = f" rail {part.rail}" if part.rail is not None else ""
-    nodes = (part.nodes[0], partner)
-    return Component("path", f"{'-'.join(nodes)}{on}", nodes, part.rail)
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -236,11 +221,6 @@ class Findings(Struct, frozen=True, kw_only=True):
     """Why so many faults at once are likelier one shared cause; nothing where they are not."""
     doubted: tuple[Component, ...] = ()
     """Parts that are suspected without proof: worth a second look."""
-
-    @property
-    def condemned(self) -> tuple[Component, ...]:
-        """Every part that is named for sure."""
-        return tuple(one.named for one in self.found if one.named is not None)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -287,7 +267,8 @@ def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) ->
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
     second = SecondLook(observed, met)
     kept = list(found)
-    for one in _seen_first(second.first, observed):
+    # By these events the scheduled rounds alone would have named somebody.
+    for one in _all_found(_events(second.first, observed)):
         left, among = second.kept(one), set(one.among)
         if left is None:
             kept = [
@@ -312,23 +293,19 @@ def _same_events(one: Found, other: Found) -> bool:
 def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
     """Paths whose events came again when they were measured again."""
     counted = joined(second.first.wire, second.again.wire)
-    rates, parts = _rates("spikes", counted, observed), Parts(counted.places, observed.leaves)
+    rates, parts = rates_of(counted, observed.backend), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    search = _Search("spikes", Explained(accepted, []), parts, counted)
-    found: list[Found] = []
-    for one in accepted:
-        fresh = _found(search, one)
-        if not known(fresh, found):
-            found.append(fresh)
-    return found
+    return _all_found([_Search("spikes", Explained(accepted, []), parts, counted)])
 
 
-def _seen_first(first: Watched, observed: Observed) -> list[Found]:
-    """The events by which the scheduled rounds alone would have named somebody."""
+def _all_found(searches: Iterable[_Search]) -> list[Found]:
+    """What is not accounted for by what was found before it."""
     found: list[Found] = []
-    for search in _events(first, observed):
-        fresh = (_found(search, one) for one in search.explained.accepted)
-        found += [one for one in fresh if not known(one, found)]
+    for search in searches:
+        for one in search.explained.accepted:
+            fresh = _found(search, one)
+            if not known(fresh, found):
+                found.append(fresh)
     return found
 
 
@@ -354,6 +331,9 @@ def _with_pairs(one: Found, trials: Trials) -> Found:
     return replace(one, pairs=tuple(waited))
 
 
+_SHIFTS: tuple[Literal["slow", "latency"], ...] = ("slow", "latency")
+
+
 class _Search(NamedTuple):
     """What one model found, with the counts behind it where it counts events."""
 
@@ -366,59 +346,30 @@ class _Search(NamedTuple):
 def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
     """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
-    yield _counting("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
-    backend, leaves = observed.backend, observed.leaves
-    effect = -math.log(1 - number(backend, "slow_effect"))
-    floor = number(backend, "bandwidth_scatter")
-    wire = log_times(met, leaves, of_the_wire(backend), effect)
-    yield _shifting("slow", wire, observed, effect, floor)
-    effect = math.log1p(number(backend, "latency_effect"))
-    floor = number(backend, "latency_scatter")
-    yield _shifting("latency", log_times(met, leaves, of_latency, effect), observed, effect, floor)
-    yield from _events(watch(met, number(backend, "spike_us")), observed)
+    yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
+    for symptom in _SHIFTS:
+        model = shifts_of(met, observed, symptom)
+        yield _searched(symptom, model.timed, observed, model)
+    yield from _events(watch(met, number(observed.backend, "spike_us")), observed)
 
 
 def _events(watched: Watched, observed: Observed) -> Iterator[_Search]:
     """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
-    events: tuple[tuple[Symptom, Exposures], ...] = (
-        ("late", watched.late),
-        ("spikes", watched.wire),
-    )
-    for symptom, counted in events:
-        yield _counting(symptom, counted, observed, _rates(symptom, counted, observed), SHARE)
+    late = rates_of(watched.late, observed.backend, alone=True)
+    yield _searched("late", watched.late, observed, late)
+    yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, observed.backend))
 
 
-def _rates(symptom: Symptom, counted: Exposures, observed: Observed) -> Rates:
-    backend = observed.backend
-    return Rates(
-        counted,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
-        alone=symptom == "late",
-    )
-
-
-def _shifting(
-    symptom: Symptom, timed: LogTimes, observed: Observed, effect: float, floor: float
-) -> _Search:
-    model = Shifts(timed, effect=effect, floor=floor)
-    parts = Parts(timed.places, observed.leaves)
-    explained = explain(parts, parts.suspects(model.hot()), model, SHARE)
-    return _Search(symptom, explained, parts)
-
-
-def _counting(
+def _searched(
     symptom: Symptom,
-    counted: Exposures,
+    rows: Exposures | LogTimes,
     observed: Observed,
-    model: Rates,
-    false_alarm: float,
+    model: Rates | Shifts,
+    false_alarm: float = SHARE,
 ) -> _Search:
-    parts = Parts(counted.places, observed.leaves)
+    parts = Parts(rows.places, observed.leaves)
     explained = explain(parts, parts.suspects(model.hot()), model, false_alarm)
-    return _Search(symptom, explained, parts, counted)
+    return _Search(symptom, explained, parts, rows if isinstance(rows, Exposures) else None)
 
 
 def _wrong(observed: Observed) -> Exposures:

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.thresholds import limit
 from preflight.fabric.culprit import Component
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from preflight.fabric.culprit import Kind as CulpritKind
     from preflight.fabric.observed import Digest, Observed, Tried
     from preflight.fabric.samples import Phase
+
+    Kind = tuple[int, Phase]
 
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
@@ -187,13 +190,9 @@ class Parts:
     def component(self, key: Key) -> Component:
         """The part as reports name it."""
         rail = key.rail if key.rail >= 0 else None
-        on = f" rail {rail}" if rail is not None else ""
-        if key.kind == "path":
-            return Component("path", f"{key.one}-{key.other}{on}", (key.one, key.other), rail)
-        if key.kind == "leaf_rail":
-            nodes = tuple(self._under[key.one])
-            return Component("leaf_rail", f"{key.one}{on}", nodes, rail)
-        return Component(key.kind, f"{key.one}{on}", (key.one,), rail)
+        ends = (key.one, key.other) if key.kind == "path" else (key.one,)
+        part = Component.of(key.kind, ends, rail)
+        return part if key.kind != "leaf_rail" else replace(part, nodes=tuple(self._under[key.one]))
 
 
 class Exposures(Struct):
@@ -221,10 +220,6 @@ class Exposures(Struct):
         """One more event there."""
         self.events[row] += 1
         self.worst_us[row] = max(self.worst_us[row], worst_us)
-
-
-if TYPE_CHECKING:
-    Kind = tuple[int, Phase]
 
 
 class Column(NamedTuple):

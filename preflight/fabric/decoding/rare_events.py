@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from preflight.core.statistics import median
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.explain import Culprit, decode
-from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
+from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place, number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.culprit import Kind as CulpritKind
     from preflight.fabric.culprit import Symptom
@@ -63,8 +63,10 @@ class Mark(NamedTuple):
 
 def watch(met: Meetings, least_us: float) -> Watched:
     """Count events; `least_us`: what is never a spike on that kind of network."""
-    limits_us = limits_of(met, least_us)
-    marks = marks_of(met, limits_us)
+    limits_us = {
+        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
+    }
+    marks = _marks(met, limits_us)
     watched = Watched(Exposures(), Exposures(), limits_us)
     alone = _Alone()
     for rows in met.together:
@@ -92,14 +94,7 @@ class _Alone(dict[tuple[str, int], Place]):
         return self.setdefault(key, Place(host, "", rail))
 
 
-def limits_of(met: Meetings, least_us: float) -> dict[Kind, float]:
-    """From which time on an operation of each size is a spike."""
-    return {
-        kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
-    }
-
-
-def marks_of(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
+def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
@@ -108,13 +103,9 @@ def marks_of(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[t
             longest = max(one.first_us, one.second_us)
             if longest > limit_us:
                 mark = Mark(one.at_s, digest.rail, longest)
-                marks.setdefault(row, []).append((_late(digest, one), mark))
+                late = _began_late(digest, one) or _stood_still(digest, one)
+                marks.setdefault(row, []).append((late, mark))
     return marks
-
-
-def _late(digest: Digest, one: Standout) -> str:
-    """Who began late, or stood still in the middle of it; nobody: it was the wire."""
-    return _began_late(digest, one) or _stood_still(digest, one)
 
 
 def _stood_still(digest: Digest, one: Standout) -> str:
@@ -138,25 +129,17 @@ def _began_late(digest: Digest, one: Standout) -> str:
 
 
 def _count(exposures: Exposures, first: int, marks: Sequence[Mark]) -> None:
-    """Into the rows of one pair from `first` on."""
+    """Into the rows of one pair from `first` on; what hits most rails at once, into the last."""
     if not marks:
         return
     rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
-    for rail, worst_us in events_on(marks, len(rows.keys() - {ALL_RAILS})):
-        exposures.count(rows[rail], worst_us)
-
-
-def events_on(marks: Sequence[Mark], rails: int) -> Iterator[tuple[int, float]]:
-    """(rail, its longest operation) of each event of a pair that has so many rails.
-
-    What hits most rails at once is no rail's own: its rail is `ALL_RAILS`.
-    """
+    rails = len(rows.keys() - {ALL_RAILS})
     for cluster in _clusters(marks):
         hit = {mark.rail for mark in cluster}
-        if len(hit) > max(1.0, _MOST_RAILS * rails):
+        if len(hit) > max(1.0, _MOST_RAILS * rails):  # no rail's own
             hit = {ALL_RAILS}
         for rail in hit:
-            yield rail, max(mark.us for mark in cluster)
+            exposures.count(rows[rail], max(mark.us for mark in cluster))
 
 
 def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
@@ -172,9 +155,6 @@ def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
     return clusters
 
 
-if TYPE_CHECKING:
-    Where = tuple[str, str, int]
-
 _SYMPTOMS: Mapping[PairState, Symptom] = {
     "hung": "hung",
     "no_connect": "no_connect",
@@ -182,97 +162,50 @@ _SYMPTOMS: Mapping[PairState, Symptom] = {
     "error": "broken",
 }
 _WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
-_CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
-_TWO = 2
 _MOST_OF_THE_RAILS = 0.5
-
-
-class _Result(NamedTuple):
-    """A pair as `decode` wants it."""
-
-    a: str
-    b: str
-    rail: int
-    bad: bool
-    good: bool
-    suspect: str
 
 
 def failures(observed: Observed) -> list[Found]:
     """Decode what failed outright: no statistics are needed for it."""
-    bad = {(one.a, one.b, one.rail): one for one in observed.tried if one.state in _SYMPTOMS}
+    bad = {(one.a, one.b, one.rail): one for one in observed.tried if one.bad}
     if not bad:
         return []
     near = {name for a, b, _ in bad for name in (a, b)}
-    by_rail: dict[int, list[_Result]] = {one.rail: [] for one in observed.tried}
+    by_rail: dict[int, list[Tried]] = {one.rail: [] for one in observed.tried}
     for one in observed.tried:
         if one.a in near or one.b in near:
-            by_rail[one.rail].append(_result(one, bad))
-    together: dict[tuple[str, tuple[str, ...]], list[tuple[int, Culprit]]] = {}
+            by_rail[one.rail].append(bad.get((one.a, one.b, one.rail), one))
+    together: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
     for rail, own in sorted(by_rail.items()):
         for culprit in decode(own, observed.silent):
-            together.setdefault((culprit.kind, culprit.among), []).append((rail, culprit))
-    return [
-        _found(same if whole else [one], bad, None if whole else one[0], observed.silent)
-        for same in together.values()
-        for whole in (len(same) > _MOST_OF_THE_RAILS * len(by_rail),)
-        for one in (same[:1] if whole else same)
-    ]
+            together.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
+    found: list[Found] = []
+    for same in together.values():
+        if len(same) > _MOST_OF_THE_RAILS * len(by_rail):
+            found.append(_found(same, bad.values(), None))
+        else:
+            found += [_found({rail: own}, bad.values(), rail) for rail, own in same.items()]
+    return found
 
 
-def _result(one: Tried, bad: Mapping[Where, Tried]) -> _Result:
-    failed = (one.a, one.b, one.rail) in bad
-    return _Result(
-        one.a,
-        one.b,
-        one.rail,
-        bad=failed,
-        good=one.state == "measured" and not failed,
-        suspect=one.stood_still,
-    )
-
-
-def _found(
-    same: Sequence[tuple[int, Culprit]],
-    bad: Mapping[Where, Tried],
-    rail: int | None,
-    silent: Collection[str],
-) -> Found:
+def _found(same: Mapping[int, Culprit], bad: Iterable[Tried], rail: int | None) -> Found:
     """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
-    culprit = same[0][1]
-    pairs = tuple(dict.fromkeys(pair for _, each in same for pair in each.pairs))
-    rails = {number for number, _ in same}
-    own = [one for (a, b, at), one in bad.items() if (a, b) in pairs and at in rails]
-    name = culprit.among[0]
+    culprit = next(iter(same.values()))
+    pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
+    seen = {_SYMPTOMS[one.state] for one in bad if (one.a, one.b) in pairs and one.rail in same}
     kind: CulpritKind = "node" if rail is None else "endpoint"
-    confidence = _UNRESOLVED
-    if culprit.kind == "node":
-        sure = culprit.cleared_partners >= _TWO or name in silent
-        confidence = _CERTAIN if sure else _NODE
-        among = [_component(kind, (name,), rail)]
-    elif culprit.kind == "path":
-        confidence = _PATH
-        among = [_component("path", culprit.among, rail)]
-    else:
-        among = [_component(kind, (one,), rail) for one in culprit.among]
-        among += [_component("path", pair, rail) for pair in pairs]
+    paths = {"node": (), "path": (culprit.among,), "unresolved": pairs}[culprit.kind]
+    nodes = () if culprit.kind == "path" else culprit.among
     return Found(
-        among=tuple(among),
-        symptom=_symptom(own),
-        confidence=confidence,
+        among=(
+            *(Component.of(kind, (name,), rail) for name in nodes),
+            *(Component.of("path", ends, rail) for ends in paths),
+        ),
+        symptom=min(seen, key=_WORST_FIRST.index),
+        confidence=culprit.confidence,
         pairs=pairs,
         cleared_partners=culprit.cleared_partners,
     )
-
-
-def _symptom(own: Sequence[Tried]) -> Symptom:
-    seen = {_SYMPTOMS[one.state] for one in own}
-    return min(seen, key=_WORST_FIRST.index)
-
-
-def _component(kind: CulpritKind, nodes: tuple[str, ...], rail: int | None) -> Component:
-    on = f" rail {rail}" if rail is not None else ""
-    return Component(kind, "-".join(nodes) + on, nodes, rail)
 
 
 LEAST_RATE = 1e-6
@@ -291,6 +224,18 @@ _DOUBT = 3.0  # one or two calm pairs are hardly a yardstick: thrice their rate 
 _ADDS = 1.0  # of the fabric's own rate: less than twice as often is nobody's fault
 _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may still prove it
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
+
+
+def rates_of(counted: Exposures, backend: str, *, alone: bool = False) -> Rates:
+    """The model with the limits of that backend."""
+    return Rates(
+        counted,
+        most=number(backend, "burst_nats"),
+        effect=number(backend, "event_effect"),
+        usual=number(backend, "usual_events"),
+        scatter=number(backend, "event_scatter"),
+        alone=alone,
+    )
 
 
 class _Count(NamedTuple):
@@ -366,7 +311,7 @@ class Rates:
 
     def hot(self) -> list[int]:
         """Observations with any event."""
-        return [number for number, events in enumerate(self._events) if events]
+        return [row for row, events in enumerate(self._events) if events]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """The added rate, per operation, that fits best, and what assuming it gains."""
@@ -385,9 +330,9 @@ class Rates:
         if rate <= 0:
             return 0.0, 0.0
         healthy = [
-            (self._events[number], self._known[number] + base * n, n)
-            for number in through
-            for n in (self._operations[number],)
+            (self._events[row], self._known[row] + base * n, n)
+            for row in through
+            for n in (self._operations[row],)
         ]
         for _ in range(_STEPS):
             rate = (
@@ -407,10 +352,10 @@ class Rates:
         """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
         base = self._base(self._both(beside)[1])
         gain = 0.0
-        for number in some:
-            added = strength * self._operations[number]
-            mean = self._known[number] + base * self._operations[number]
-            gain += self._events[number] * math.log1p(added / mean) - added
+        for row in some:
+            added = strength * self._operations[row]
+            mean = self._known[row] + base * self._operations[row]
+            gain += self._events[row] * math.log1p(added / mean) - added
         return gain > 0
 
     def leave_out(self, some: Collection[int]) -> None:
@@ -419,14 +364,14 @@ class Rates:
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect its events from now on."""
-        for number in through:
-            added = strength * self._operations[number]
-            self._known[number] += added
+        for row in through:
+            added = strength * self._operations[row]
+            self._known[row] += added
             self._left -= added
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it rests on more than a few events, and adds to what all have."""
-        seen = sum([self._events[number] for number in through])
+        seen = sum([self._events[row] for row in through])
         if self._never:
             return seen > 0
         _, rest = self._both(through)
@@ -452,9 +397,8 @@ class Rates:
 
     def _count(self, some: Sequence[int]) -> _Count:
         return _Count(
-            sum([self._operations[number] for number in some]),
-            sum([self._events[number] for number in some])
-            - sum([self._known[number] for number in some]),
+            sum([self._operations[row] for row in some]),
+            sum([self._events[row] for row in some]) - sum([self._known[row] for row in some]),
             len(some),
         )
 
@@ -476,15 +420,15 @@ class Rates:
         if len(self._events) > _MANY:
             return self._dispersion
         own = self._aside.union(through)
-        rest = [number for number in range(len(self._events)) if number not in own]
+        rest = [row for row in range(len(self._events)) if row not in own]
         if len(rest) < _FEW_PEERS:
             free = max(1, len(rest) + len(through) - 2)
             found = (self._pearson(rest) + self._pearson(through)) / free
         else:
             found = _dispersion(
-                [self._events[number] for number in rest],
-                [self._known[number] for number in rest],
-                [self._operations[number] for number in rest],
+                [self._events[row] for row in rest],
+                [self._known[row] for row in rest],
+                [self._operations[row] for row in rest],
             )
         return max(self._least_scatter, found)
 
@@ -493,9 +437,9 @@ class Rates:
         count = self._count(some)
         rate = max(LEAST_RATE, count.events / max(1, count.operations))
         total = 0.0
-        for number in some:
-            mean = self._known[number] + rate * self._operations[number]
-            total += (self._events[number] - mean) ** 2 / max(mean, _SEEN)
+        for row in some:
+            mean = self._known[row] + rate * self._operations[row]
+            total += (self._events[row] - mean) ** 2 / max(mean, _SEEN)
         return total
 
 

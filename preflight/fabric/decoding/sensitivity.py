@@ -23,32 +23,22 @@ from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
     ONE_EVENT_S,
-    Rates,
-    events_on,
-    limits_of,
-    marks_of,
+    rates_of,
     watch,
 )
-from preflight.fabric.decoding.shifts import (
-    HOT,
-    Shifts,
-    log_times,
-    of_latency,
-    of_the_wire,
-    surprise,
-)
+from preflight.fabric.decoding.shifts import shifts_of, surprise
 from preflight.fabric.samples import uncollected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
-    from preflight.fabric.decoding.rare_events import Mark
+    from preflight.fabric.decoding.rare_events import Rates
+    from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
 
-
-if TYPE_CHECKING:
     Endpoint = tuple[str, int]
+
 
 POWER = 0.99
 """With what probability a fault of the rate or size given would have been named."""
@@ -103,19 +93,10 @@ def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
     wire = watched.wire
     if not wire.places:
         return ()
-    rates = Rates(
-        wire,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
-    )
-    effect = -math.log(1 - number(backend, "slow_effect"))
-    timed = log_times(met, observed.leaves, of_the_wire(backend), effect)
-    model = Shifts(timed, effect=effect, floor=number(backend, "bandwidth_scatter"))
+    rates, model = rates_of(wire, backend), shifts_of(met, observed, "slow")
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
-    judged = _Rule(rates, threshold, effect, model.scatter)
+    judged = _Rule(rates, threshold, model)
     every = sum(place.rail != ALL_RAILS for place in wire.places)
     order = {name: at for at, name in enumerate(observed.nodes)}
     looks = [
@@ -155,11 +136,10 @@ def _through(wire: Exposures) -> dict[Endpoint, _Load]:
 class _Rule:
     """The rule that condemns, turned round; endpoints that were measured alike cost once."""
 
-    def __init__(self, rates: Rates, threshold: float, effect: float, scatter: float) -> None:
+    def __init__(self, rates: Rates, threshold: float, model: Shifts) -> None:
         self._rates = rates
         self._threshold = threshold
-        self._effect = effect
-        self._scatter = scatter
+        self._model = model
         self._events: dict[tuple[int, int], int | None] = {}
         self._slower: dict[int, float | None] = {}
 
@@ -194,7 +174,7 @@ class _Rule:
             # A pair's own scatter works against it: two scales, nine times in ten, over the pairs.
             needed = self._threshold / pairs
             scales = _scales_for(needed) + 2.0 / math.sqrt(pairs)
-            loss = 1 - math.exp(-max(self._effect, scales * self._scatter))
+            loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
             self._slower[pairs] = round(loss, 3) if loss < _ALL else None
         return self._slower[pairs]
 
@@ -286,9 +266,14 @@ def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
     low, high = 0.0, 10.0 + 4.0 * events
     while _shows(events, moments, high) < power:
         high *= 2
+    return _least(lambda mean: _shows(events, moments, mean) >= power, low, high)
+
+
+def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The least number that is enough, of those from one that is not to one that is."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _shows(events, moments, middle) >= power else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
@@ -310,11 +295,7 @@ def _shows(events: int, moments: int, mean: float) -> float:
 
 def _scales_for(nats: float) -> float:
     """How many scales above its peers give so much evidence."""
-    low, high = 0.0, 1e6
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if surprise(middle) >= nats else (middle, high)
-    return high
+    return _least(lambda scales: surprise(scales) >= nats, 0.0, 1e6)
 
 
 Turn = tuple[str, str, int, int]
@@ -352,61 +333,41 @@ def shown(observed: Observed) -> Shown:
     """See each pair by itself, as the rules do."""
     met = meetings(observed)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
-    backend = observed.backend
-    slow = -math.log(1 - number(backend, "slow_effect"))
-    late = math.log1p(number(backend, "latency_effect"))
     return Shown(
-        events=_events(met, turns, number(backend, "spike_us")),
-        scatter=number(backend, "event_scatter"),
-        wire=_slower(
-            met, turns, observed, of_the_wire(backend), slow, number(backend, "bandwidth_scatter")
-        ),
-        latency=_slower(met, turns, observed, of_latency, late, number(backend, "latency_scatter")),
+        events=_events(met, turns, number(observed.backend, "spike_us")),
+        scatter=number(observed.backend, "event_scatter"),
+        wire=_slower(turns, shifts_of(met, observed, "slow")),
+        latency=_slower(turns, shifts_of(met, observed, "latency")),
     )
 
 
 def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn, Events]:
-    marks = marks_of(met, limits_of(met, least_us))
+    """`watch` puts down the rows of one pair after the other, and of each those of its two hosts.
+
+    What hit most of a pair's rails at once has a row of its own, the last one.
+    """
+    wire, late, _ = watch(met, least_us)
     found: dict[Turn, Events] = {}
+    first = 0
     for rows in met.together:
-        own = [each for row in rows if row in marks for each in marks[row]]
-        wire = _by_rail([mark for host, mark in own if not host], len(rows))
-        hosts = dict.fromkeys(host for host, _ in own if host)
-        late = [_by_rail([m for host, m in own if host == name], len(rows)) for name in hosts]
-        for row in rows:
-            rail = met.places[row].rail
-            each = [_on(counts, rail) for counts in (wire, *late)]
+        width = len(rows) + (len(rows) > 1)
+        for at, row in enumerate(rows):
+            own = {at, width - 1}
+            on_wire = [first + each for each in own]
+            of_hosts = [2 * first + host * width + each for host in (0, 1) for each in own]
             found[turns[row]] = Events(
-                wire=each[0][0],
-                late=sum(count for count, _ in each[1:]),
+                wire=sum(wire.events[each] for each in on_wire),
+                late=sum(late.events[each] for each in of_hosts),
                 operations=met.operations[row],
-                longest_us=max(longest for _, longest in each),
+                longest_us=max(
+                    *(wire.worst_us[each] for each in on_wire),
+                    *(late.worst_us[each] for each in of_hosts),
+                ),
             )
+        first += width
     return found
 
 
-def _by_rail(marks: Sequence[Mark], rails: int) -> dict[int, tuple[int, float]]:
-    counts: dict[int, tuple[int, float]] = {}
-    for rail, worst_us in events_on(marks, rails) if marks else ():
-        count, longest = counts.get(rail, (0, 0.0))
-        counts[rail] = count + 1, max(longest, worst_us)
-    return counts
-
-
-def _on(counts: Mapping[int, tuple[int, float]], rail: int) -> tuple[int, float]:
-    own, every = counts.get(rail, (0, 0.0)), counts.get(ALL_RAILS, (0, 0.0))
-    return own[0] + every[0], max(own[1], every[1])
-
-
-def _slower(  # noqa: PLR0917  what one rule goes by
-    met: Meetings,
-    turns: Sequence[Turn],
-    observed: Observed,
-    wanted: Callable[[int], bool],
-    effect: float,
-    floor: float,
-) -> Slower:
-    timed = log_times(met, observed.leaves, wanted, effect)
-    model = Shifts(timed, effect=effect, floor=floor)
-    logs = {turns[row]: log for row, log in zip(timed.rows, timed.logs, strict=True)}
-    return Slower(logs, min(effect, HOT * model.scatter))
+def _slower(turns: Sequence[Turn], model: Shifts) -> Slower:
+    rows = zip(model.timed.rows, model.timed.logs, strict=True)
+    return Slower({turns[row]: log for row, log in rows}, model.stands_out)

@@ -15,16 +15,23 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from preflight.core.statistics import median
+from preflight.fabric.decoding.parts import number
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Column, Meetings, Place
+    from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Phase
+
+    _Kind = tuple[int, Phase, bool]
+    """Bytes, phase, and whether both ends are under one leaf."""
+    _Leaf = tuple[str | None, int]
+    """A leaf, and a rail of the nodes under it."""
 
 
 _DEGREES = 8.0
@@ -47,16 +54,30 @@ class _Base(NamedTuple):
     scatter: float
 
 
+def shifts_of(met: Meetings, observed: Observed, symptom: Literal["slow", "latency"]) -> Shifts:
+    """The model of one symptom: bandwidth at the wire's sizes, or latency at the least."""
+    backend = observed.backend
+    if symptom == "slow":
+        wanted, floor = of_the_wire(backend), number(backend, "bandwidth_scatter")
+        effect = -math.log(1 - number(backend, "slow_effect"))
+    else:
+        wanted, floor = of_latency, number(backend, "latency_scatter")
+        effect = math.log1p(number(backend, "latency_effect"))
+    return Shifts(log_times(met, observed.leaves, wanted, effect), effect=effect, floor=floor)
+
+
 class Shifts:
     """The model of `explain` for observations that a fault makes slower by a constant factor."""
 
     def __init__(self, observed: LogTimes, *, effect: float, floor: float) -> None:
-        """`effect`: in log time, what matters at all. `floor`: scatter that is always believed."""
+        """`floor`: scatter that is always believed."""
+        self.timed = observed
         self._logs = observed.logs
         self._places = observed.places
         self._again = observed.again
         self._expected = [0.0] * len(self._logs)
-        self._effect = effect
+        self.effect = effect
+        """In log time, what matters at all."""
         self._floor = floor
         self._aside: frozenset[int] = frozenset()
         self._whole = self._base_of(self._logs)
@@ -66,12 +87,17 @@ class Shifts:
         """Of what is healthy, in log time."""
         return self._whole.scatter
 
+    @property
+    def stands_out(self) -> float:
+        """By how much more, in log time, an observation stands out of what healthy ones scatter."""
+        return min(self.effect, HOT * self._whole.scatter)
+
     def hot(self) -> list[int]:
         """Observations that stand out at all, by effect: their parts are looked at."""
-        least = self._whole.log + min(self._effect, HOT * self._whole.scatter)
+        least = self._whole.log + self.stands_out
         fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
-        bound = min(least, fastest + self._effect)
-        return [number for number, log in enumerate(self._logs) if log > bound]
+        bound = min(least, fastest + self.effect)
+        return [row for row, log in enumerate(self._logs) if log > bound]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
         """The median shift over its partners, in log time, and what assuming it gains."""
@@ -80,10 +106,10 @@ class Shifts:
             return 0.0, 0.0
         shift = self._typical(through) - base.log
         gain = 0.0
-        for number in through:
-            expected = self._expected[number]
+        for row in through:
+            expected = self._expected[row]
             if shift > expected:
-                away = self._logs[number] - base.log
+                away = self._logs[row] - base.log
                 gain += surprise((away - expected) / base.scatter)
                 gain -= surprise((away - shift) / base.scatter)
         return shift, gain
@@ -98,10 +124,10 @@ class Shifts:
         if base is None:
             return False
         gain = 0.0
-        for number in some:
-            away = self._logs[number] - base.log
-            gain += surprise((away - self._expected[number]) / base.scatter)
-            gain -= surprise((away - max(strength, self._expected[number])) / base.scatter)
+        for row in some:
+            away = self._logs[row] - base.log
+            gain += surprise((away - self._expected[row]) / base.scatter)
+            gain -= surprise((away - max(strength, self._expected[row])) / base.scatter)
         return gain > 0
 
     def leave_out(self, some: Collection[int]) -> None:
@@ -110,23 +136,23 @@ class Shifts:
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """The slowest part on the way sets the pace."""
-        for number in through:
-            self._expected[number] = max(self._expected[number], strength)
+        for row in through:
+            self._expected[row] = max(self._expected[row], strength)
         rest = [log for log, known in zip(self._logs, self._expected, strict=True) if not known]
         self._whole = self._base_of(rest or self._logs)
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether it is slower by as much as anybody would mind."""
         del through
-        return strength >= self._effect
+        return strength >= self.effect
 
     def _typical(self, through: Sequence[int]) -> float:
         """A partner counts once, however often it was met."""
         if not self._again:
-            return _lower_median([self._logs[number] for number in through])
+            return _lower_median([self._logs[row] for row in through])
         met: dict[Place, list[float]] = defaultdict(list)
-        for number in through:
-            met[self._places[number]].append(self._logs[number])
+        for row in through:
+            met[self._places[row]].append(self._logs[row])
         return _lower_median([_lower_median(logs) for logs in met.values()])
 
     def _base(self, through: Sequence[int]) -> _Base | None:
@@ -135,9 +161,7 @@ class Shifts:
             return self._whole
         own = self._aside.union(through)
         rest = [
-            log
-            for number, log in enumerate(self._logs)
-            if number not in own and not self._expected[number]
+            log for row, log in enumerate(self._logs) if row not in own and not self._expected[row]
         ]
         if len(rest) < _LEAST_PEERS:
             return None
@@ -145,7 +169,7 @@ class Shifts:
         if len(rest) >= _ENOUGH_PEERS:
             return base
         # Few agree by chance: those that go through the part tell of the scatter as well.
-        logs = [self._logs[number] for number in through]
+        logs = [self._logs[row] for row in through]
         return base._replace(scatter=max(base.scatter, (max(logs) - min(logs)) / _RANGE))
 
     def _base_of(self, logs: Sequence[float]) -> _Base:
@@ -157,7 +181,7 @@ class Shifts:
             middle = median(ranked)
             spread = (ranked[-1] - ranked[0]) / _RANGE
         else:
-            middle = _densest(ranked, self._effect)
+            middle = _densest(ranked, self.effect)
             spread = 0.0
         below = [middle - log for log in reversed(ranked[: bisect_right(ranked, middle)])]
         scatter = _NORMAL * median(below)
@@ -192,12 +216,6 @@ def surprise(scales: float) -> float:
     """Negative log likelihood, up to a constant, of a deviation in healthy scatter."""
     return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)
 
-
-if TYPE_CHECKING:
-    _Kind = tuple[int, Phase, bool]
-    """Bytes, phase, and whether both ends are under one leaf."""
-    _Leaf = tuple[str | None, int]
-    """A leaf, and a rail of the nodes under it."""
 
 _LEAST_US = 1e-3
 

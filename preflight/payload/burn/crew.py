@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-
-if TYPE_CHECKING:
     Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
+    Emit = Callable[["dict[str, Any]"], None]
+    Sides = list[tuple[int, list[int]]]
+
 
 _UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
 _TRIES = 3
@@ -114,7 +115,7 @@ class Worker:
         self.let_go()
         status = None if kill else lease.reaped(self.pid, lease.EXIT_S)
         if status is not None:
-            return _how(status)
+            return f"its process {lines.ending(status)}" if status else ""
         os.kill(self.pid, signal.SIGKILL)
         if lease.reaped(self.pid, _KILLED_S) is not None:
             return ""
@@ -145,22 +146,6 @@ def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> N
             fail("error", f"{type(error).__name__}: {short(error)}")
     finally:
         os._exit(0)  # no destructor of torch or CUDA may keep us
-
-
-def _how(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"its process was killed by {signal.Signals(number).name}"
-        except ValueError:  # a real-time signal
-            return f"its process was killed by signal {number}"
-    code = os.WEXITSTATUS(status)
-    return f"its process ended by itself with status {code}" if code else ""
-
-
-if TYPE_CHECKING:
-    Emit = Callable[["dict[str, Any]"], None]
-    Sides = list[tuple[int, list[int]]]
 
 
 class Crew:

@@ -7,7 +7,7 @@ import time
 
 from probe import sysfs
 from probe.text import clean
-from sweep import cuda
+from sweep import counters, cuda
 
 from . import integrity
 from .bench import Bench, Waited, reading
@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    Order = Callable[[], "dict[str, Any] | None"]
 
 
 MIB = 1 << 20
@@ -88,61 +90,30 @@ def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     return [reading("launch_us", samples)]
 
 
-# nvml.h: nvmlClocksEventReason*
-_REASONS = {
-    0x04: "sw_power_cap",
-    0x08: "hw_slowdown",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-}
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvml.h: nvmlClockType_t
 
 
 class Gauge:
     """NVML on one GPU, found by its PCI address; tells nothing where there is no NVML."""
 
     def __init__(self, bench: Bench) -> None:
-        self._lib: Any = None
-        self._handle: Any = None
-        if bench.kind != "cuda":
-            return
-        address = bench.bus_id()
-        if not address:
-            return
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode("ascii"))
-            self._lib = pynvml
-        except Exception:  # noqa: BLE001 - no library, no module, NVML's own errors: no clocks
-            return
+        address = bench.bus_id() if bench.kind == "cuda" else ""
+        self._gpus = counters.Gpus().by_bus_id(address) if address else []
 
     def look(self, at_s: float) -> dict[str, Any] | None:
         """One look, `at_s` seconds into the load; None without NVML, a value of it if refused."""
-        if self._lib is None:
+        if not self._gpus:
             return None
-        lib = self._lib
-        reasons = self._ask("CurrentClocksEventReasons")
-        if reasons is None:  # the older name
-            reasons = self._ask("CurrentClocksThrottleReasons")
-        milliwatts = self._ask("PowerUsage")
-        held = None if reasons is None else [n for bit, n in _REASONS.items() if reasons & bit]
+        (gpu,) = self._gpus
+        milliwatts = gpu.ask("PowerUsage")
         return {
             "at_s": round(at_s, 3),
-            "sm_mhz": self._ask("ClockInfo", lib.NVML_CLOCK_SM),
-            "memory_mhz": self._ask("ClockInfo", lib.NVML_CLOCK_MEM),
-            "celsius": self._ask("Temperature", lib.NVML_TEMPERATURE_GPU),
+            "sm_mhz": gpu.ask("ClockInfo", _SM_CLOCK),
+            "memory_mhz": gpu.ask("ClockInfo", _MEMORY_CLOCK),
+            "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
             "watts": None if milliwatts is None else milliwatts / 1000,
-            "reasons": held,
+            "reasons": gpu.reasons(),
         }
-
-    def _ask(self, what: str, *given: Any) -> Any:
-        """Return what NVML answers; None for any refusal, and for a function it does not have."""
-        try:
-            return getattr(self._lib, "nvmlDeviceGet" + what)(self._handle, *given)
-        except (self._lib.NVMLError, AttributeError):
-            return None
 
 
 _MOST_WINDOWS = 2000
@@ -186,9 +157,6 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
     events.append(integrity.proof("load", len(rates), wrong, first, digest=digest, size=size))
     return events
 
-
-if TYPE_CHECKING:
-    Order = Callable[[], "dict[str, Any] | None"]
 
 _PHASES = {
     "gemm": measure,

@@ -24,23 +24,14 @@ _EXACT_WORD = 2**64
 
 def signs(bench: Any, rows: int, columns: int, key: int) -> Any:
     """A bf16 matrix of +1 and -1 by a fixed pattern: with 256 summands no sum loses a bit."""
-    return (
-        (_words(bench, rows * columns, key) & 1)
-        .mul_(2)
-        .sub_(1)
-        .to(bench.torch.bfloat16)
-        .view(rows, columns)
-    )
+    words = (_words(bench, rows * columns, key) & 1).mul_(2).sub_(1)
+    return words.to(bench.torch.bfloat16).view(rows, columns)
 
 
 def small(bench: Any, rows: int, columns: int, key: int) -> Any:
     """A bf16 matrix of whole numbers from -15 to 16; sums of 8,192 products are below 2^22."""
-    return (
-        (_words(bench, rows * columns, key) & 31)
-        .sub_(15)
-        .to(bench.torch.bfloat16)
-        .view(rows, columns)
-    )
+    words = (_words(bench, rows * columns, key) & 31).sub_(15)
+    return words.to(bench.torch.bfloat16).view(rows, columns)
 
 
 def wrong_row(bench: Any, one: Any, other: Any, product: Any) -> int | None:

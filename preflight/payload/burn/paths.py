@@ -24,8 +24,9 @@ import time
 from contextlib import suppress
 
 from probe import sysfs as pci
+from probe.rdma import names
 from probe.text import attempt, clean
-from sweep import cuda, verify
+from sweep import cuda, transports, verify
 
 from . import crew, integrity
 from .bench import Bench, Waited, reading
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-
-if TYPE_CHECKING:
     Emit = Callable[["dict[str, Any]"], None]
+    Sides = list[tuple[int, list[int]]]
+
 
 MIB = 1 << 20
 _MOST_THREADS = 64
@@ -103,7 +104,7 @@ def sides(sysfs: str) -> list[tuple[int, list[int]]]:
     allowed = os.sched_getaffinity(0)
     folder = sysfs + "/devices/system/node"
     found = []
-    for name in _names(folder):
+    for name in names(folder):
         match = _NODE.match(name)
         cpus = expand(attempt(f"{folder}/{name}/cpulist")) if match else []
         usable = [cpu for cpu in cpus if cpu in allowed]
@@ -121,16 +122,6 @@ def expand(cpulist: str) -> list[int]:
             cpus += range(int(first), min(int(last or first), int(first) + 65535) + 1)
     return cpus
 
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-if TYPE_CHECKING:
-    Sides = list[tuple[int, list[int]]]
 
 TOOL = "ib_write_bw"
 _LISTENS_S = 0.3
@@ -224,13 +215,9 @@ def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, 
 
 def active(folder: str) -> list[tuple[str, int]]:
     """(device, port) of every port that is up, the first of each device."""
-    found = []
-    for name in _names(folder):
-        for port in _names(f"{folder}/{name}/ports"):
-            if port.isdigit() and "ACTIVE" in attempt(f"{folder}/{name}/ports/{port}/state"):
-                found.append((clean(name, 64), int(port)))
-                break
-    return found
+    ports = {name: transports.active(f"{folder}/{name}") for name in names(folder)}
+    found = {name: [port for port in own if port.isdigit()] for name, own in ports.items()}
+    return [(clean(name, 64), int(own[0])) for name, own in found.items() if own]
 
 
 def average(printed: str) -> float | None:

@@ -20,6 +20,9 @@ import select
 import time
 from abc import ABC, abstractmethod
 
+from probe.rdma import names
+from probe.text import attempt
+
 from . import verify
 
 TYPE_CHECKING = False
@@ -382,8 +385,8 @@ def waited_s(pid: int) -> dict[str, float]:
     Source: Documentation/scheduler/sched-stats.rst, the second field of schedstat (nanoseconds).
     """
     found: dict[str, float] = {}
-    for thread in _names(f"/proc/{pid}/task"):
-        fields = _starvation_text(f"/proc/{pid}/task/{thread}/schedstat").split()
+    for thread in names(f"/proc/{pid}/task"):
+        fields = attempt(f"/proc/{pid}/task/{thread}/schedstat").split()
         if len(fields) > 1:
             found[thread] = int(fields[1]) / 1e9
     return found
@@ -397,7 +400,7 @@ def stopped(pid: int) -> bool:
 def in_d_state(pid: int) -> bool:
     """Whether one of its threads waits in the kernel, where no signal reaches it."""
     tasks = f"/proc/{pid}/task"
-    return any(_state(f"{tasks}/{thread}") == "D" for thread in _names(tasks))
+    return any(_state(f"{tasks}/{thread}") == "D" for thread in names(tasks))
 
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
@@ -412,19 +415,4 @@ def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
 
 
 def _state(folder: str) -> str:
-    return _starvation_text(folder + "/stat").rpartition(") ")[2][:1]
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _starvation_text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
+    return attempt(folder + "/stat").rpartition(") ")[2][:1]

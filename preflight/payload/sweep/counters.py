@@ -17,6 +17,9 @@ import re
 import signal
 
 import lease
+from probe.rdma import names as listed
+from probe.sysfs import attempt_lines
+from probe.text import attempt
 
 from . import lines
 
@@ -60,10 +63,10 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
     """Read the ports of these RDMA devices (None: of all) under `root`/class/infiniband."""
     found: dict[str, float] = {}
     folder = root + "/class/infiniband"
-    for device in _names(folder):
+    for device in listed(folder):
         if devices is not None and device not in devices:
             continue
-        for port in _names(f"{folder}/{device}/ports"):
+        for port in listed(f"{folder}/{device}/ports"):
             for kind, names in RDMA.items():
                 base = f"{folder}/{device}/ports/{port}/{kind}"
                 found.update(_read_all(f"{device}/{port}", base, names))
@@ -79,15 +82,14 @@ def tcp() -> dict[str, float]:
     """Read how often this host (its network namespace) had to send something twice."""
     found: dict[str, float] = {}
     for path, wanted in _TCP.items():
-        for name, value in table(_text(path)):
+        for name, value in table(attempt_lines(path)):
             if name in wanted:
                 found["tcp " + wanted[name]] = value
     return found
 
 
-def table(text: str) -> Iterator[tuple[str, float]]:
+def table(lines: list[str]) -> Iterator[tuple[str, float]]:
     """Read the kernel's two-line tables: names, then values, each after the same word."""
-    lines = text.splitlines()
     for names, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.8
         group, *columns = names.split()
         for column, value in zip(columns, values.split()[1:]):  # noqa: B905 - Python 3.8
@@ -97,31 +99,16 @@ def table(text: str) -> Iterator[tuple[str, float]]:
 
 def _read_all(part: str, base: str, names: Collection[str]) -> Iterator[tuple[str, float]]:
     for name in names:
-        text = _text(f"{base}/{name}").strip()
+        text = attempt(f"{base}/{name}")
         if text.isdigit():
             yield f"{part} {name.rpartition('/')[2]}", float(text)
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    """The content; nothing where there is none: a driver has what it has."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return (file.read(65536) or b"").decode("ascii", "replace")
-    except OSError:
-        return ""
-
-
 LIBRARY = "libnvidia-ml.so.1"
 
-# nvml.h: nvmlClocksEventReason*, those that hardware or heat force upon a GPU.
-_THROTTLE = {
+# nvml.h: nvmlClocksEventReason*
+_POWER_CAP = {0x04: "sw_power_cap"}
+_THROTTLE = {  # what hardware or heat force upon a GPU
     0x08: "hw_slowdown",
     0x20: "sw_thermal",
     0x40: "hw_thermal",
@@ -160,7 +147,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
-        self._known: dict[str | int, _Gpu] = {}
+        self._known: dict[str | int, Gpu] = {}
         try:
             import ctypes
 
@@ -177,7 +164,7 @@ class Gpus:
         """Return the counters, and the throttle reasons that hold now, of one GPU or of all."""
         counters: dict[str, float] = {}
         throttled: list[str] = []
-        for gpu in self._gpus(bus_id):
+        for gpu in self.by_bus_id(bus_id):
             name = f"GPU {gpu.index} "
             counters.update({name + each: float(value) for each, value in gpu.counters().items()})
             throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
@@ -229,8 +216,8 @@ class Gpus:
         info = self._nvml.ask_by_name("nvmlDeviceGetPciInfo", handle)
         return None if info is None else sysfs.bus_id(_gpu_counters_text(info.busId)) or None
 
-    def _gpus(self, bus_id: str | None) -> list[_Gpu]:
-        """Find handles once: they hold for as long as the library does."""
+    def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
+        """Find handles, of one or of all, once: they hold for as long as the library does."""
         if self._nvml is None:
             return []
         count = 0 if bus_id is not None else self._nvml.ask_by_name("nvmlDeviceGetCount")
@@ -243,16 +230,16 @@ class Gpus:
         return [self._known[key] for key in keys if key in self._known]
 
 
-def _found(nvml: Nvml, key: str | int) -> _Gpu | None:
+def _found(nvml: Nvml, key: str | int) -> Gpu | None:
     if isinstance(key, int):
         handle = nvml.ask_by_name("nvmlDeviceGetHandleByIndex", key)
-        return None if handle is None else _Gpu(nvml, key, handle)
+        return None if handle is None else Gpu(nvml, key, handle)
     handle = nvml.ask_by_name("nvmlDeviceGetHandleByPciBusId", key.encode("ascii"))
     index = None if handle is None else nvml.ask_by_name("nvmlDeviceGetIndex", handle)
-    return None if index is None else _Gpu(nvml, index, handle)
+    return None if index is None else Gpu(nvml, index, handle)
 
 
-class _Gpu:
+class Gpu:
     """One GPU; its first reading learns which counters it has, and no other is asked for later."""
 
     def __init__(self, nvml: Nvml, index: int, handle: Any) -> None:
@@ -271,22 +258,28 @@ class _Gpu:
             self._learn()
         found = self._read(self._fields)
         for name, call in self._calls.items():
-            value = self._ask(*call)
+            value = self.ask(*call)
             if value is not None:
                 found[name] = value
         return found
 
     def throttled(self) -> list[str]:
         """Name what holds its clocks down now."""
-        bits = int(self._ask(self._reasons) or 0)
+        bits = int(self.ask(self._reasons) or 0)
         return [name for bit, name in _THROTTLE.items() if bits & bit]
+
+    def reasons(self) -> list[str] | None:
+        """Name the same and a cap on its power; None where NVML does not tell."""
+        bits = self.ask(self._reasons)
+        every = {**_POWER_CAP, **_THROTTLE}
+        return None if bits is None else [name for bit, name in every.items() if bits & bit]
 
     def sole_holders(self) -> tuple[bool | None, list[int]]:
         """Whether it takes one process at a time (None: NVML does not tell), and those on it."""
-        mode = self._ask("ComputeMode")
+        mode = self.ask("ComputeMode")
         if mode != _EXCLUSIVE_PROCESS:
             return None if mode is None else False, []
-        return True, [int(one.pid) for one in self._ask("ComputeRunningProcesses") or ()]
+        return True, [int(one.pid) for one in self.ask("ComputeRunningProcesses") or ()]
 
     def _learn(self) -> None:
         links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)
@@ -306,7 +299,7 @@ class _Gpu:
         self._calls = {
             name: call
             for name, call in _CALLS.items()
-            if name not in found and self._ask(*call) is not None
+            if name not in found and self.ask(*call) is not None
         }
 
     def _read(self, fields: dict[str, tuple[int, int]]) -> dict[str, int]:
@@ -318,7 +311,8 @@ class _Gpu:
             if refusal is None and 0 <= value <= _MOST
         }
 
-    def _ask(self, what: str, *given: Any) -> Any:
+    def ask(self, what: str, *given: Any) -> Any:
+        """Return what nvmlDeviceGet`what` answers; None for any refusal."""
         return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)
 
 

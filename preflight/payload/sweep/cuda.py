@@ -15,6 +15,7 @@ import time
 import warnings
 
 import lease
+from probe.text import attempt
 
 from . import counters
 from .plan import short
@@ -79,11 +80,8 @@ def _holder(torch: Any, index: int) -> str:
 
 
 def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", errors="replace") as file:
-            return f" ({file.read().strip()})"
-    except OSError:  # in a container NVML may count by the host's numbers
-        return ""
+    name = attempt(f"/proc/{pid}/comm")  # in a container NVML may count by the host's numbers
+    return f" ({name})" if name else ""
 
 
 _CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import select
+import signal
 import threading
 import time
 
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
 
     from .clocks import Stalls
 
-
-if TYPE_CHECKING:
     Read = Callable[[float], "dict[str, Any] | None"]
     Emit = Callable[["dict[str, Any]"], None]
+
 
 _LAST_WORDS_S = 0.5
 
@@ -73,15 +73,12 @@ def _attend(read_line: Read, kept: lease.Lease, orders: Orders, emit: Emit) -> N
         status = start.DONE if ended == lease.CLOSED else start.LAPSED
         if ended == process_groups.STORE:
             error = f"the sweep's store was silent for {kept.seconds:g} s"
-            last_words = threading.Thread(target=_say, args=(emit, error), daemon=True)
+            lapsed = {"event": "lapsed", "error": error}
+            last_words = threading.Thread(target=emit, args=(lapsed,), daemon=True)
             last_words.start()
             last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
     finally:
         lease.leave(status)
-
-
-def _say(emit: Emit, error: str) -> None:
-    emit({"event": "lapsed", "error": error})
 
 
 def _beat(kept: lease.Lease, emit: Emit) -> None:
@@ -99,6 +96,17 @@ def _beat(kept: lease.Lease, emit: Emit) -> None:
 def _end_after(deadline_s: float) -> None:
     time.sleep(deadline_s)
     lease.leave()
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its wait status: "was killed by SIGKILL"."""
+    if not os.WIFSIGNALED(status):
+        return f"ended by itself with status {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {number}"
 
 
 _CHUNK = 65536

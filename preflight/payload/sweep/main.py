@@ -30,27 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-
-if TYPE_CHECKING:
-    RailsEmit = Callable[["dict[str, Any]"], None]
-
-
-def start(pipes: dict[int, int], emit: RailsEmit) -> None:
-    """Relay from now on, in threads, what the rails say; `pipes`: by rail."""
-    rails = Rails(len(pipes), emit)
-    for rail, pipe in pipes.items():
-        threading.Thread(target=rails.relay, args=(pipe, rail), daemon=True).start()
-
-
-def pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
-    """Hand each order to every rail, from now on, in a thread."""
-    threading.Thread(target=_pass_on, args=(more, pipes), daemon=True).start()
+    Emit = Callable[["dict[str, Any]"], None]
+    Read = Callable[[float], "dict[str, Any] | None"]
 
 
 class Rails:
     """How many rails there are, and how many of them rest or are through."""
 
-    def __init__(self, count: int, emit: RailsEmit) -> None:
+    def __init__(self, count: int, emit: Emit) -> None:
         self._count = count
         self._emit = emit
         self._resting: set[int] = set()
@@ -92,6 +79,7 @@ class Rails:
 
 
 def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
+    """Hand each order to every rail."""
     while True:
         order = more.get()
         for pipe in pipes:
@@ -161,10 +149,6 @@ def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
         os._exit(0)
 
 
-if TYPE_CHECKING:
-    Read = Callable[[float], "dict[str, Any] | None"]
-    Emit = Callable[["dict[str, Any]"], None]
-
 _STORE_S = 30.0
 
 
@@ -201,6 +185,10 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     del server
 
 
+def _in_thread(work: Callable[..., None], *given: object) -> None:
+    threading.Thread(target=work, args=given, daemon=True).start()
+
+
 def _host_store(address: str) -> Any:
     """Serve the one store of the sweep from this process, on a port that the kernel picks."""
     import torch.distributed as dist
@@ -234,8 +222,10 @@ def _sweep(
             gpu = gpu_of_rank() if seated else place
             ends = (told[place][1], orders[place][0])
             start_rail(plan.Rail(go, rail, local, store, gpu), ends)
-        start({rail: told[place][0] for place, rail in enumerate(own)}, emit)
-        pass_on(more, [into for _, into in orders])
+        rails = Rails(len(own), emit)
+        for place, rail in enumerate(own):
+            _in_thread(rails.relay, told[place][0], rail)
+        _in_thread(_pass_on, more, [into for _, into in orders])
     except OSError as error:  # no way to the others, or no process to be had
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

@@ -9,14 +9,13 @@ every step goes over them, too.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
-from .pair import BEAT_S, MARGIN_S, Ladder, Unfit, connect_s, state_of
-from .plan import WHOLE_LIMIT, account, because, domain_account, inside_account, printable, short
+from .pair import MARGIN_S, Unfit, attempt, climbed
+from .plan import account, account_of
 from .process_groups import STRIKING_S, Meeting
 
 TYPE_CHECKING = False
@@ -24,11 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .pair import Seat
-
-
-if TYPE_CHECKING:
-    Alive = Callable[[str, float], None]
+    from .pair import Alive, Seat
 
 CPU_WAIT = "cpu wait_s"
 """Among the counters that moved: for how long this process was ready and did not run."""
@@ -60,7 +55,7 @@ def measure(seat: Seat, alive: Alive) -> dict[str, Any]:
     data = _ROUND - go.index
     place, rank = f"inside/{go.index}", own.index(seat.rail.rail)
     all_own = _Members(place, names, rank, go.barrier_s, data)
-    return _among(seat, all_own, inside_account(seat.rail, "measured"), alive)
+    return _among(seat, all_own, account(seat.rail, None, "measured"), alive)
 
 
 def measure_domain(seat: Seat, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
@@ -73,26 +68,21 @@ def measure_domain(seat: Seat, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
     within_s = (1 if turn.round else 2) * go.barrier_s + go.init_s
     data = _ROUND - go.nodes * (1 + turn.round) - min(go.index, turn.partner)
     both = _Members(place, [turn.a, turn.b], turn.rank, within_s, data)
-    return _among(seat, both, domain_account(rail, turn, "measured"), alive)
+    return _among(seat, both, account(rail, turn, "measured", domain=True), alive)
 
 
 def _among(seat: Seat, members: _Members, seen: dict[str, Any], alive: Alive) -> dict[str, Any]:
-    rail, place = seat.rail, members.place
-    before, waited = None, 0.0
-    try:
-        alive("connect", members.within_s + MARGIN_S)
-        _assemble(seat, members)
-        alive("connect", connect_s(rail.go) + PATIENCE_S)
-        seat.means.prepare()
-        before = seat.watch.read(seat.means.question())
+    waited = 0.0
+
+    def climb(seen: dict[str, Any]) -> None:
+        nonlocal waited
         waited = _waited_s()
-        seen.update(_measure(seat, members, alive))
-        seat.meeting.gather(f"{place}/left", members.rank, len(members.names), rail.go.op_s)
-    except Unfit as unfit:
-        seen.update(unfit.seen, state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
-    except RuntimeError as failure:
-        error = because(short(failure), seat.means.reason())
-        seen.update(state=state_of(str(failure)), error=error)
+        _climb(seat, members, alive, seen)
+        left = f"{members.place}/left"
+        seat.meeting.gather(left, members.rank, len(members.names), seat.rail.go.op_s)
+
+    alive("connect", members.within_s + MARGIN_S)
+    before = attempt(seat, seen, alive, lambda: _assemble(seat, members), climb)
     seen["stepped_s"] = seat.steps.step_s()
     waited = round(_waited_s() - waited, 3)
     alive("pair", PATIENCE_S + MARGIN_S)
@@ -114,26 +104,17 @@ def _assemble(seat: Seat, members: _Members) -> None:
         raise Unfit("absent", f"{names[missing[0]]} did not come")
 
 
-def _measure(seat: Seat, members: _Members, alive: Alive) -> dict[str, Any]:
-    go, rank, size = seat.rail.go, members.rank, len(members.names)
-    begun = time.monotonic()
-    group = seat.connect(f"{members.place}/group", rank, size)
-    met = time.monotonic()
-    alive("pair", go.op_s + BEAT_S + MARGIN_S)
-    seen: dict[str, Any] = {
-        "started_s": clocks.now_s(),
-        "setup_ms": round((met - begun) * 1000.0, 1),
-    }
-    keys = [verify.key(go.seed, members.data, each) for each in range(size)]
+def _climb(seat: Seat, members: _Members, alive: Alive, seen: dict[str, Any]) -> None:
+    go = seat.rail.go
+    keys = [verify.key(go.seed, members.data, each) for each in range(len(members.names))]
     larger = replace(go, ladder=go.ladder + go.inside_sizes)
-    ladder = Ladder(seat.torch, group, larger, verify.Ends(keys, rank), alive)
-    ladder.climb(begun, met, soak=False)
-    seen.update(timings=ladder.timings, net=printable(seat.means.words()))
+    ends = verify.Ends(keys, members.rank)
+    ladder, found = climbed(seat, f"{members.place}/group", ends, larger, alive, soak=False)
+    seen.update(found)
     if ladder.spoilt and ladder.data is not None and ladder.data.wrong:
         alone = "right" if ladder.data.right_alone(keys) else "WRONG: it is this device"
         alone = f"its own sum of the same data is {alone}"
-        raise Unfit("corrupt", f"{ladder.data.words()}; {alone}", seen)
-    return seen
+        raise Unfit("corrupt", f"{ladder.data.words()}; {alone}")
 
 
 STORE_S = 10.0
@@ -174,23 +155,37 @@ def take_part(
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
         if not meeting.arrive(number, patience_s):
             if meeting.struck(rail.member):
-                _never_mind(rail, number, say)
+                rest = "; the others went on without it"
+                _too_late(rail, number, len(rail.go.turns), say, rest)
                 break
-            _sit_out(rail, number, say)
+            _too_late(rail, number, number + 1, say)  # the next one is open to us again
             continue
         turn = rail.turn(number)
         if turn is not None and not _told(seat, number, _take_turn(seat, turn, say), say):
             return False
     if rail.go.inside and not rail.mnnvl:
-        _look_inside(seat, say)
+        number = len(rail.go.turns)
+        say(account=measure(seat, _alive(say, number)), round=number)
     if rail.go.domain and not rail.mnnvl:  # NCCL reads its environment once in a process
         say(round=rail.go.domain_step, phase="between", within_s=_MARGIN_S)
         return False
-    for step in range(max(first_round, rail.go.domain_step), rail.go.steps):
-        turn = rail.domain_turn(step)
-        if turn is not None and not _told(seat, step, _over_nvlink(seat, step, turn, say), say):
-            return False
+    return _over_nvlink(seat, max(first_round, rail.go.domain_step), say)
+
+
+def _over_nvlink(seat: Seat, first: int, say: Callable[..., None]) -> bool:
+    """Go through the steps over NVLink between nodes; False as above."""
+    for step in range(first, seat.rail.go.steps):
+        turn = seat.rail.turn(step)
+        if turn is not None:
+            seen = measure_domain(seat, turn, _alive(say, step))
+            if not _told(seat, step, seen, say):
+                return False
     return True
+
+
+def _alive(say: Callable[..., None], step: int) -> Alive:
+    """Tells the supervisor what is done in that step, and within what time it hears of us."""
+    return lambda phase, within_s: say(round=step, phase=phase, within_s=within_s)
 
 
 def step_out(rail: plan.Rail) -> None:
@@ -222,43 +217,15 @@ def _take_turn(seat: pair.Seat, turn: plan.Turn, say: Callable[..., None]) -> di
     if seat.meeting.missed(turn.round, seat.rail.partner(turn)):
         error = f"its partner did not come to round {turn.round + 1}"
         return account(seat.rail, turn, "absent", error)
-
-    def alive(phase: str, within_s: float) -> None:
-        say(round=turn.round, phase=phase, within_s=within_s)
-
-    return pair.measure(seat, turn, alive)
+    return pair.measure(seat, turn, _alive(say, turn.round))
 
 
-def _look_inside(seat: pair.Seat, say: Callable[..., None]) -> None:
-    number = len(seat.rail.go.turns)
-
-    def alive(phase: str, within_s: float) -> None:
-        say(round=number, phase=phase, within_s=within_s)
-
-    say(account=measure(seat, alive), round=number)
-
-
-def _over_nvlink(
-    seat: pair.Seat, step: int, turn: plan.Turn, say: Callable[..., None]
-) -> dict[str, Any]:
-    def alive(phase: str, within_s: float) -> None:
-        say(round=step, phase=phase, within_s=within_s)
-
-    return measure_domain(seat, turn, alive)
-
-
-def _sit_out(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
-    """The others began this round without us; the next one is open to us again."""
-    turn = rail.turn(number)
-    if turn is not None:
-        error = f"came too late to round {number + 1}"
-        say(account=account(rail, turn, "absent", error), round=number)
-
-
-def _never_mind(rail: plan.Rail, number: int, say: Callable[..., None]) -> None:
-    """The others went on without us: our remaining pairs cannot be measured any more."""
-    error = f"came too late to round {number + 1}; the others went on without it"
-    for place in range(number, len(rail.go.turns)):
-        turn = rail.turn(place)
-        if turn is not None:
-            say(account=account(rail, turn, "absent", error), round=place)
+def _too_late(
+    rail: plan.Rail, number: int, last: int, say: Callable[..., None], rest: str = ""
+) -> None:
+    """The others began this round without us, or go on so: none of these pairs can be measured."""
+    for step in range(number, last):
+        error = f"came too late to round {number + 1}{rest}"
+        absent = account_of(rail, step, "absent", error)
+        if absent is not None:
+            say(account=absent, round=step)

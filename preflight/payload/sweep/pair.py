@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .process_groups import Meeting
     from .transports import Means
 
+    Alive = Callable[[str, float], None]
 
 GO_ON, TIME, SPIKES = 2, 1, 0
 """What an end wants; the smallest of both counts."""
@@ -84,7 +85,7 @@ class Ladder:
         group: process_groups.Group,
         go: plan.Go,
         ends: verify.Ends,
-        alive: Callable[[str, float], None],
+        alive: Alive,
     ) -> None:
         self.timings: list[dict[str, Any]] = []
         self.data: verify.Data | None = None
@@ -247,10 +248,9 @@ _AGAIN = 8
 class Unfit(Exception):  # noqa: N818 - an account, not an error of ours
     """The pair could not be measured to its end: `state` as in the controller's samples."""
 
-    def __init__(self, state: str, error: str, seen: dict[str, Any] | None = None) -> None:
+    def __init__(self, state: str, error: str) -> None:
         super().__init__(error)
         self.state = state
-        self.seen = seen or {}
 
 
 @dataclass(frozen=True)
@@ -284,30 +284,28 @@ class Seat:
             self.connected.pop().close()
 
 
-def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) -> dict[str, Any]:
+def measure(seat: Seat, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
     """Measure one pair and return this end's account; never raises for what the pair does.
 
     `alive(phase, within_s)` tells the supervisor what we do ("connect", "pair"), and that the next
     sign of life comes within that time.
     """
-    rail, meeting = seat.rail, seat.meeting
-    seen = account(rail, turn, "measured")
-    name = f"{turn.round}/{turn.a}-{turn.b}/{rail.rail}"
-    before = None
-    try:
-        alive("connect", rail.go.meet_s + MARGIN_S)
-        _agree(seat, turn, name)
-        alive("connect", connect_s(rail.go) + PATIENCE_S)
-        seat.means.prepare()
-        before = seat.watch.read(seat.means.question())
-        seen.update(_measure(seat, turn, name, alive))
+    go, meeting = seat.rail.go, seat.meeting
+    name = f"{turn.round}/{turn.a}-{turn.b}/{seat.rail.rail}"
+
+    def climb(seen: dict[str, Any]) -> None:
+        ladder, found = climbed(seat, f"pair/{name}/0", _ends(seat, turn), go, alive)
+        alive("pair", go.op_s + BEAT_S + MARGIN_S)
+        error = _look_into(seat, turn, name, ladder, alive) if ladder.spoilt else ""
+        seen.update(found)
+        if error:
+            raise Unfit("corrupt", error)
         meeting.leave(name, turn.rank)
-        meeting.await_leave(name, turn.rank, rail.go.op_s)
-    except Unfit as unfit:
-        seen.update(unfit.seen, state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
-    except RuntimeError as failure:
-        error = because(short(failure), seat.means.reason())
-        seen.update(state=state_of(str(failure)), error=error)
+        meeting.await_leave(name, turn.rank, go.op_s)
+
+    seen = account(seat.rail, turn, "measured")
+    alive("connect", go.meet_s + MARGIN_S)
+    before = attempt(seat, seen, alive, lambda: _agree(seat, turn, name), climb)
     meeting.leave(name, turn.rank)
     seen["stepped_s"] = seat.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
@@ -316,6 +314,47 @@ def measure(seat: Seat, turn: plan.Turn, alive: Callable[[str, float], None]) ->
     if before is not None:
         seen.update(seat.watch.since(before, seat.means))
     return seen
+
+
+def attempt(
+    seat: Seat,
+    seen: dict[str, Any],
+    alive: Alive,
+    meet: Callable[[], None],
+    climb: Callable[[dict[str, Any]], None],
+) -> dict[str, Any] | None:
+    """Meet the others and climb; what goes wrong is put into `seen`, as far as it came.
+
+    Return what the counters were before the load; None where it did not come to that.
+    """
+    before = None
+    try:
+        meet()
+        alive("connect", connect_s(seat.rail.go) + PATIENCE_S)
+        seat.means.prepare()
+        before = seat.watch.read(seat.means.question())
+        climb(seen)
+    except Unfit as unfit:
+        seen.update(state=unfit.state, error=printable(str(unfit), WHOLE_LIMIT))
+    except RuntimeError as failure:
+        error = because(short(failure), seat.means.reason())
+        seen.update(state=state_of(str(failure)), error=error)
+    return before
+
+
+def climbed(
+    seat: Seat, prefix: str, ends: verify.Ends, go: plan.Go, alive: Alive, *, soak: bool = True
+) -> tuple[Ladder, dict[str, Any]]:
+    """Connect under that prefix and climb; return what an account says of it, too."""
+    begun = time.monotonic()
+    group = seat.connect(prefix, ends.rank, len(ends.keys))
+    met = time.monotonic()
+    alive("pair", go.op_s + BEAT_S + MARGIN_S)
+    started_s, setup_ms = clocks.now_s(), round((met - begun) * 1000.0, 1)
+    ladder = Ladder(seat.torch, group, go, ends, alive)
+    ladder.climb(begun, met, soak=soak)
+    found = {"started_s": started_s, "setup_ms": setup_ms, "timings": ladder.timings}
+    return ladder, {**found, "net": printable(seat.means.words())}
 
 
 def _agree(seat: Seat, turn: plan.Turn, name: str) -> None:
@@ -329,29 +368,6 @@ def _agree(seat: Seat, turn: plan.Turn, name: str) -> None:
         raise Unfit("absent", f"{partner} follows another plan than this node")
 
 
-def _measure(
-    seat: Seat, turn: plan.Turn, name: str, alive: Callable[[str, float], None]
-) -> dict[str, Any]:
-    """Connect, climb, and look at what carried the data; Unfit with what was seen before it."""
-    begun = time.monotonic()
-    group = seat.connect(f"pair/{name}/0", turn.rank)
-    met = time.monotonic()
-    alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
-    seen: dict[str, Any] = {
-        "started_s": clocks.now_s(),
-        "setup_ms": round((met - begun) * 1000.0, 1),
-    }
-    ladder = Ladder(seat.torch, group, seat.rail.go, _ends(seat, turn), alive)
-    ladder.climb(begun, met)
-    seen.update(timings=ladder.timings, net=printable(seat.means.words()))
-    alive("pair", seat.rail.go.op_s + BEAT_S + MARGIN_S)
-    if ladder.spoilt:
-        error = _look_into(seat, turn, name, ladder, alive)
-        if error:
-            raise Unfit("corrupt", error, seen)
-    return seen
-
-
 def _ends(seat: Seat, turn: plan.Turn) -> verify.Ends:
     keys = [verify.key(seat.rail.go.seed, turn.round, rank) for rank in (0, 1)]
     return verify.Ends(keys, turn.rank)
@@ -362,9 +378,7 @@ def connect_s(go: plan.Go) -> float:
     return go.meet_s + MARGIN_S + (go.op_s if go.backend == "nccl" else 0.0)
 
 
-def _look_into(
-    seat: Seat, turn: plan.Turn, name: str, ladder: Ladder, alive: Callable[[str, float], None]
-) -> str:
+def _look_into(seat: Seat, turn: plan.Turn, name: str, ladder: Ladder, alive: Alive) -> str:
     """One end or both got wrong data: swap the roles and try again; what was wrong here, if any.
 
     Whether wrong bits stay with an end or with a role, and whether the end computes the same sum

@@ -148,16 +148,11 @@ class Rail:
         """How many ranks there were, had all nodes all rails."""
         return self.go.nodes * self.go.rails
 
-    def turn(self, number: int) -> Turn | None:
-        """Return the rail's pair of a round; None without one, or if the partner lacks it."""
-        return self._here(self.go.turns[number])
-
-    def domain_turn(self, step: int) -> Turn | None:
-        """The same of a step over NVLink between nodes."""
-        return self._here(self.go.domain[step - self.go.domain_step])
-
-    def _here(self, turn: Turn | None) -> Turn | None:
-        return None if turn is None or self.partner(turn) in self.go.missing else turn
+    def turn(self, step: int) -> Turn | None:
+        """Return the rail's pair of a step; None without one, or if the partner lacks it."""
+        go = self.go
+        turn = go.turns[step] if step < len(go.turns) else go.domain[step - go.domain_step]
+        return None if turn is None or self.partner(turn) in go.missing else turn
 
     def partner(self, turn: Turn) -> int:
         """The member number of the same rail on the partner."""
@@ -236,31 +231,31 @@ _PLACE = re.compile(r"^NCCL error in: \S+, ")
 """Where in torch's source: ProcessGroupNCCL writes it before what went wrong."""
 
 
-def account(rail: Rail, turn: Turn, state: str, error: str = "") -> dict[str, Any]:
-    """Make the event for one pair; `state` as in the controller's samples."""
+def account_of(rail: Rail, step: int, state: str, error: str = "") -> dict[str, Any] | None:
+    """Make the event for one step of `Go.steps`; None where this rail has no part in it."""
+    go = rail.go
+    if go.inside and step == len(go.turns):
+        return account(rail, None, state, error)
+    turn = rail.turn(step)
+    return (
+        None if turn is None else account(rail, turn, state, error, domain=step >= go.domain_step)
+    )
+
+
+def account(
+    rail: Rail, turn: Turn | None, state: str, error: str = "", *, domain: bool = False
+) -> dict[str, Any]:
+    """Make the event for one pair (`domain`: over NVLink); without one, for what goes on inside.
+
+    `state` as in the controller's samples.
+    """
+    pair: dict[str, Any] = {"event": "domain" if domain else "pair" if turn else "inside"}
+    if turn is not None:
+        pair.update(round=turn.round, a=turn.a, b=turn.b)
+        if not domain:
+            pair["plan"] = digest(rail.go, turn)
     return {
-        "event": "pair",
-        "round": turn.round,
-        "a": turn.a,
-        "b": turn.b,
-        "plan": digest(rail.go, turn),
-        **_account(rail, state, error),
-    }
-
-
-def inside_account(rail: Rail, state: str, error: str = "") -> dict[str, Any]:
-    """Make the event for one rail of the all-reduce inside of its node."""
-    return {"event": "inside", **_account(rail, state, error)}
-
-
-def domain_account(rail: Rail, turn: Turn, state: str, error: str = "") -> dict[str, Any]:
-    """Make the event for one pair over NVLink between nodes."""
-    pair = {"round": turn.round, "a": turn.a, "b": turn.b}
-    return {"event": "domain", **pair, **_account(rail, state, error)}
-
-
-def _account(rail: Rail, state: str, error: str) -> dict[str, Any]:
-    return {
+        **pair,
         "rail": rail.rail,
         "backend": rail.go.backend,
         "state": state,

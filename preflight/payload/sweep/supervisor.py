@@ -15,7 +15,7 @@ import lease
 from . import clocks, lines, member, plan, transports
 from .clocks import Stalls
 from .cuda import NoCuda
-from .plan import account, because, domain_account, inside_account, short
+from .plan import account_of, because, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
             _account_for_all(rail, step, output, ended.error)
             _step_out(rail)
             return True
-        account_of_step = _lost(rail, ended)
-        if account_of_step is not None:
-            lines.write(output, account_of_step)
+        lost = ended.phase in _LOST_IN and account_of(rail, ended.step, ended.state, ended.error)
+        if lost:
+            lines.write(output, lost)
             step, failures = step + 1, 0
             continue
         failures += 1
@@ -139,16 +139,10 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
 
 def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
     """Say of all that is left that it is not run, for a reason that is no fault of the node's."""
-    for number in range(at, len(rail.go.turns)):
-        turn = rail.turn(number)
-        if turn is not None:
-            lines.write(output, account(rail, turn, "not_run", error))
-    if rail.go.inside and at < rail.go.domain_step:
-        lines.write(output, inside_account(rail, "not_run", error))
-    for step in range(max(at, rail.go.domain_step), rail.go.steps):
-        turn = rail.domain_turn(step)
-        if turn is not None:
-            lines.write(output, domain_account(rail, turn, "not_run", error))
+    for step in range(at, rail.go.steps):
+        account = account_of(rail, step, "not_run", error)
+        if account is not None:
+            lines.write(output, account)
 
 
 def _step_out(rail: plan.Rail) -> None:
@@ -156,19 +150,6 @@ def _step_out(rail: plan.Rail) -> None:
     pid, reader = _fork(lambda _: member.step_out(rail))
     _reap(pid, member.STORE_S)
     os.close(reader.descriptor)
-
-
-def _lost(rail: plan.Rail, ended: _Ended) -> dict[str, Any] | None:
-    """The account of what a measuring process was at when it was lost; None for nothing."""
-    if ended.phase not in _LOST_IN:
-        return None
-    if ended.step >= rail.go.domain_step:
-        turn = rail.domain_turn(ended.step)
-        return None if turn is None else domain_account(rail, turn, ended.state, ended.error)
-    if ended.step == len(rail.go.turns):
-        return inside_account(rail, ended.state, ended.error)
-    turn = rail.turn(ended.step)
-    return None if turn is None else account(rail, turn, ended.state, ended.error)
 
 
 def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Ended:
@@ -272,17 +253,7 @@ def _end(pid: int, error: str, last_exit: _Exit) -> str:
         os.kill(pid, signal.SIGKILL)
     status = lease.reaped(pid, _REAP_S)
     if status is not None:
-        return error or f"its measuring process {_how_it_ended(status)}"
+        # The words tell the controller that this end failed by itself.
+        return error or f"its measuring process {lines.ending(status)}"
     last_exit.begins(pid)
     return error or "its measuring process ended by itself, and is not gone yet"
-
-
-def _how_it_ended(status: int) -> str:
-    """The words tell the controller that this end failed by itself."""
-    if not os.WIFSIGNALED(status):
-        return f"ended by itself with status {os.WEXITSTATUS(status)}"
-    number = os.WTERMSIG(status)
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {number}"

@@ -15,6 +15,8 @@ import socket
 import struct
 
 from probe import sysfs
+from probe.rdma import names
+from probe.text import attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +157,6 @@ def reason(file: int | None, since: int = 0) -> str:
 
 
 _ROOT_ONLY = 1
-_ACTIVE = "ACTIVE"
 
 
 def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | None:
@@ -197,13 +198,13 @@ def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
     `allowed`: NCCL_IB_HCA as the job has it. Nothing where none shares more than the root complex:
     then which NIC serves the GPU is NCCL's choice. Several where they are equally near.
     """
-    gpu = _path(f"{root}/bus/pci/devices/{gpu_bus_id}")
+    gpu = sysfs.pci_path(f"{root}/bus/pci/devices/{gpu_bus_id}")
     shared: dict[str, int] = {}
     folder = root + "/class/infiniband"
-    for name in _names(folder):
-        if permits(allowed, name) and _active(f"{folder}/{name}"):
-            nic = _path(f"{folder}/{name}/device")
-            shared[name] = _together(gpu, nic)
+    for name in names(folder):
+        if permits(allowed, name) and active(f"{folder}/{name}"):
+            nic = sysfs.pci_path(f"{folder}/{name}/device")
+            shared[name] = _together(gpu or [], nic or [])
     most = max(shared.values(), default=0)
     if most <= _ROOT_ONLY:
         return ()
@@ -226,29 +227,10 @@ def _together(one: list[str], other: list[str]) -> int:
     return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(one, other))))  # noqa: B905 - Python 3.8
 
 
-def _path(link: str) -> list[str]:
-    """The way from the root complex down to a device; nothing where it is not there."""
-    parts = os.path.realpath(link).split("/")
-    roots = [place for place, part in enumerate(parts) if part.startswith("pci")]
-    return parts[roots[0] :] if roots else []
-
-
-def _active(device: str) -> bool:
-    for port in _names(device + "/ports"):
-        try:
-            with open(f"{device}/ports/{port}/state") as file:
-                if _ACTIVE in file.read(64):
-                    return True
-        except OSError:
-            continue
-    return False
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+def active(device: str) -> list[str]:
+    """The ports of an RDMA device, as a folder of sysfs, that are up."""
+    ports = device + "/ports"
+    return [port for port in names(ports) if "ACTIVE" in attempt(f"{ports}/{port}/state")]
 
 
 UNPLACED = (

@@ -14,8 +14,8 @@ from preflight.fabric.agent_events import PairSeen, Ready, Trouble
 from preflight.fabric.agent_gathering import OTHER_PLAN, Agreed
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan
-from preflight.fabric.retest import longer, more_order, with_more
-from preflight.fabric.roster import go_order, roster
+from preflight.fabric.retest import longer, with_more
+from preflight.fabric.roster import go_order, measuring_order, roster
 from preflight.fabric.schedule import circle_rounds
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
@@ -111,7 +111,7 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
     kept = Agreed()
     for name in hosts:
         order = go_order(made, who, hosts, name, nonce="n", store=("127.0.0.1", 1))
-        more = more_order(longer_who, longer(made, who), name, len(who.rounds))
+        more = measuring_order(longer_who, longer(made, who), name, len(who.rounds))
         kept.ordered(order)
         kept.ordered(more, len(who.rounds))
         go = orders.read(_told(order))

@@ -65,7 +65,7 @@ def test_only_what_means_trouble_is_read_of_a_nic(tree: Path) -> None:
 def test_the_kernels_tables_are_read_by_name() -> None:
     """Names in one line, values in the next, both after the group's name."""
     text = "Tcp: RtoMin MaxConn RetransSegs\nTcp: 200 -1 33\nUdp: InErrors\nUdp: 4\n"
-    assert dict(counters.table(text)) == {
+    assert dict(counters.table(text.splitlines())) == {
         "Tcp: RtoMin": 200, "Tcp: RetransSegs": 33, "Udp: InErrors": 4,
     }  # fmt: skip
     assert set(counters.tcp()) == {"tcp retrans_segs", "tcp timeouts"}

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
+from preflight.fabric import stored
 from preflight.fabric.observed import Observed, observe
-from preflight.fabric.stored import encode_observed, encode_sweep, read_stored, reading
+from preflight.fabric.stored import encode_observed, encode_sweep, read_stored
 from tests.unit.fabric.stored_files import SWEPT, refused
 
 
@@ -69,10 +70,10 @@ def test_what_is_no_file_of_samples_is_refused(tmp_path: Path) -> None:
 
 def test_a_bomb_does_not_go_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small gzip of a huge document, and one of a billion entries, are refused unread."""
-    monkeypatch.setattr(reading, "LARGEST", 1 << 20)
+    monkeypatch.setattr(stored, "LARGEST", 1 << 20)
     assert "holds more than 1 MiB" in refused(tmp_path, gzip.compress(b" " * (9 << 20)))
     assert "larger than 1 MiB" in refused(tmp_path, b" " * (2 << 20))
-    monkeypatch.setattr(reading, "MOST_NUMBERS", 1000)
+    monkeypatch.setattr(stored, "MOST_NUMBERS", 1000)
     assert "more than 1,000 entries" in refused(tmp_path, b"[" + b"0," * 1001 + b"0]")
 
 

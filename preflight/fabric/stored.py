@@ -1,7 +1,9 @@
-"""Files of samples: opened, told apart by form, and read into typed values or refused.
+"""Samples of past nights, read from files that may be cut off, absurd or hostile.
 
-What it does not hold stays out: who waited for whom, why a sweep ended, a node's own rails, times
-one by one. A pair without times is no measurement.
+Files are told apart by form, and read into typed values or refused. `rebuilt` makes a sweep of the
+short form, so that one judge takes both. What that form does not hold stays out: who waited for
+whom, why a sweep ended, a node's own rails, times one by one. A pair without times is no
+measurement.
 """
 
 from __future__ import annotations
@@ -12,17 +14,17 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from preflight.core.files import read_regular
 from preflight.errors import UsageError
-from preflight.fabric.measure import SizeSummary, Summary, busbw_gbs, lost_words
+from preflight.fabric.measure import SizeSummary, Summary, lost_words
 from preflight.fabric.observed import BETWEEN_WAYS, Observed, observe
 from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
-from preflight.fabric.stored.sane import refuse_absurd, refuse_absurd_sweep
+from preflight.fabric.sane import refuse_absurd, refuse_absurd_sweep
 from preflight.fleet.inventory_tables import plainly
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Digest, Tried
     from preflight.fabric.samples import PairState
+
+    Turn = tuple[str, str, int, int]
 
 
 VERSION = 1
@@ -84,19 +88,15 @@ class Document(Struct, frozen=True, kw_only=True):
         )
 
 
-def encode_sweep(sweep: Sweep) -> bytes:
+def encode_sweep(sweep: Sweep | Observed) -> bytes:
     """Write the long form: every iteration of both ends."""
-    return _encode(sweep)
+    fields = {name: getattr(sweep, name) for name in sweep.__struct_fields__}
+    return msgspec.json.encode({"version": VERSION, **fields})
 
 
 def encode_observed(observed: Observed) -> bytes:
     """Write the short form: what statistics and blame need, about 1/20 of the long one."""
-    return _encode(observed)
-
-
-def _encode(samples: Sweep | Observed) -> bytes:
-    fields: dict[str, Any] = {name: getattr(samples, name) for name in samples.__struct_fields__}
-    return msgspec.json.encode({"version": VERSION, **fields})
+    return encode_sweep(observed)
 
 
 LARGEST = 1 << 30
@@ -271,9 +271,6 @@ def _whole(text: str, at: int) -> tuple[int, str]:
     return count, last
 
 
-if TYPE_CHECKING:
-    Turn = tuple[str, str, int, int]
-
 UNTIMED = "none of its times is stored"
 
 
@@ -325,7 +322,18 @@ def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
     state, error = _came_to(one, own)
     if _lost(one):
         return Summary("absent", (), "")
-    return Summary(state, tuple(map(_size, ladder)), error)
+    return Summary(
+        state,
+        tuple(
+            SizeSummary.of(
+                each.size_bytes,
+                each.operations,
+                (each.best_us, each.p50_us, each.p99_us, each.most_us),
+            )
+            for each in ladder
+        ),
+        error,
+    )
 
 
 def _lost(one: Tried) -> tuple[str, ...]:
@@ -349,16 +357,3 @@ def _once(one: Tried) -> str:
     body = one.error.removeprefix(f"{one.a}: ")
     words = body[: max(0, len(body) - len(joint)) // 2]
     return words if words and one.error == f"{one.a}: {words}{joint}{words}" else one.error
-
-
-def _size(one: Digest) -> SizeSummary:
-    return SizeSummary(
-        size_bytes=one.size_bytes,
-        iterations=one.operations,
-        busbw_gbs=round(busbw_gbs(one.size_bytes, one.p50_us / 1e6), 6),
-        best_gbs=round(busbw_gbs(one.size_bytes, one.best_us / 1e6), 6),
-        p50_us=one.p50_us,
-        p99_us=one.p99_us,
-        max_us=one.most_us,
-        ends_p99_us=(None, None),
-    )

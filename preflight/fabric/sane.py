@@ -14,7 +14,7 @@ from preflight.fabric.observed import KEPT
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from preflight.fabric.observed import Digest, Observed, Standout, Tried
     from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
@@ -104,12 +104,12 @@ def refuse_digest(where: str, digest: Digest) -> None:
 
 
 def _refuse_standouts(where: str, digest: Digest) -> None:
-    if len(digest.standouts) > digest.operations:
-        said = f"{len(digest.standouts)} standouts of {digest.operations} operations"
+    count = len(digest.standouts)
+    if count > digest.operations:
+        said = f"{count} standouts of {digest.operations} operations"
         raise absurd(where, said, "correct either")
-    if len(digest.standouts) > KEPT:
-        said = f"{len(digest.standouts)} standouts"
-        raise absurd(where, said, f"keep the longest {KEPT}")
+    if count > KEPT:
+        raise absurd(where, f"{count} standouts", f"keep the longest {KEPT}")
     known: set[int] = set()
     for number, one in enumerate(digest.standouts):
         place = f"{where}.standouts[{number}]"
@@ -149,7 +149,7 @@ def refuse_partakers(sweep: Sweep) -> None:
     for number, pair in enumerate(sweep.pairs):
         for end in (pair.first, pair.second):
             if end is not None and end.node in sweep.left_out and end.state != "not_run":
-                where = f"pairs[{number}] ({f'{pair.a}-{pair.b}'[:60]!a})"
+                where = _where("pairs", number, pair)
                 said = f"{end.node} has an account of it and stands in left_out"
                 raise absurd(where, said, "leave one of them out")
     for number, one in enumerate(sweep.inside):
@@ -180,8 +180,9 @@ class _Turns:
         self._partner: dict[tuple[int, int, str], str] = {}
         self.taken: set[tuple[str, str, int, int]] = set()
 
-    def take(self, where: str, a: str, b: str, rail: int, number: int) -> None:
+    def take(self, where: str, one: PairSamples | Tried) -> None:
         """Note one pair; UsageError if it cannot have been."""
+        a, b, rail, number = one.a, one.b, one.rail, one.round
         for name in (a, b):
             if name not in self._nodes:
                 raise absurd(where, f"{name!a} is none of the nodes", "name it among them")
@@ -202,7 +203,8 @@ class _Turns:
 def refuse_absurd_sweep(sweep: Sweep) -> None:
     """Hold the long form to its own schedule; UsageError says which entry contradicts it."""
     scheduled = _rounds(sweep)
-    turns = _Turns(set().union(*map(_names, scheduled), sweep.left_out, sweep.troubles))
+    paired = {name for around in scheduled for pair in around for name in pair}
+    turns = _Turns(paired.union(sweep.left_out, sweep.troubles))
     backends = {pair.backend for pair in sweep.pairs}
     if len(backends) > 1:
         said = f"backends are mixed ({', '.join(sorted(backends))!a})"
@@ -211,13 +213,11 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
     for number, pair in enumerate(sweep.pairs):
         where = _where("pairs", number, pair)
         refuse_backend(where, pair.backend)
-        turns.take(where, pair.a, pair.b, pair.rail, pair.round)
+        turns.take(where, pair)
         if pair.round >= len(scheduled) or frozenset((pair.a, pair.b)) not in scheduled[pair.round]:
             said = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
             raise absurd(where, said, "correct the rounds: ranks disagree about them")
-        for side, end, name in (("first", pair.first, pair.a), ("second", pair.second, pair.b)):
-            if end is not None:
-                refuse_end(f"{where}.{side}", end, name, pair.b if end is pair.first else pair.a)
+        _refuse_ends(where, pair)
     _refuse_insides(sweep, backends)
     _refuse_domains(sweep)
     refuse_partakers(sweep)
@@ -253,12 +253,17 @@ def _refuse_domains(sweep: Sweep) -> None:
     for number, pair in enumerate(sweep.domain):
         where = _where("domain", number, pair)
         refuse_backend(where, pair.backend)
-        turns.take(where, pair.a, pair.b, pair.rail, pair.round)
+        turns.take(where, pair)
         if sweep.domains[pair.a] != sweep.domains[pair.b]:
             raise absurd(where, "its nodes are of two domains", "correct domains")
-        for side, end, name in (("first", pair.first, pair.a), ("second", pair.second, pair.b)):
-            if end is not None:
-                refuse_end(f"{where}.{side}", end, name, pair.b if end is pair.first else pair.a)
+        _refuse_ends(where, pair)
+
+
+def _refuse_ends(where: str, pair: PairSamples) -> None:
+    if pair.first is not None:
+        refuse_end(f"{where}.first", pair.first, pair.a, pair.b)
+    if pair.second is not None:
+        refuse_end(f"{where}.second", pair.second, pair.b, pair.a)
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
@@ -279,10 +284,6 @@ def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
     return found
 
 
-def _names(around: Iterable[frozenset[str]]) -> set[str]:
-    return set().union(*around)
-
-
 def refuse_absurd(observed: Observed) -> None:
     """Hold the short form to itself; UsageError as above."""
     if len(set(observed.nodes)) < len(observed.nodes):
@@ -295,7 +296,7 @@ def refuse_absurd(observed: Observed) -> None:
     turns = _Turns(frozenset(observed.nodes))
     for number, tried in enumerate(observed.tried):
         where = _where("tried", number, tried)
-        turns.take(where, tried.a, tried.b, tried.rail, tried.round)
+        turns.take(where, tried)
         if tried.stood_still not in ("", tried.a, tried.b):
             said = f"stood_still is {tried.stood_still[:60]!a}"
             raise absurd(where, said, f"it is {tried.a}, {tried.b}, or empty")
