@@ -132,6 +132,18 @@ def test_a_pause_in_one_of_many_quick_answers_makes_it_no_slow_one(
     assert (told.document["judged"]["findings"], told.unknown()) == ([], {})
 
 
+def test_a_job_that_ends_between_two_readings_makes_no_slow_gpu(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """As in a pause: at work when its use was read, idle when its PCIe link was."""
+    busy = h100(NODE).counted(3, "reasons", 4).counted(3, "utilization_pct", 97)
+    hooked.become(busy.counted(3, "job_ends", 1))
+    told = hooked.run("healthcheck", "--json")
+    assert (told.code, slurm.seen, told.unfit()) == (0, (IDLE, ""), {})
+    hooked.become(busy.counted(3, "pcie_gen", 1))
+    assert hooked.run("healthcheck", "--json").unfit() == {"gpu.pcie": True}
+
+
 def test_a_reader_that_is_stopped_again_and_again_is_no_slow_driver(
     hooked: Hooked, slurm: FakeSlurm
 ) -> None:
