@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from preflight.checks.gpu.readings import MAY_PASS
 from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.hook.config import read_trusted
@@ -25,14 +26,19 @@ if TYPE_CHECKING:
 
 HUNG: Final = "host.driver_hung"
 SLOW: Final = "gpu.driver_slow"
-FILES: Final = {HUNG: "hung.json", SLOW: "slow.json"}
+FILES: Final = {
+    HUNG: "hung.json",
+    SLOW: "slow.json",
+    "gpu.count": "count.json",
+    "gpu.readings": "readings.json",
+}
 """The checks whose fault a second look must see, and what keeps the first one that did."""
 
 IN_A_ROW_S: Final = 3600.0
 """Looks that are further apart are not in a row."""
 
-_MAY_PASS: Final = ("timeout", "in use")
-"""NVML's words (codes 10 and 19) for a driver that does not answer now, and may in a moment."""
+_NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
+"""The loader's words, and pynvml's for those: the library may only just be being exchanged."""
 
 _FULL_S: Final = DRIVER_S - 1
 _LARGEST: Final = 4096
@@ -48,7 +54,8 @@ def is_hung(driver: Driver) -> bool | None:
 
     One that answers "Timeout" or "In use by another client" is as silent as a hung one.
     """
-    if driver.state == "error" and any(words in driver.error.lower() for words in _MAY_PASS):
+    passing = driver.error.endswith(MAY_PASS) or driver.error.startswith(_NOT_LOADED)
+    if driver.state == "error" and passing:
         return True
     if driver.state != "hung":
         return False
