@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from probe import network, rdma
+from probe import network, rdma, sysfs
 from probe import network as probed
 from probe.text import attempt as read
 
@@ -39,6 +41,25 @@ def healthy() -> Scenario:
 def told(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
     """Return what the probe says of the machine that was made."""
     return probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"), **more)
+
+
+def test_a_place_that_cannot_be_read_is_told_from_none(
+    machine: Machine, healthy: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without a slot has none; of another one stat may fail, as for want of memory."""
+    machine(healthy)
+    device = str(tmp_path / "sys" / "class" / "infiniband" / "mlx5_3" / "device")
+    assert sysfs.pci_path(device + "/none") is None
+    assert (sysfs.pci_path(device) or [""])[-1].endswith(".0")
+    stat = os.stat
+
+    def fail(path: str, **more: bool) -> os.stat_result:
+        if path == device:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return stat(path, **more)
+
+    monkeypatch.setattr("os.stat", fail)
+    assert sysfs.pci_path(device) == []
 
 
 def test_a_port_that_goes_down_as_it_is_read_has_no_rate(
