@@ -37,6 +37,9 @@ FILES: Final = {
 IN_A_ROW_S: Final = 3600.0
 """Looks that are further apart are not in a row."""
 
+APART_S: Final = 30.0
+"""Looks that are closer may have seen one bad moment, as prologs that start side by side."""
+
 _NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
 """The loader's words, and pynvml's for those: the library may only just be being exchanged."""
 
@@ -64,7 +67,8 @@ def is_hung(driver: Driver) -> bool | None:
 
 def seen_before(folder: Path) -> frozenset[str]:
     """Return the checks whose fault an earlier look of this boot saw, and no look since missed."""
-    return frozenset(check_id for check_id, name in FILES.items() if _is_recent(folder / name))
+    ages = {check_id: _age_s(folder / name) for check_id, name in FILES.items()}
+    return frozenset(check_id for check_id, age_s in ages.items() if age_s and age_s >= APART_S)
 
 
 def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
@@ -77,17 +81,22 @@ def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
         path = folder / FILES[check_id]
         if bad:
             refuse_others(folder)
-            write_atomically(path, msgspec.json.encode(now()))
+            age_s, here = _age_s(path), now()
+            if age_s is None or age_s >= APART_S:
+                # After a second look each one counts, however soon.
+                up_s = here.up_s - (APART_S if age_s else 0)
+                write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
         elif os.path.lexists(path):
             refuse_others(folder)
             with suppress(FileNotFoundError):  # another hook that saw the same was quicker
                 remove(path)
 
 
-def _is_recent(path: Path) -> bool:
+def _age_s(path: Path) -> float | None:
+    """Seconds since the look that it tells of; None where that is in a row with none of now."""
     try:
         then = msgspec.json.decode(read_trusted(path, _LARGEST), type=Moment)
     except (UsageError, ValueError, RecursionError):
-        return False
+        return None
     age_s = then.age_s()
-    return age_s is not None and 0 <= age_s <= IN_A_ROW_S
+    return age_s if age_s is not None and 0 <= age_s <= IN_A_ROW_S else None

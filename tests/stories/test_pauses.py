@@ -168,6 +168,7 @@ def test_a_crowd_hides_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
     hooked.become(h100(NODE).hanging())
     seen = []
     for _ in range(2):
+        hooked.later()
         with hooked.begun("healthcheck", "--json") as ended:
             its = asking(hooked)
             crowd([parent_of(pid) for pid in reader(its)], PAUSE_S + 1)
@@ -181,6 +182,7 @@ def test_a_slow_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
     seen = []
     for scenario in (wedged, well, wedged, wedged, well):
         hooked.become(scenario)
+        hooked.later()
         told = hooked.run("healthcheck", "--json")
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
@@ -201,6 +203,7 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
         (hung, "prolog"), (well, "healthcheck"),
     ):  # fmt: skip
         hooked.become(scenario)
+        hooked.later()
         told = hooked.run(occasion, "--json")
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
@@ -220,6 +223,7 @@ def test_a_driver_that_cannot_just_now_drains_at_the_second_look_if_at_all(
     hooked.become(h100(NODE).init_error(code))
     seen = []
     for _ in range(2):
+        hooked.later()
         told = hooked.run("healthcheck", "--json")
         seen.append((told.code, slurm.seen[0]))
     assert seen == ([(0, IDLE), after] if after else [(1, OUT), (1, OUT)]), told
@@ -237,6 +241,7 @@ def test_a_gpu_that_cannot_just_now_drains_at_the_second_look(
     seen = []
     for scenario, gpus in ((late, None), (well, None), (late, None), (well, "0"), (late, "3")):
         hooked.become(scenario)
+        hooked.later()
         occasion = "healthcheck" if gpus is None else "prolog"
         env = {} if gpus is None else {"SLURM_JOB_GPUS": gpus}
         told = hooked.run(occasion, "--json", env=env)
@@ -275,6 +280,7 @@ def test_want_of_memory_makes_no_lopsided_links(
     fleet.write_text(fleet.read_text().replace("gpus = 8", "gpus = 4"))
     for scenario in (four, four.refused(0, what, 20)):
         hooked.become(scenario)
+        hooked.later()
         told = hooked.run("healthcheck", "--json")
         assert (told.code, slurm.seen[0], told.unfit()) == (0, IDLE, {}), told
 
@@ -296,6 +302,7 @@ def unmapped(hooked: Hooked) -> Iterator[Hooked]:
 def test_a_library_that_cannot_be_mapped_drains_nothing(unmapped: Hooked, slurm: FakeSlurm) -> None:
     """The loader then names no cause."""
     for _ in range(2):
+        unmapped.later()
         told = unmapped.run("healthcheck", "--json")
         assert (told.code, slurm.seen[0]) == (0, IDLE), told
     assert "failed to map segment" in " ".join(told.log)
@@ -304,13 +311,16 @@ def test_a_library_that_cannot_be_mapped_drains_nothing(unmapped: Hooked, slurm:
 def test_a_library_that_is_damaged_drains_at_the_second_look(
     hooked: Hooked, slurm: FakeSlurm
 ) -> None:
-    """What the loader refuses may pass, as in the middle of an upgrade."""
+    """What the loader refuses may pass, as in an upgrade; two looks at once are one moment."""
     library = hooked.folder / "library"
     library.mkdir()
     (library / "libnvidia-ml.so.1").write_bytes(b"\x7fELF, half of it")
     ill = replace(hooked, library=library)
-    seen = [(ill.run("healthcheck").code, slurm.seen[0]) for _ in range(2)]
-    assert seen == [(0, IDLE), (1, OUT)]
+    seen = []
+    for seconds in (0, 1, 60, 0):
+        ill.later(seconds)
+        seen.append((ill.run("healthcheck").code, slurm.seen[0]))
+    assert seen == [(0, IDLE), (0, IDLE), (1, OUT), (1, OUT)]
 
 
 @pytest.fixture
