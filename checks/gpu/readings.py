@@ -85,6 +85,9 @@ NVML: Final = ("reach.answer", "host.driver_hung")
 SHORT_OF_MEMORY: Final = ("Insufficient Memory", "Insufficient Resources")
 """NVML's words (codes 20 and 23) for want of the node's memory: no fault of driver or GPU."""
 
+MAY_PASS: Final = ("Timeout", "In use by another client")
+"""NVML's words (codes 10 and 19) for what gives no answer now, and may in a moment."""
+
 GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
 
 

@@ -19,6 +19,8 @@ CHECK = Check(
 NOT_LOADED = ("driver not loaded", "no devices", "could not find")
 NOT_ITS_FAULT = (
     *("preflight's own reader broke", "cannot allocate memory", "too many open files"),
+    # glibc's, of a library that it cannot map; it leaves out that memory is short.
+    *("failed to map segment", "cannot map zero-fill", "cannot change memory", "out of memory"),
     *(words.lower() for words in SHORT_OF_MEMORY),
 )
 GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"

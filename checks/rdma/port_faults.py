@@ -161,7 +161,7 @@ def _without_names(
         said = f"{port.seen}: no other end; its link is lost, or it has no cable"
         return Oddity(said, _EMPTY, grave=False)
     if promised.nics is not None:
-        return _by_number(port, promised.nics, promised, ports)
+        return _by_number(port, promised.nics, promised, ports, facts)
     if _stuck(port):
         return Oddity(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
@@ -170,10 +170,14 @@ def _without_names(
     return odd
 
 
-def _by_number(port: Port, wanted: int, promised: Promise, ports: Sequence[Port]) -> Oddity | None:
+def _by_number(
+    port: Port, wanted: int, promised: Promise, ports: Sequence[Port], facts: Facts
+) -> Oddity | None:
+    """Ports that told nothing may be up: no other is missing for them."""
     rails = [p for p in ports if is_rail(p, promised)]
-    up = sum(p.active for p in rails)
-    if up >= wanted or port not in rails or _unused_first(port, rails, wanted):
+    up, untold = sum(p.active for p in rails), sum(not p.state for p in rails)
+    untold += sum(not nic.ports for nic in facts.nics or ())
+    if up + untold >= wanted or port not in rails or _unused_first(port, rails, wanted):
         return None
     return Oddity(f"{port.seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
 
@@ -242,12 +246,14 @@ RULES: Final = {
 BREAKS: Final = frozenset(
     {
         *("link_downed", "carrier_downs", "link_error_recovery", "local_link_integrity_errors"),
-        *("excessive_buffer_overrun_errors", "rnr_nak_retry_err", "symbol_error"),
+        *("excessive_buffer_overrun_errors", "symbol_error"),
     }
 )
 """Counters that stand still on a healthy link: one move between two looks is a fault now.
 
-Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal.
+Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal. It has
+rnr_nak_retry_err among them: NVIDIA's list of mlx5 counters says that those are RNR NAKs that were
+received and tried again, as any program makes that receives before it has posted.
 """
 
 

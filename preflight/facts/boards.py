@@ -157,6 +157,8 @@ def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> tuple[Distance, tuple[str, 
 
 def nic_distances(facts: Facts) -> tuple[Distance, ...] | None:
     """Distance of each GPU's nearest NIC; None without NICs or where a path is not known."""
+    if any(nic.pci_path == () for nic in facts.nics or ()):
+        return None  # it could not be read, and may be the nearest one
     found = tuple(nearest_nics(gpu, facts.nics or ())[0] for gpu in facts.gpus or ())
     return found if found and "unknown" not in found else None
 

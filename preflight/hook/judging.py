@@ -25,7 +25,7 @@ from preflight.facts.model import WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.hook.config import read_trusted
 from preflight.hook.model import Finding, Unjudged
-from preflight.hook.second_look import FILES, HUNG, is_hung, is_late
+from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, is_late
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.run.probe_stage import DRIVER_S
@@ -62,6 +62,8 @@ class Found(Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...] = ()
     broken: str = ""
     """A check that broke: our own fault."""
+    may_pass: bool = False
+    """What a check found may be gone in a moment."""
     saw: dict[str, bool] = {}
     """Of the checks whose fault a second look must see: whether this one did, where it can tell."""
 
@@ -102,7 +104,9 @@ def judge(
             asked = of_gpus if about_gpus else of_node
             one = _asked(registered, asked, host.name, ends)
             twice = check.id in FILES
-            found.append(_in_a_row(one, check.id, whole.driver, before) if twice else one)
+            partly = len(view.facts.gpus or ()) < (whole.driver.counted or 0)
+            row = _in_a_row(one, check.id, whole.driver, before, partly=partly) if twice else one
+            found.append(row)
     return Found(
         findings=tuple(each for one in found for each in one.findings),
         unknown=tuple(each for one in found for each in one.unknown),
@@ -138,7 +142,8 @@ def _found(registered: Registered, verdict: Verdict, name: str) -> Found:
         return _unjudged(check_id, said, out_of_time=NO_ANSWER in said)
     if verdict.outcome not in _BAD:
         return Found()
-    return Found(findings=(_finding(registered.check, verdict, name),))
+    passing = verdict.evidence.get("may_pass") is True
+    return Found(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
 
 
 def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
@@ -157,14 +162,18 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
     )
 
 
-def _in_a_row(found: Found, check_id: str, driver: Driver, before: frozenset[str]) -> Found:
-    """A driver that is silent or slow has a fault where the look before saw the same.
+def _in_a_row(
+    found: Found, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
+) -> Found:
+    """What may pass, as that a driver is silent or slow, has a fault where the look before saw it.
 
-    One that refuses for good needs no second look.
+    One that refuses for good needs no second look. `partly`: not all GPUs were looked at; that a
+    job's are well says nothing of the others.
     """
     bad = any(each.condemns for each in found.findings)
-    seen = is_hung(driver) if check_id == HUNG else bad
-    told = bool(found.findings or found.passed)
+    seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
+    of_gpus = check_id not in (HUNG, SLOW)
+    told = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
     saw = {check_id: seen} if told and seen is not None else {}
     if not bad or seen is False:
         return replace(found, saw=saw)

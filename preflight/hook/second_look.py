@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from preflight.checks.gpu.readings import MAY_PASS
 from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.hook.config import read_trusted
@@ -25,14 +26,22 @@ if TYPE_CHECKING:
 
 HUNG: Final = "host.driver_hung"
 SLOW: Final = "gpu.driver_slow"
-FILES: Final = {HUNG: "hung.json", SLOW: "slow.json"}
+FILES: Final = {
+    HUNG: "hung.json",
+    SLOW: "slow.json",
+    "gpu.count": "count.json",
+    "gpu.readings": "readings.json",
+}
 """The checks whose fault a second look must see, and what keeps the first one that did."""
 
 IN_A_ROW_S: Final = 3600.0
 """Looks that are further apart are not in a row."""
 
-_MAY_PASS: Final = ("timeout", "in use")
-"""NVML's words (codes 10 and 19) for a driver that does not answer now, and may in a moment."""
+APART_S: Final = 30.0
+"""Looks that are closer may have seen one bad moment, as prologs that start side by side."""
+
+_NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
+"""The loader's words, and pynvml's for those: the library may only just be being exchanged."""
 
 _FULL_S: Final = DRIVER_S - 1
 _LARGEST: Final = 4096
@@ -48,7 +57,8 @@ def is_hung(driver: Driver) -> bool | None:
 
     One that answers "Timeout" or "In use by another client" is as silent as a hung one.
     """
-    if driver.state == "error" and any(words in driver.error.lower() for words in _MAY_PASS):
+    passing = driver.error.endswith(MAY_PASS) or driver.error.startswith(_NOT_LOADED)
+    if driver.state == "error" and passing:
         return True
     if driver.state != "hung":
         return False
@@ -57,7 +67,8 @@ def is_hung(driver: Driver) -> bool | None:
 
 def seen_before(folder: Path) -> frozenset[str]:
     """Return the checks whose fault an earlier look of this boot saw, and no look since missed."""
-    return frozenset(check_id for check_id, name in FILES.items() if _is_recent(folder / name))
+    ages = {check_id: _age_s(folder / name) for check_id, name in FILES.items()}
+    return frozenset(check_id for check_id, age_s in ages.items() if age_s and age_s >= APART_S)
 
 
 def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
@@ -70,17 +81,22 @@ def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
         path = folder / FILES[check_id]
         if bad:
             refuse_others(folder)
-            write_atomically(path, msgspec.json.encode(now()))
+            age_s, here = _age_s(path), now()
+            if age_s is None or age_s >= APART_S:
+                # After a second look each one counts, however soon.
+                up_s = here.up_s - (APART_S if age_s else 0)
+                write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
         elif os.path.lexists(path):
             refuse_others(folder)
             with suppress(FileNotFoundError):  # another hook that saw the same was quicker
                 remove(path)
 
 
-def _is_recent(path: Path) -> bool:
+def _age_s(path: Path) -> float | None:
+    """Seconds since the look that it tells of; None where that is in a row with none of now."""
     try:
         then = msgspec.json.decode(read_trusted(path, _LARGEST), type=Moment)
     except (UsageError, ValueError, RecursionError):
-        return False
+        return None
     age_s = then.age_s()
-    return age_s is not None and 0 <= age_s <= IN_A_ROW_S
+    return age_s if age_s is not None and 0 <= age_s <= IN_A_ROW_S else None

@@ -175,7 +175,8 @@ def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple
         if _worth_a_file(judged):
             write(config.state_dir, document(call, judged))
     except (OSError, UsageError) as error:
-        twice = [each for each in judged.findings if each.check in FILES and each.condemns]
+        bad = [each for each in judged.findings if each.check in FILES and each.condemns]
+        twice = [each for each in bad if seen.saw.get(each.check, True)]  # False: it needs no other
         unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
         others = tuple(each for each in judged.findings if each not in twice)
         judged = replace(judged, findings=others, unknown=judged.unknown + unsure)

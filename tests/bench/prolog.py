@@ -127,6 +127,7 @@ def sick_run(rig: Rig, seed: int) -> Run:
     noise = beside(rig, dice, attempt)
     seen = rig.start(attempt)
     if what == HUNG and not seen.drained:
+        rig.node.later()
         seen = rig.start(attempt)
     said = f"{attempt.occasion}: {what}; {noise}"
     return Run(seed, "sick", said, seen.exit, seen.drained, seen.seconds, sees=seen.drained)

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import pytest
 
 from preflight.commands.healthcheck import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.hook.second_look import FILES
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100
@@ -136,6 +137,14 @@ class Hooked:
         """Let a job start: on these GPUs, or on all."""
         given = {"SLURM_JOB_ID": "4711"} | ({} if gpus is None else {"SLURM_JOB_GPUS": gpus})
         return self.run("prolog", *words, env={**given, **env})
+
+    def later(self, seconds: float = 60) -> None:
+        """Let so much time have passed since the looks that the hook remembers."""
+        for name in FILES.values():
+            with suppress(FileNotFoundError, NotADirectoryError):
+                moment = json.loads((self.state / name).read_text())
+                moment["up_s"] -= seconds
+                (self.state / name).write_text(json.dumps(moment))
 
     def last(self) -> dict[str, Any]:
         """Read what the hook left in its state folder."""

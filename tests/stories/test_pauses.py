@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from preflight.hook.tokens import MARK
 from tests.lab.clock import Clock
 from tests.lab.crowd import crowd
 from tests.lab.inside import until
+from tests.lab.nvml.machine import Link
 from tests.lab.nvml.scenario import h100
 from tests.stories.hooked import NODE
 from tests.unit.hook.fake_slurm import FakeSlurm
@@ -37,6 +40,7 @@ SHORT_S = 2.5
 """Longer than an answer of a healthy driver takes."""
 
 FOUND_S = 60
+NOEXEC = ("mount", "-t", "tmpfs", "-o", "noexec,mode=755", "tmpfs")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 IDLE, OUT = "IDLE", "IDLE+DRAIN"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="scontrol is run as root alone")
@@ -132,6 +136,18 @@ def test_a_pause_in_one_of_many_quick_answers_makes_it_no_slow_one(
     assert (told.document["judged"]["findings"], told.unknown()) == ([], {})
 
 
+def test_a_job_that_ends_between_two_readings_makes_no_slow_gpu(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """As in a pause: at work when its use was read, idle when its PCIe link was."""
+    busy = h100(NODE).counted(3, "reasons", 4).counted(3, "utilization_pct", 97)
+    hooked.become(busy.counted(3, "job_ends", 1))
+    told = hooked.run("healthcheck", "--json")
+    assert (told.code, slurm.seen, told.unfit()) == (0, (IDLE, ""), {})
+    hooked.become(busy.counted(3, "pcie_gen", 1))
+    assert hooked.run("healthcheck", "--json").unfit() == {"gpu.pcie": True}
+
+
 def test_a_reader_that_is_stopped_again_and_again_is_no_slow_driver(
     hooked: Hooked, slurm: FakeSlurm
 ) -> None:
@@ -152,6 +168,7 @@ def test_a_crowd_hides_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
     hooked.become(h100(NODE).hanging())
     seen = []
     for _ in range(2):
+        hooked.later()
         with hooked.begun("healthcheck", "--json") as ended:
             its = asking(hooked)
             crowd([parent_of(pid) for pid in reader(its)], PAUSE_S + 1)
@@ -165,6 +182,7 @@ def test_a_slow_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
     seen = []
     for scenario in (wedged, well, wedged, wedged, well):
         hooked.become(scenario)
+        hooked.later()
         told = hooked.run("healthcheck", "--json")
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
@@ -185,6 +203,7 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
         (hung, "prolog"), (well, "healthcheck"),
     ):  # fmt: skip
         hooked.become(scenario)
+        hooked.later()
         told = hooked.run(occasion, "--json")
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
@@ -194,7 +213,8 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
 
 
 @pytest.mark.parametrize(
-    ("code", "after"), [(20, (0, IDLE)), (23, (0, IDLE)), (10, (1, OUT)), (19, (1, OUT)), (9, None)]
+    ("code", "after"),
+    [(20, (0, IDLE)), (23, (0, IDLE)), (10, (1, OUT)), (19, (1, OUT)), (12, (1, OUT)), (9, None)],
 )
 def test_a_driver_that_cannot_just_now_drains_at_the_second_look_if_at_all(
     hooked: Hooked, slurm: FakeSlurm, code: int, after: tuple[int, str] | None
@@ -203,9 +223,104 @@ def test_a_driver_that_cannot_just_now_drains_at_the_second_look_if_at_all(
     hooked.become(h100(NODE).init_error(code))
     seen = []
     for _ in range(2):
+        hooked.later()
         told = hooked.run("healthcheck", "--json")
         seen.append((told.code, slurm.seen[0]))
     assert seen == ([(0, IDLE), after] if after else [(1, OUT), (1, OUT)]), told
+
+
+@pytest.mark.parametrize(
+    ("reading", "check"), [("handle", "gpu.count"), ("power_draw_mw", "gpu.readings")]
+)
+@pytest.mark.parametrize("code", [10, 19])
+def test_a_gpu_that_cannot_just_now_drains_at_the_second_look(
+    hooked: Hooked, slurm: FakeSlurm, reading: str, check: str, code: int
+) -> None:
+    """In a row; what a job on others' GPUs sees ends no row. One that is lost drains at once."""
+    well, late = h100(NODE), h100(NODE).refused(3, reading, code)
+    seen = []
+    for scenario, gpus in ((late, None), (well, None), (late, None), (well, "0"), (late, "3")):
+        hooked.become(scenario)
+        hooked.later()
+        occasion = "healthcheck" if gpus is None else "prolog"
+        env = {} if gpus is None else {"SLURM_JOB_GPUS": gpus}
+        told = hooked.run(occasion, "--json", env=env)
+        seen.append((told.code, slurm.seen[0]))
+        if seen == [(0, IDLE)]:
+            assert told.unknown()[check] is False
+            assert "it is a fault if the next look sees the same" in " ".join(told.log)
+    assert (seen, told.unfit()) == ([*[(0, IDLE)] * 4, (1, OUT)], {check: True})
+
+
+@pytest.mark.parametrize("reading", ["handle", "power_draw_mw"])
+def test_a_gpu_that_is_lost_drains_at_the_first_look(
+    hooked: Hooked, slurm: FakeSlurm, reading: str
+) -> None:
+    """Also where another cannot just now, and where nothing can be written."""
+    hooked.become(h100(NODE).refused(3, reading, 15).refused(5, reading, 10))
+    hooked.state.write_text("in its place")
+    told = hooked.run("healthcheck", "--json")
+    assert (told.code, slurm.seen[0]) == (1, OUT), told
+
+
+@pytest.mark.parametrize("what", ["nvlink_remote", "nvlink_kind"])
+def test_want_of_memory_makes_no_lopsided_links(
+    hooked: Hooked, slurm: FakeSlurm, what: str
+) -> None:
+    """Where GPUs are joined directly, and NVML has no memory to tell one GPU's far ends."""
+    whole = h100(NODE)
+    gpus = tuple(
+        replace(
+            one, links=tuple(Link(b.bus_id, kind="gpu") for b in whole.gpus[:4] if b is not one) * 4
+        )
+        for one in whole.gpus[:4]
+    )
+    four = replace(whole, gpus=gpus, nics=whole.nics[:4], name="NVIDIA A100-SXM4-40GB")
+    fleet = hooked.folder / "fleet.toml"
+    fleet.write_text(fleet.read_text().replace("gpus = 8", "gpus = 4"))
+    for scenario in (four, four.refused(0, what, 20)):
+        hooked.become(scenario)
+        hooked.later()
+        told = hooked.run("healthcheck", "--json")
+        assert (told.code, slurm.seen[0], told.unfit()) == (0, IDLE, {}), told
+
+
+@pytest.fixture
+def unmapped(hooked: Hooked) -> Iterator[Hooked]:
+    """A driver's library that cannot be mapped: the loader's words are those of want of memory."""
+    library = hooked.folder / "library"
+    library.mkdir()
+    if subprocess.run([*NOEXEC, str(library)], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        shutil.copy(hooked.library / "libnvidia-ml.so.1", library)
+        yield replace(hooked, library=library)
+    finally:
+        subprocess.run(["umount", str(library)], check=True)
+
+
+def test_a_library_that_cannot_be_mapped_drains_nothing(unmapped: Hooked, slurm: FakeSlurm) -> None:
+    """The loader then names no cause."""
+    for _ in range(2):
+        unmapped.later()
+        told = unmapped.run("healthcheck", "--json")
+        assert (told.code, slurm.seen[0]) == (0, IDLE), told
+    assert "failed to map segment" in " ".join(told.log)
+
+
+def test_a_library_that_is_damaged_drains_at_the_second_look(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """What the loader refuses may pass, as in an upgrade; two looks at once are one moment."""
+    library = hooked.folder / "library"
+    library.mkdir()
+    (library / "libnvidia-ml.so.1").write_bytes(b"\x7fELF, half of it")
+    ill = replace(hooked, library=library)
+    seen = []
+    for seconds in (0, 1, 60, 0):
+        ill.later(seconds)
+        seen.append((ill.run("healthcheck").code, slurm.seen[0]))
+    assert seen == [(0, IDLE), (0, IDLE), (1, OUT), (1, OUT)]
 
 
 @pytest.fixture

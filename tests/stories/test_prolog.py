@@ -167,6 +167,7 @@ def test_a_full_disk_drains_nobody_for_a_hung_driver(
     """Which look came before cannot be known then; each one says so."""
     hooked.become(replace(h100(NODE), init="hangs"))
     for _ in range(2):
+        hooked.later()
         told = hooked.run("healthcheck")
         assert (told.code, slurm.seen) == (0, ("IDLE", ""))
         assert unwritable in told.log[0]
@@ -182,6 +183,7 @@ def test_a_second_look_that_cannot_be_kept_drains_nobody(
     if not kept:
         (hooked.state / "last.json").unlink()
         (hooked.state / "last.json").mkdir()
+    hooked.later()
     told = hooked.prolog()
     assert (told.code, slurm.seen[0]) == ((1, "IDLE+DRAIN") if kept else (0, "IDLE"))
 

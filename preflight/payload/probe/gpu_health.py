@@ -204,6 +204,7 @@ _HW_THERMAL_NS, _HW_BRAKE_NS = 270, 271
 _CORRECTED, _UNCORRECTED, _VOLATILE, _AGGREGATE, _SRAM = 0, 1, 0, 1, 7
 _SLOWDOWN_THRESHOLD = 1
 _CORRUPTED_INFOROM = 14
+_PCIE_GEN = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
 def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -212,8 +213,9 @@ def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[st
     _software(reader)
     _modes(reader)
     _memory_errors(reader)
+    before = nvml.ask_by_name(_PCIE_GEN, handle) or 0
     _heat_and_power(reader)
-    _pcie(reader)
+    _pcie(reader, before)
     _recovery(reader)
     read_gpu_links(reader, links)
     read_gpu_fabric(reader)
@@ -312,8 +314,12 @@ def _watts(milliwatts: int) -> float:
     return round(milliwatts / 1000, 1)
 
 
-def _pcie(reader: Reader) -> None:
-    reader.take("pcie_gen", "nvmlDeviceGetCurrPcieLinkGeneration")
+def _pcie(reader: Reader, before: int) -> None:
+    """`before`: its generation before it was asked whether it is at work.
+
+    Idle it falls: only one that is low before and after belongs to what was read in between.
+    """
+    reader.take("pcie_gen", _PCIE_GEN, via=lambda now: max(now, before))
     reader.take("pcie_gen_max", "nvmlDeviceGetMaxPcieLinkGeneration")
     reader.take("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth")
     reader.take("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth")

@@ -87,19 +87,21 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
             continue
         if state is None:
             return None
-        links.append(_link(nvml, handle, link, up=state == 1))
+        one = {"link": link, "up": state == 1, "remote": "", "remote_kind": "unknown"}
+        if state == 1 and not _far_end(nvml, handle, one):
+            return None
+        links.append(one)
     return links
 
 
-def _link(nvml: Nvml, handle: Any, link: int, *, up: bool) -> dict[str, Any]:
-    remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link) if up else None
-    kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) if up else None
-    return {
-        "link": link,
-        "up": up,
-        "remote": sysfs.bus_id(_text(remote.busId)) if remote is not None else "",
-        "remote_kind": "unknown" if kind is None else _REMOTE_KINDS.get(kind, "unknown"),
-    }
+def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> bool:
+    """Fill in what a link leads to; False where that is not known for once, as without memory."""
+    remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link["link"])
+    told = nvml.refusal is None or nvml.harmless(nvml.refusal)
+    kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link["link"])
+    link["remote"] = sysfs.bus_id(_text(remote.busId)) if remote is not None else ""
+    link["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
+    return told and (nvml.refusal is None or nvml.harmless(nvml.refusal))
 
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:

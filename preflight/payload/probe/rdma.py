@@ -181,12 +181,14 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _port(number: int, folder: str, device: str) -> dict[str, Any]:
-    layer = attempt(folder + "/link_layer")
+    layer, state = attempt(folder + "/link_layer"), attempt(folder + "/state")
+    rate = attempt(folder + "/rate")
     return {
         "port": number,
-        "state": attempt(folder + "/state"),
+        "state": state,
         "phys_state": attempt(folder + "/phys_state"),
-        "rate": attempt(folder + "/rate"),
+        # That of a port which went down in between says nothing of one that is up.
+        "rate": rate if attempt(folder + "/state") == state else "",
         "link_layer": layer,
         "netdev": clean(_netdev(number, folder, device)),
         "gids": _gids(folder, 1 if layer == "InfiniBand" else GIDS),

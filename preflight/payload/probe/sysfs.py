@@ -21,9 +21,16 @@ def bus_id(raw: str) -> str:
 
 
 def pci_path(link: str) -> list[str] | None:
-    """Return the way from the PCI root complex to a device, given its link; None if unknown."""
-    if not os.path.exists(link):
+    """Return the way from the PCI root complex to a device, given its link; None if it has none.
+
+    [] where that cannot be read, as for want of memory.
+    """
+    try:
+        os.stat(link)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return []
     parts = os.path.realpath(link).split("/")
     roots = [at for at, part in enumerate(parts) if _ROOT.match(part)]
     return [clean(part) for part in parts[roots[0] :]] if roots else None

@@ -197,7 +197,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *handle)
     if (index >= here.gpus)
         return INVALID_ARGUMENT;
     *handle = &here.gpu[index];
-    return here.gpu[index].error;
+    return refused(*handle, "handle");
 }
 int nvmlDeviceGetHandleByIndex(unsigned index, device *handle) { return nvmlDeviceGetHandleByIndex_v2(index, handle); }
 
@@ -385,6 +385,7 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(device d, unsigned number, unsigned *kin
 
     if (!trouble && !link->up)
         return NOT_SUPPORTED; /* nobody answers at the far end */
+    trouble = trouble ?: refused(d, "nvlink_kind");
     if (!trouble)
         *kind = link->kind;
     return trouble;
@@ -395,6 +396,7 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(device d, unsigned number, struct pci_v3
     struct link *link;
     int trouble = link_of(d, number, &link);
 
+    trouble = trouble ?: refused(d, "nvlink_remote");
     return trouble ? trouble : link->up ? pci(link->remote, into) : NOT_SUPPORTED;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo(device d, unsigned number, struct pci_v2 *into)
@@ -571,7 +573,7 @@ READING(nvmlDeviceGetComputeMode, "compute_mode", 0)
 READING(nvmlDeviceGetPowerUsage, "power_draw_mw", 70000)
 READING(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw", 700000)
 READING(nvmlDeviceGetPowerManagementDefaultLimit, "power_default_mw", 700000)
-READING(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen", 5)
+READING(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen", d->idle ? 1 : 5)
 READING(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_gen_max", 5)
 READING(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width", 16)
 READING(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max", 16)
@@ -618,6 +620,7 @@ int nvmlDeviceGetUtilizationRates(device d, struct utilization *into)
 {
     ASK(d, "utilization_pct");
     into->gpu = number(d, "utilization_pct", 0);
+    d->idle = number(d, "job_ends", 0);
     into->memory = 0;
     return OK;
 }
@@ -711,6 +714,6 @@ int nvmlDeviceGetNvLinkErrorCounter(device d, unsigned number, unsigned kind, u6
 int nvmlDeviceGetCurrentClocksEventReasons(device d, u64 *reasons)
 {
     ASK(d, "clock_reasons");
-    *reasons = counted(d, "reasons") ?: 1; /* GPU idle */
+    *reasons = (d->idle ? 0 : counted(d, "reasons")) ?: 1; /* GPU idle */
     return OK;
 }

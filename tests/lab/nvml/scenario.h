@@ -38,6 +38,7 @@ struct gpu {
     unsigned index, minor, numa;
     unsigned long long used_mib;
     int error; /* every call on this GPU answers so; 0 is healthy */
+    int idle;  /* its job has ended, as the counter "job_ends" has it do once its utilization is told */
     unsigned links, processes, migs, counters, refusals, words;
     struct link link[MAX_LINKS];
     struct process process[MAX_PROCESSES];

@@ -90,7 +90,8 @@ class Scenario:
     def counted(self, index: int, name: str, value: int) -> Scenario:
         """A counter of a GPU stands at this value: "pcie_replay", "nvlink3_crc_flit", ...
 
-        "nvlink_generation" 5 makes its links count by the numbers of NVLink 5.
+        "nvlink_generation" 5 makes its links count by the numbers of NVLink 5; with "job_ends" 1 it
+        is idle, with PCIe generation 1, once it has told its utilization.
         """
         others = tuple(each for each in self.gpus[index].counters if each[0] != name)
         return self._gpu(index, counters=(*others, (name, value)))

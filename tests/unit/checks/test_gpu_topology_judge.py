@@ -220,6 +220,15 @@ def test_a_rail_whose_nic_is_far_is_named() -> None:
         assert verdict.sentence.endswith(f"is at NODE, at PIX {whom}")
 
 
+def test_a_nic_whose_place_could_not_be_read_is_no_far_one() -> None:
+    """Nobody knows then which NIC is the nearest one; a device without a slot takes no part."""
+    nics = facts().nics or ()
+    unread = facts(nics=(nic(0, pci_path=()), *nics[1:]))
+    assert (alone(unread).outcome, among(unread).outcome) == (Outcome.OK, Outcome.OK)
+    gone = facts(nics=(nic(0, pci_path=None), *nics[1:]))
+    assert alone(gone).outcome is Outcome.FAIL
+
+
 def test_uneven_rails_by_design_are_no_fault() -> None:
     """Two NICs near some GPUs, on every node alike, or one GPU nearer than most: as built."""
     two = facts(nics=(nic(4), nic(6)))

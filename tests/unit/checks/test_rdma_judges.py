@@ -243,6 +243,21 @@ def test_unread_ports() -> None:
     assert port(facts(nics=())).outcome is Outcome.NOT_RUN
 
 
+@pytest.mark.parametrize("unread", [{"state": ""}, None])
+def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None) -> None:
+    """A spare port is down, and one of the eight promised ones told nothing: none is missing."""
+    spare = facts(nics=(*(facts().nics or ()), nic(8, ports=(rdma_port(**DOWN),))))
+    one = node(3, base=spare, **(unread or {}))
+    if unread is None:
+        mute = tuple(
+            replace(each, ports=()) if at == 3 else each for at, each in enumerate(one.nics or ())
+        )
+        one = replace(one, nics=mute)
+    assert port(one, Promise(nics=8)).outcome is Outcome.UNKNOWN
+    worse = node(4, base=one, **DOWN)
+    assert "6 of 8 promised ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
+
+
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 
 
@@ -367,6 +382,7 @@ def test_errors(up_d: float, counter: Counter, outcome: str, words: str) -> None
         (365, Counter("link_downed", 40)),
         (0.01, Counter("link_downed", 3)),
         (1, Counter("out_of_buffer", 10**9, moved=100)),
+        (1, Counter("rnr_nak_retry_err", 10**9, moved=100)),
     ],
 )
 def test_errors_that_are_none(up_d: float, counter: Counter) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,12 @@ import pytest
 from .stalled_log import IS_ROOT, stalled_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SCRIPT = Path(__file__).parents[3] / "contrib" / "hook" / "preflight-hook.sh"
+ALONE = 64124
+"""A user of whom no other process runs."""
+
 _FOUND = '{\n  "judged": {\n    "findings": [{"check": "gpu.ecc", "drains": %s}]\n  }\n}'
 DRAINS, HOLDS = _FOUND % "true", _FOUND % "false"
 
@@ -25,6 +31,7 @@ def _hook(
     env: Mapping[str, str] | None = None,
     *,
     inside: Sequence[str] = (),
+    bound: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with a preflight of these shell lines, and an action; both leave traces."""
     text = SCRIPT.read_text()
@@ -41,7 +48,7 @@ def _hook(
     return subprocess.run(
         [*inside, "/bin/bash", "-p", str(script)], cwd=folder,
         env={"IFS": "x", "PATH": "/usr/bin:/bin" if inside else "/nowhere", **(env or {})},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=60, check=False, preexec_fn=bound,
     )  # fmt: skip
 
 
@@ -92,6 +99,23 @@ def test_nothing_else_keeps_a_job_away(tmp_path: Path, preflight: str) -> None:
     done = _hook(tmp_path, preflight, "touch told")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "told").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_shell_forks_no_more_than_it_must() -> None:
+    """Where only one more process may run, bash does not try for 15 s to start another."""
+
+    def bound() -> None:
+        os.setgroups([])
+        os.setgid(ALONE)
+        os.setuid(ALONE)
+        resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        done = _hook(Path(name), "exit 0", bound=bound)
+    assert (done.returncode, "fork: retry" in done.stderr) == (0, False)
+    assert "cannot be run (exit 125)" in done.stderr
 
 
 @IS_ROOT

@@ -26,7 +26,32 @@ SCRIPTS = ("prolog.d/50-preflight", "healthcheck", "requeue.sh", "train.sbatch")
 
 
 DOCUMENT = '{\n  "judged": {},\n  "decision": {\n    "exit_code": 1\n  }\n}\n'
+ALONE = 64123
+"""A user of whom no other process runs."""
+
+FORKS = 4
+"""So often bash says that it tries again to fork, after 1, 2, 4 and 8 s, before the last time."""
+
 HEALTHY = DOCUMENT.replace(": 1", ": 0")
+
+
+def script_of(tmp_path: Path, does: str, closed: str = "") -> Path:
+    """The prolog, where `preflight` does that."""
+    fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
+    if does:
+        executable(fake, does)
+    text = (FOLDER / "prolog.d" / "50-preflight").read_text()
+    text = text.replace("FAIL_CLOSED=\n", f"FAIL_CLOSED={closed}\n")
+    script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
+    script.chmod(0o755)
+    return script
+
+
+def executable(path: Path, does: str) -> Path:
+    """A program of these shell lines."""
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return path
 
 
 def prolog(
@@ -39,16 +64,8 @@ def prolog(
     inside: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run the prolog as slurmd does, without a PATH, where `preflight` does that."""
-    fake, script = tmp_path / "preflight", tmp_path / "50-preflight"
-    if does:
-        fake.write_text(f"#!/bin/sh\n{does}\n")
-        fake.chmod(0o755)
-    text = (FOLDER / "prolog.d" / "50-preflight").read_text()
-    text = text.replace("FAIL_CLOSED=\n", f"FAIL_CLOSED={closed}\n")
-    script.write_text(text.replace("/opt/preflight/bin/preflight", str(fake)))
-    script.chmod(0o755)
     return subprocess.run(
-        [*inside, script],
+        [*inside, script_of(tmp_path, does, closed)],
         env={"SLURMD_NODENAME": "h1", **(environ or {})},
         capture_output=True,
         text=True,
@@ -130,6 +147,42 @@ def test_a_node_without_processes_left_starts_the_job() -> None:
         told = prolog(Path(folder), f"cat <<E\n{DOCUMENT}E\nexit 1", bound)
     assert "fork" in told.stderr
     assert told.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_full_process_table_is_waited_for_once(processes: int) -> None:
+    """Slurm drains after 30 s: where a fork took 15 s, no second one is tried, nor one for a log.
+
+    At the shell's last try so many processes may run, itself included.
+    """
+
+    def bound() -> None:
+        os.setgroups([])
+        os.setgid(ALONE)
+        os.setuid(ALONE)
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, processes))
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        script = script_of(folder, "exit 2")
+        logger = executable(folder / "logger", f"exec touch {folder}/logged")
+        script.write_text(script.read_text().replace("/usr/bin/logger", str(logger)))
+        words = ["/bin/bash", "-p", str(script), "--clean"]
+        with subprocess.Popen(
+            words, env={}, stderr=subprocess.PIPE, text=True,
+            preexec_fn=bound,  # noqa: PLW1509 - no thread runs here
+        ) as shell:  # fmt: skip
+            assert shell.stderr is not None
+            said = [shell.stderr.readline() for _ in range(FORKS)]
+            more = ["/usr/bin/prlimit", f"--pid={shell.pid}", f"--nproc={processes}:"]
+            subprocess.run(more, user=ALONE, group=ALONE, extra_groups=[], check=True)
+            said += shell.stderr.readlines()
+        tries = [line for line in said if "fork" in line and "timeout:" not in line]
+        assert (shell.returncode, len(tries)) == (0, FORKS), said
+        assert not (folder / "logged").exists()
 
 
 @IS_ROOT

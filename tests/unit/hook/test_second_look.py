@@ -14,6 +14,7 @@ from preflight.hook.model import Moment
 from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, keep_look, seen_before
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NAME = FILES[HUNG]
@@ -58,17 +59,40 @@ def test_what_a_look_proves(driver: Driver, *, hung: bool | None) -> None:
     ],
 )
 def test_what_the_looks_before_saw(
-    folder: Path, looks: tuple[dict[str, bool], ...], seen: set[str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: tuple[dict[str, bool], ...],
+    seen: set[str],
 ) -> None:
     """A look without the fault ends the row; one that cannot tell neither begins nor ends it."""
     for saw in looks:
         keep_look(folder, saw)
+    assert not seen_before(folder)
+    monkeypatch.setattr(model, "now", later(60))
     assert seen_before(folder) == seen
+
+
+def later(seconds: float) -> Callable[[], Moment]:
+    """The moment that it is, so much later."""
+    here = model.now()
+    return lambda: Moment(here.boot_id, here.up_s + seconds)
+
+
+def test_looks_that_are_close_are_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sooner one does not begin the row anew; after a second one each counts."""
+    keep_look(folder, SAW)
+    for after_s, seen in ((20, False), (40, True), (41, True), (3600, True)):
+        here = later(after_s)
+        monkeypatch.setattr(model, "now", here)
+        monkeypatch.setattr("preflight.hook.second_look.now", here)
+        assert (HUNG in seen_before(folder)) is seen
+        keep_look(folder, SAW)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
     ("boot_id", "later_s", "seen"),
-    [("a", 3599, True), ("a", 3601, False), ("a", -10, False), ("b", 60, False)],
+    [("a", 3599, True), ("a", 3601, False), ("a", 29, False), ("a", -10, False), ("b", 60, False)],
 )
 def test_how_long_ago(
     folder: Path, monkeypatch: pytest.MonkeyPatch, boot_id: str, later_s: float, *, seen: bool
@@ -84,11 +108,14 @@ def test_how_long_ago(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10_000, b'{"up_s": "x"}'])
-def test_a_damaged_file_is_no_look(folder: Path, content: bytes) -> None:
+def test_a_damaged_file_is_no_look(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     """The next one writes it anew."""
     (folder / NAME).write_bytes(content)
     assert not seen_before(folder)
     keep_look(folder, SAW)
+    monkeypatch.setattr(model, "now", later(60))
     assert seen_before(folder)
 
 
@@ -99,10 +126,11 @@ def test_another_hook_was_quicker(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
-def test_a_strangers_look_is_none(folder: Path) -> None:
+def test_a_strangers_look_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could write it could have a node drained; and nothing is kept in a folder of his."""
     keep_look(folder, SAW)
     os.chown(folder / NAME, 65534, 65534)
+    monkeypatch.setattr(model, "now", later(60))
     assert not seen_before(folder)
     os.chown(folder, 65534, 65534)
     with pytest.raises(UsageError):

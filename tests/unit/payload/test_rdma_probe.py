@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from probe import network
+from probe import network, rdma, sysfs
 from probe import network as probed
+from probe.text import attempt as read
 
 from preflight.checks.rdma.port_faults import port_errors
 from preflight.core.thresholds import SHIPPED
@@ -39,6 +42,44 @@ def healthy() -> Scenario:
 def told(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
     """Return what the probe says of the machine that was made."""
     return probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"), **more)
+
+
+def test_a_place_that_cannot_be_read_is_told_from_none(
+    machine: Machine, healthy: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without a slot has none; of another one stat may fail, as for want of memory."""
+    machine(healthy)
+    device = str(tmp_path / "sys" / "class" / "infiniband" / "mlx5_3" / "device")
+    assert sysfs.pci_path(device + "/none") is None
+    assert (sysfs.pci_path(device) or [""])[-1].endswith(".0")
+    stat = os.stat
+
+    def fail(path: str, **more: bool) -> os.stat_result:
+        if path == device:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return stat(path, **more)
+
+    monkeypatch.setattr("os.stat", fail)
+    assert sysfs.pci_path(device) == []
+
+
+def test_a_port_that_goes_down_as_it_is_read_has_no_rate(
+    machine: Machine, healthy: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pause: the lowest rate of all beside "ACTIVE" would be a slow port."""
+    machine(healthy)
+    folder = tmp_path / "sys" / "class" / "infiniband" / "mlx5_3"
+
+    def attempt(path: str) -> str:
+        if path.endswith("mlx5_3/ports/1/rate"):
+            (folder / "ports" / "1" / "state").write_text("1: DOWN\n")
+            return "10 Gb/sec (4X SDR)"
+        return read(path)
+
+    monkeypatch.setattr(rdma, "attempt", attempt)
+    ports = {str(folder): rdma.read_all(str(folder)) for folder in sorted(folder.parent.iterdir())}
+    assert [port["rate"] for (port,) in ports.values()].count("") == 1
+    assert ports[str(folder)][0]["rate"] == ""
 
 
 @pytest.mark.proves("ib.errors", passes="counters of an emulated machine, read from its files")
