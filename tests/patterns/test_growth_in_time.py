@@ -90,8 +90,45 @@ def _suggestion(folder: Path, length: int) -> None:
         resolve(Wish(inventory=str(path)))
 
 
+def _script(folder: Path, text: str) -> None:
+    path = folder / "train.py"
+    path.write_text(f"import torch.distributed as dist\n{text}")
+    cli.main(["lint", str(path)])
+
+
+def _conditions(folder: Path, length: int) -> None:
+    """Each `return` hangs on one more parameter of the function."""
+    names = [f"a{number}" for number in range(10 * length)]
+    body = "".join(f"    if {name}: return\n    g()\n" for name in names)
+    _script(folder, f"def f({','.join(names)}):\n{body}")
+
+
+def _classes(folder: Path, length: int) -> None:
+    """Each class has the one before as its base, and the last calls what none of them has."""
+    bases = "".join(f"class A{at + 1}(A{at}): pass\n" for at in range(length))
+    calls = "        self.f()\n" * length
+    guarded = f"    def m(self):\n      if dist.get_rank() == 0:\n{calls}"
+    _script(folder, f"{bases}class B(A{length}):\n{guarded}")
+
+
+def _alternatives(folder: Path, length: int) -> None:
+    """Each of many ranks has its own, and the rest a long one: it is the other side of each."""
+    ranks = "".join(f"elif rank == {at}: f()\n" for at in range(length // 6))
+    rest = "".join(f"    g{at}()\n" for at in range(10 * length))
+    _script(folder, f"rank = dist.get_rank()\nif rank: f()\n{ranks}else:\n{rest}")
+
+
+def _cycle(folder: Path, length: int) -> None:
+    """Two classes that have each other as bases, often."""
+    names = ("A", "B")
+    classes = (f"class {a}({','.join([b] * length)}):" for a, b in (names, names[::-1]))
+    body = "\n  def m(self):\n    if dist.get_rank() == 0: self.f()\n"
+    _script(folder, body.join((*classes, "")))
+
+
 READ: list[Read] = [
-    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion,
+    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
+    _classes, _alternatives, _cycle,
     lambda _, length: fold(_names(length)),
 ]  # fmt: skip
 
