@@ -142,8 +142,8 @@ class _Machine:
         self.top(dict)[key] = value
 
     def named(self, keys: list[Any]) -> None:
-        """Refuse keys whose hash is work: tuples of tuples, each twice, take for ever."""
-        if not all(type(key) in (str, int) for key in keys):
+        """Refuse keys whose hash is work (tuples of tuples), or one for many (long numbers)."""
+        if not all(type(key) is str or (type(key) is int and _fits(key)) for key in keys):
             raise RefusedError(f"byte {self.at - 1} names something by neither word nor number")
 
     def tuple_of(self, number: int) -> None:
@@ -165,6 +165,11 @@ class _Machine:
     def dropped(self) -> None:
         if self.stack.pop() is _MARK:
             raise RefusedError("it drops a mark")
+
+
+def _fits(number: int) -> bool:
+    """Whether 64 bits hold it; of larger ones as many as one likes have the same hash."""
+    return abs(number) < 1 << 63
 
 
 _STOP = ord(".")
@@ -412,8 +417,9 @@ def _groups(config: Any, status: Any, once: _Once) -> tuple[Group, ...]:
 def _members(ranks: Any, _: _Once) -> tuple[int, ...]:
     """Torch writes them as the text "[0, 1, 2]"."""
     if isinstance(ranks, str):
-        ranks = [_number(one.strip()) for one in ranks.strip("[] ")[: 1 << 20].split(",")]
-    return tuple(one for one in _list(ranks, 1 << 17) if isinstance(one, int) and one >= 0)
+        ranks = [one.strip() for one in ranks.strip("[] ")[: 1 << 20].split(",")]
+    numbers = map(_number, _list(ranks, 1 << 17))
+    return tuple(one for one in numbers if one is not None and one >= 0)
 
 
 def _sizes(value: Any, _: _Once) -> tuple[tuple[int, ...], ...]:
@@ -433,7 +439,7 @@ def _number(value: Any) -> int | None:
         return None
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isdecimal():  # noqa: PLR2004  64 bits
         value = int(value)
-    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+    return value if isinstance(value, int) and _fits(value) else None
 
 
 def _text(value: Any) -> str:

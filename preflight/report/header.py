@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from preflight.core.thresholds import Told, shipped, words
+from preflight.facts.basics import Count
 from preflight.fleet.nodeset import fold
 from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
@@ -33,7 +34,7 @@ class WaiverRow(Struct, frozen=True, kw_only=True):
     until: str
     reason: str
     expired: bool
-    verdicts: int
+    verdicts: Count
 
 
 class OffRow(Struct, frozen=True, kw_only=True):
