@@ -15,6 +15,7 @@ from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.document import encode
 from tests.unit.report.nights import report
+from tests.unit.report.test_public_folders import measured, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,9 +127,27 @@ def _cycle(folder: Path, length: int) -> None:
     _script(folder, body.join((*classes, "")))
 
 
+def _public(folder: Path, said: str) -> None:
+    document = json.loads(_WHOLE)
+    document["verdicts"][0]["sentence"] = said
+    (folder / "measured.json").write_bytes(measured(whose(("n1", "n2"))))
+    (folder / "report.json").write_text(json.dumps(document))
+    assert cli.main(["report", "--public", str(folder)]) in (0, 1, 2, 3)
+
+
+def _labels(folder: Path, length: int) -> None:
+    """Where a node set could begin at each label, and none ends."""
+    _public(folder, "zz9" + ".a" * 25 * length)
+
+
+def _domain(folder: Path, length: int) -> None:
+    """A node's name, and a domain without an end; one of a mail, too."""
+    _public(folder, f"n1{'.a' * 200 * length} u@b{'.a' * 200 * length}")
+
+
 READ: list[Read] = [
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
-    _classes, _alternatives, _cycle,
+    _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
 ]  # fmt: skip
 
