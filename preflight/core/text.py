@@ -85,11 +85,14 @@ def last_line(text: bytes, width: int = WIDTH) -> str:
     return ""
 
 
-_ENDLESS: Final = re.compile(r"(?<!\d)\d{301,}")
+_ENDLESS: Final = re.compile(r"(?<![\d.])\d{21,}|(?<!\d)\d{301,}")
 
 
 def countable(text: str) -> str:
-    """Cut out the numbers that no float holds: int() refuses some of them, and an error is all."""
+    """Cut out the numbers that are none: 64 bits have 20 digits, and a float 300 at most.
+
+    int() refuses some of them, and of numbers beyond 64 bits thousands can have one hash.
+    """
     return _ENDLESS.sub("...", text)
 
 

@@ -22,6 +22,7 @@ from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
 from preflight.fabric.samples import Moved, PairState, Phase, StallKind, uncollected
+from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +92,7 @@ class Standout(Struct, frozen=True, array_like=True):
     """
 
     at_s: float
-    operation: int
+    operation: Whole
     first_us: float
     second_us: float
     first_gap_us: float
@@ -111,11 +112,11 @@ class Digest(Struct, frozen=True, kw_only=True):
 
     a: str
     b: str
-    rail: int
-    round: int
-    size_bytes: int
+    rail: Whole
+    round: Whole
+    size_bytes: Whole
     phase: Phase = "ladder"
-    operations: int
+    operations: Whole
     """How many were timed (at both ends, where both reported)."""
     loaded_s: float
     """Their sum, at the end where it took longer: how long a rare event could have shown itself."""
@@ -215,7 +216,7 @@ class Stood(Struct, frozen=True, array_like=True):
     """How often and for how long at most one end stood still in a pair."""
 
     what: StallKind
-    times: int
+    times: Whole
     most_ms: float
 
 
@@ -224,8 +225,8 @@ class Tried(Struct, frozen=True, kw_only=True):
 
     a: str
     b: str
-    rail: int
-    round: int
+    rail: Whole
+    round: Whole
     state: PairState = "measured"
     """The worse of both ends'."""
     stood_still: str = ""
@@ -266,7 +267,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Node name → its leaf switch; empty where no source of topology is known."""
     silent: dict[str, str] = {}
     """Node name → what happened to its agent, where it fell silent during the sweep."""
-    retested: int = 0
+    retested: Whole = 0
     """Rounds from this number on are retests: suspects alone, with partners that were cleared; 0
     where there were none."""
 

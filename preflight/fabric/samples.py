@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from preflight.facts.basics import Whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,9 +28,9 @@ PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrup
 class Ladder(Struct, frozen=True):
     """One size of the ladder: bytes per all-reduce, warm-ups, counted iterations."""
 
-    size_bytes: int
-    warmup: int
-    iterations: int
+    size_bytes: Whole
+    warmup: Whole
+    iterations: Whole
 
 
 Phase = Literal["ladder", "soak"]
@@ -50,7 +52,7 @@ class Timing(Struct, frozen=True):
     data usually takes.
     """
 
-    size_bytes: Annotated[int, Meta(ge=1)]
+    size_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
     times_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
     gaps_us: tuple[Annotated[float, Meta(ge=0, le=1e12)], ...]
     phase: Phase = "ladder"
@@ -122,8 +124,8 @@ class PairSamples(Struct, frozen=True):
 
     a: str
     b: str
-    rail: int
-    round: int
+    rail: Whole
+    round: Whole
     backend: str
     """"gloo" or "nccl"."""
     first: End | None
@@ -137,7 +139,7 @@ class InsideSamples(Struct, frozen=True):
     backend: str
     rails: tuple[End | None, ...]
     """By number; one that never reported is None. `measured` is whoever had right data itself."""
-    numbers: tuple[int, ...] = ()
+    numbers: tuple[Whole, ...] = ()
     """The number of each rail, where some lack; else they are 0, 1, 2 ..."""
 
     @property
@@ -150,7 +152,7 @@ class Logged(Struct, frozen=True):
     """What NCCL logged in one measuring process of one rail."""
 
     node: str
-    rail: int
+    rail: Whole
     text: str
 
 
@@ -173,11 +175,11 @@ class Sweep(Struct, frozen=True):
     advice: dict[str, str] = {}
     """Node name → what to do about its trouble, where whoever noticed it knows."""
     seconds: float = 0.0
-    seed: int = 0
+    seed: Whole = 0
     """Of the data's pattern and of the order of rounds: the same seed makes the same sweep."""
     leaves: dict[str, str] = {}
     """Node name → its leaf switch, where a source of topology says so."""
-    retested: int = 0
+    retested: Whole = 0
     """Rounds from this number on are retests of suspects; 0 where there were none."""
     unsettled: tuple[tuple[str, str], ...] = ()
     """Pairs that should have been measured again, for which there was no time."""

@@ -73,7 +73,6 @@ def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
             raise absurd(place, "most of its times are 0 us", "store times as they were measured")
         if any(0 < time_us < _SHORTEST_US for time_us in timing.times_us):
             raise absurd(place, "a time is under 0.1 ns", "store times as they were measured")
-        within(place, "size_bytes", timing.size_bytes, _SIZE)
         for resumed in timing.resumed:
             within(place, "resumed operation", resumed.operation, len(timing.times_us) - 1)
 

@@ -15,6 +15,8 @@ Device = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,64}}\Z")]
 """A name of a device, or a word of its driver: it stands in commands that a person is to type."""
 HostName = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,255}}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""Any number of 64 bits: of larger ones thousands can have one hash, and a table of them no end."""
 Index = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.facts.basics import Count, Index, Line
+from preflight.facts.basics import Count, Index, Line, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class Opened(_Event, frozen=True, kw_only=True, tag="opened"):
     device: Index
     name: Line
     bus_id: Line = ""
-    numa: int | None = None
+    numa: Whole | None = None
     memory_mib: Count | None = None
 
 

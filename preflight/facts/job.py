@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.facts.basics import Count, Index, Line, Seconds, Text
+from preflight.facts.basics import Count, Index, Line, Seconds, Text, Whole
 from preflight.facts.machine import KernelLog
 
 Pid = Annotated[int, Meta(ge=0, le=2**31)]
@@ -201,7 +201,7 @@ class PortLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole answer of a node; what is None could not be read, and `problems` says why."""
 
-    wire: int
+    wire: Whole
     nonce: str
     host: Line
     time_s: Seconds

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text
+from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Whole
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook
 from preflight.facts.machine import KernelLog, Machine, Software
@@ -105,7 +105,7 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     processes: tuple[GpuProcess, ...] | None = None
     pci_path: tuple[Line, ...] | None = None
     """From the PCI root complex to the device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
-    numa: int | None = None
+    numa: Whole | None = None
     cpus: Line = ""
     health: GpuHealth | None = None
     """Its readings; None where they were not asked for, or a captured text has none."""
@@ -132,7 +132,7 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Device
     pci_path: tuple[Line, ...] | None = None
-    numa: int | None = None
+    numa: Whole | None = None
     ports: tuple[NicPort, ...] = ()
     netdevs: tuple[Device, ...] = ()
     firmware: Line = ""
@@ -229,7 +229,7 @@ class Extra(Struct, frozen=True, forbid_unknown_fields=True):
 class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     """One node's whole answer to the probe."""
 
-    wire: int
+    wire: Whole
     nonce: Line
     host: Line
     """The node's own idea of its name (`uname -n`)."""
@@ -311,7 +311,7 @@ class MasterPort(Struct, frozen=True, forbid_unknown_fields=True):
 class Ports(Struct, frozen=True, forbid_unknown_fields=True):
     """One node's whole answer to the port stage."""
 
-    wire: int
+    wire: Whole
     nonce: Line
     host: Line
     seconds: Seconds

@@ -27,7 +27,7 @@ from ClusterShell.NodeUtils import (
 
 from preflight.core.files import refuse_all_below
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import MOST_NODES, refuse_bombs
+from preflight.fleet.nodeset import MOST_NODES, as_slurm_reads, refuse_bombs
 
 MOST_MEMORY = 4 << 30
 """Bytes of address space, for us and for each command: one may write without end."""
@@ -76,7 +76,7 @@ class Resolver(GroupResolverConfig):  # type: ignore[misc]  # the library has no
             nodes: list[str] = super().group_nodes(group, namespace)
         except GroupSourceError as error:
             raise Trouble("upcall", group, name) from error
-        _refuse_large(nodes, group, name)
+        nodes = _as_read(nodes, group, name)
         if nodes and NodeSet(",".join(nodes), resolver=self):
             return nodes
         known: list[str] | None = None
@@ -91,13 +91,14 @@ class Resolver(GroupResolverConfig):  # type: ignore[misc]  # the library has no
     def all_nodes(self, namespace: str | None = None) -> list[str]:
         """Refuse more nodes than any fleet has."""
         nodes: list[str] = super().all_nodes(namespace)
-        _refuse_large(nodes, "*", namespace or "")
-        return nodes
+        return _as_read(nodes, "*", namespace or "")
 
 
-def _refuse_large(nodes: list[str], group: str, source: str) -> None:
+def _as_read(nodes: list[str], group: str, source: str) -> list[str]:
+    """Return a group's nodes as all node lists are read, unless they are too many."""
     try:
         refuse_bombs(",".join(nodes))
+        return list(map(as_slurm_reads, nodes))
     except UsageError as error:
         raise Trouble("large", group, source) from error
 
@@ -124,7 +125,14 @@ def resolve(asked: dict[str, Any]) -> dict[str, Any]:
         return trouble.told
     except MemoryError:
         return Trouble("large").told
-    except (NodeSetException, GroupResolverError, GroupSourceError, ValueError, OSError) as error:
+    except (
+        NodeSetException,
+        GroupResolverError,
+        GroupSourceError,
+        ValueError,
+        OSError,
+        AssertionError,
+    ) as error:
         return Trouble("said", str(error)).told
     except RecursionError:
         return Trouble("said", "its groups name each other in a circle").told

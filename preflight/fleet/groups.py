@@ -16,7 +16,15 @@ from msgspec import Struct
 from preflight.core.remote_command import TIMED_OUT, LocalConnection
 from preflight.core.text import did_you_mean, last_line, legible
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold, refuse_bombs, split
+from preflight.fleet.nodeset import (
+    MOST_NODES,
+    as_slurm_reads,
+    check_host_name,
+    expand,
+    fold,
+    refuse_bombs,
+    split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +92,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
     folded = None if own is None else (OURS, {name: fold(nodes) for name, nodes in own.items()})
-    asked = {"pattern": text, "own": folded, "may_be_empty": may_be_empty}
+    asked = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
         remote.send(msgspec.json.encode(asked))

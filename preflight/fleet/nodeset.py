@@ -21,7 +21,9 @@ MOST_NODES = 65536
 
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
-_TOO_LONG = re.compile(r"[0-9]{19,}")
+_DIGITS_BEFORE = re.compile(r"(?<![0-9])([0-9]++)\[([^\][]*)\]")
+_MOST_DIGITS = 18
+_TOO_LONG = re.compile(rf"[0-9]{{{_MOST_DIGITS + 1},}}")
 _LONGEST = 253
 """Characters of a name (RFC 1123)."""
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -51,7 +53,7 @@ def expand(text: str) -> tuple[str, ...]:
     refuse_bombs(text)
     names: list[str] = []
     pattern = []
-    for word in split(text):
+    for word in split(as_slurm_reads(text)):
         # ClusterShell reads the brackets of [2001:db8::1] as a range: addresses go around it.
         address = _as_address(word)
         if address is not None:
@@ -135,15 +137,46 @@ def _expand_names(pattern: str) -> list[str]:
     several = (word for word in split(pattern) if len(_VARIES.findall(word)) > 1)
     try:
         if sum(map(_names_of, several)) <= _FEW_FOLDED:
-            return [str(name) for name in NodeSet(pattern, resolver=RESOLVER_NOGROUP)]
+            found = NodeSet(pattern, resolver=RESOLVER_NOGROUP)
+            if len(found) > MOST_NODES:
+                raise UsageError(
+                    f"{_shown(pattern)!a} names more than {MOST_NODES} nodes: {_EXAMPLE}"
+                )
+            return [str(name) for name in found]
         names: set[str] = set()
         for sign, part in _OPERATION.findall(pattern):
             getattr(names, _CHANGES[sign])(NodeSet(part, resolver=RESOLVER_NOGROUP))
         return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
-    except (NodeSetException, ValueError) as error:
+    except (NodeSetException, ValueError, AssertionError) as error:
         raise UsageError(
             f"cannot read the node list {_shown(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
         ) from error
+
+
+def as_slurm_reads(text: str) -> str:
+    """Take digits before a bracket into it: `a5[1-20]` is a51 to a59 and a510 to a520.
+
+    ClusterShell puts them before both ends, and reads a51 to a520. UsageError for no range.
+    """
+    return _DIGITS_BEFORE.sub(lambda match: f"[{','.join(_joined(*match.groups()))}]", text)
+
+
+def _joined(digits: str, ranges: str) -> Iterator[str]:
+    """Yield a range for each length of number: the first number's digits are the least (Slurm)."""
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, end, each = match.groups() if match else ("", None, None)
+        at, last, step = int(first or 1), int(end or first or 0), int(each or 1)
+        width = len(first)
+        if at > last or not step or len(digits) + max(width, len(str(last))) > _MOST_DIGITS:
+            raise UsageError(f"cannot read the range {_shown(f'{digits}[{part}]')!a}: {_EXAMPLE}")
+        while at <= last:
+            highest = min(last, 10**width - 1)
+            if at <= highest:
+                stepping = f"/{each}" if each else ""
+                yield f"{digits}{at:0{width}}-{digits}{highest:0{width}}{stepping}"
+                at += (highest - at) // step * step + step
+            width += 1
 
 
 def refuse_bombs(text: str) -> None:

@@ -138,8 +138,8 @@ class _Machine:
         self.top(dict)[key] = value
 
     def named(self, keys: list[Any]) -> None:
-        """Refuse keys whose hash is work: tuples of tuples, each twice, take for ever."""
-        if not all(type(key) in (str, int) for key in keys):
+        """Refuse keys whose hash is work (tuples of tuples), or one for many (long numbers)."""
+        if not all(type(key) is str or (type(key) is int and _fits(key)) for key in keys):
             raise RefusedError(f"byte {self.at - 1} names something by neither word nor number")
 
     def tuple_of(self, number: int) -> None:
@@ -161,6 +161,11 @@ class _Machine:
     def dropped(self) -> None:
         if self.stack.pop() is _MARK:
             raise RefusedError("it drops a mark")
+
+
+def _fits(number: int) -> bool:
+    """Whether 64 bits hold it; of larger ones as many as one likes have the same hash."""
+    return abs(number) < 1 << 63
 
 
 _STOP = ord(".")
@@ -382,7 +387,7 @@ def _number(value: Any) -> int | None:
         return None
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isdecimal():  # noqa: PLR2004  64 bits
         value = int(value)
-    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+    return value if isinstance(value, int) and _fits(value) else None
 
 
 def _text(value: Any) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _MOST: Final = 100
 """Operations of one function that are told apart: of functions that call each other twice they
 would double with each."""
+_MOST_BASES: Final = 64
+"""Classes in which a method is looked for."""
 
 _GROUP_AT: Final = {
     "all_gather": 2, "all_gather_coalesced": 2, "all_gather_into_tensor": 2,
@@ -177,11 +179,11 @@ def callee(script: Script, call: Call) -> Function | None:
         return script.functions.get(call.name)
     owner = _owner(script, call.place.function)
     todo = [owner] if owner else []
-    while todo:
-        each = todo.pop(0)
+    for each in todo:  # and the bases that come to it: of classes that name each other each once
         if (found := script.functions.get(f"{each}.{last}")) is not None:
             return found
-        todo += [base for base in script.classes.get(each, ()) if base != each][:8]
+        bases = script.classes.get(each, ())[:8] if len(todo) < _MOST_BASES else ()
+        todo += [base for base in dict.fromkeys(bases) if base not in todo]
     return None
 
 

@@ -12,6 +12,7 @@ import re
 import tokenize
 import warnings
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -32,6 +33,12 @@ _FIRST_ONLY: Final = frozenset((
 
 _EXITS: Final = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 _LONGEST_TEXT: Final = 60
+_MOST_NAMES: Final = 64
+"""Of the conditions before a line."""
+_MOST_NODES: Final = 10_000
+"""Of one side of a condition: in a chain of `elif` each has all that follow on its other side."""
+_UNSEEN: Final = "..."
+"""What is called behind them: no function of this file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class _Left:
         return _Left(
             _innermost(self.function + other.function),
             _innermost(self.loop + other.loop),
-            self.tests | other.tests,
+            _few(self.tests, other.tests),
         )
 
 
@@ -71,7 +78,7 @@ class Walker:
             here = replace(
                 place,
                 guards=_innermost(place.guards + left.function + left.loop),
-                tests=place.tests | left.tests,
+                tests=_few(place.tests, left.tests),
             )
             left += self._statement(statement, here)
         return left
@@ -133,7 +140,7 @@ class Walker:
                 guard = Guard(side, node.lineno, text, other=self._called_in(other))
                 inside = replace(place, guards=_innermost((*place.guards, guard)))
             elif sides == (Who.ALL, Who.ALL):
-                inside = replace(place, tests=place.tests | self._asked(node.test, place))
+                inside = replace(place, tests=_few(place.tests, self._asked(node.test, place)))
             self._block(body, inside)
             how = _ends(body, self._imports)
             if not how:
@@ -216,8 +223,17 @@ class Walker:
         return replace(place, guards=_innermost((*place.guards, guard)))
 
     def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
-        called = (one for each in body for one in ast.walk(each) if isinstance(one, ast.Call))
-        return tuple(dict.fromkeys(dotted(one.func, self._imports) for one in called))
+        nodes = (one for each in body for one in ast.walk(each))
+        called = (one for one in islice(nodes, _MOST_NODES) if isinstance(one, ast.Call))
+        names = dict.fromkeys(dotted(one.func, self._imports) for one in called)
+        return (*names, *(_UNSEEN for _ in islice(nodes, 1)))
+
+
+def _few(some: frozenset[str], more: frozenset[str]) -> frozenset[str]:
+    """Join them, without a copy where nothing comes in; whether there are any is what counts."""
+    if some <= more or more <= some:
+        return max(some, more, key=len)
+    return frozenset(sorted(some | more)[:_MOST_NAMES])
 
 
 def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:

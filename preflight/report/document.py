@@ -172,7 +172,7 @@ class MissedRow(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True):
     """The whole document; `docs/report.md` explains each field."""
 
-    schema: int = SCHEMA
+    schema: Count = SCHEMA
     preflight: str
     run: str
     started: str

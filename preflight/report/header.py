@@ -10,6 +10,7 @@ from msgspec import Struct
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import Told, shipped
 from preflight.core.thresholds import words as words_of
+from preflight.facts.basics import Count
 from preflight.fleet.nodeset import fold
 from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
@@ -35,7 +36,7 @@ class WaiverRow(Struct, frozen=True, kw_only=True):
     until: str
     reason: str
     expired: bool
-    verdicts: int
+    verdicts: Count
 
 
 class OffRow(Struct, frozen=True, kw_only=True):

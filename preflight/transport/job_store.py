@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import PreflightError, UsageError, WireError
+from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -262,7 +263,7 @@ class Ended(Struct, frozen=True, tag_field="say", tag="ended"):
     """A child is gone; status None if it had to be left behind."""
 
     child: _Id
-    status: int | None
+    status: Whole | None
 
 
 class Unable(Struct, frozen=True, tag_field="say", tag="unable"):

@@ -15,6 +15,7 @@ from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.document import encode
 from tests.unit.report.nights import report
+from tests.unit.report.test_public_folders import measured, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +91,63 @@ def _suggestion(folder: Path, length: int) -> None:
         resolve(Wish(inventory=str(path)))
 
 
+def _script(folder: Path, text: str) -> None:
+    path = folder / "train.py"
+    path.write_text(f"import torch.distributed as dist\n{text}")
+    cli.main(["lint", str(path)])
+
+
+def _conditions(folder: Path, length: int) -> None:
+    """Each `return` hangs on one more parameter of the function."""
+    names = [f"a{number}" for number in range(10 * length)]
+    body = "".join(f"    if {name}: return\n    g()\n" for name in names)
+    _script(folder, f"def f({','.join(names)}):\n{body}")
+
+
+def _classes(folder: Path, length: int) -> None:
+    """Each class has the one before as its base, and the last calls what none of them has."""
+    bases = "".join(f"class A{at + 1}(A{at}): pass\n" for at in range(length))
+    calls = "        self.f()\n" * length
+    guarded = f"    def m(self):\n      if dist.get_rank() == 0:\n{calls}"
+    _script(folder, f"{bases}class B(A{length}):\n{guarded}")
+
+
+def _alternatives(folder: Path, length: int) -> None:
+    """Each of many ranks has its own, and the rest a long one: it is the other side of each."""
+    ranks = "".join(f"elif rank == {at}: f()\n" for at in range(length // 6))
+    rest = "".join(f"    g{at}()\n" for at in range(10 * length))
+    _script(folder, f"rank = dist.get_rank()\nif rank: f()\n{ranks}else:\n{rest}")
+
+
+def _cycle(folder: Path, length: int) -> None:
+    """Two classes that have each other as bases, often."""
+    names = ("A", "B")
+    classes = (f"class {a}({','.join([b] * length)}):" for a, b in (names, names[::-1]))
+    body = "\n  def m(self):\n    if dist.get_rank() == 0: self.f()\n"
+    _script(folder, body.join((*classes, "")))
+
+
+def _public(folder: Path, said: str) -> None:
+    document = json.loads(_WHOLE)
+    document["verdicts"][0]["sentence"] = said
+    (folder / "measured.json").write_bytes(measured(whose(("n1", "n2"))))
+    (folder / "report.json").write_text(json.dumps(document))
+    assert cli.main(["report", "--public", str(folder)]) in (0, 1, 2, 3)
+
+
+def _labels(folder: Path, length: int) -> None:
+    """Where a node set could begin at each label, and none ends."""
+    _public(folder, "zz9" + ".a" * 25 * length)
+
+
+def _domain(folder: Path, length: int) -> None:
+    """A node's name, and a domain without an end; one of a mail, too."""
+    _public(folder, f"n1{'.a' * 200 * length} u@b{'.a' * 200 * length}")
+
+
 READ: list[Read] = [
-    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion,
+    _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
+    _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
 ]  # fmt: skip
 

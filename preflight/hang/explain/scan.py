@@ -102,6 +102,8 @@ CHUNK = 1 << 20
 ANYWAY = 32 << 20
 """Bytes that any file may unpack to; then so many for each byte of it:"""
 _SWELLS = 100
+_MEMBER = 4096
+"""What one more gzipped part costs, however empty: 20 bytes can be one."""
 
 _GZIP = b"\x1f\x8b"
 _ANY_GZIP = 16 + zlib.MAX_WBITS
@@ -156,6 +158,7 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
                 if not rest:
                     break
                 member, whole = zlib.decompressobj(_ANY_GZIP), True
+                left -= _MEMBER
             before = member.copy()
             try:
                 text = member.decompress(rest, CHUNK)
@@ -168,7 +171,8 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
             left -= len(text)
             if left < 0:
                 raise EOFError(
-                    f"it unpacks to over {_SWELLS} times its size; where that is no trap: "
+                    f"it unpacks to over {_SWELLS} times its size, or has thousands of parts; "
+                    "where that is no trap: "
                     f"zcat {shlex.quote(str(path))} | preflight explain -"
                 )
             rest = member.unused_data if member.eof else member.unconsumed_tail

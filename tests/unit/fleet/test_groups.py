@@ -156,3 +156,15 @@ def _lives(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_digits_before_a_bracket_are_those_of_each_name(config: Path) -> None:
+    """In a pattern with groups and in a group's own nodes, as in any node list."""
+    added = '  digits: "a5[1,8-11],b"\n  wide: "a65536[1-200]"\n'
+    (config / "groups.d" / "racks.yaml").write_text(RACKS.partition("tiers:")[0] + added)
+    group = {"a51", "a58", "a59", "a510", "a511", "b"}
+    assert set(expand_written("@racks:digits")) == group
+    assert set(expand_written("@racks:digits,c7[9-10]")) == {*group, "c79", "c710"}
+    assert len(expand_written("@racks:wide")) == 200
+    with pytest.raises(UsageError):
+        expand_written("@racks:r1,c[1-20]99999999999")

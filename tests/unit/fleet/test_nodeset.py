@@ -25,6 +25,15 @@ from tests.cases import MANY
         ("2001:db8::1,[2001:db8::2]", ("2001:db8::1", "2001:db8::2")),
         ("fe80::1%eth0.100,[fe80::2%3]", ("fe80::1%eth0.100", "fe80::2%3")),
         ("a,a,a", ("a",)),
+        # As `scontrol show hostnames` has them, but for the one with a step.
+        ("a5[8-11]", ("a58", "a59", "a510", "a511")),
+        ("a0[01-03]", ("a001", "a002", "a003")),
+        ("a5[98-101]", ("a598", "a599", "a5100", "a5101")),
+        ("a5[098-101]", ("a5098", "a5099", "a5100", "a5101")),
+        ("a5[1-2]b7[9-10]", ("a51b79", "a51b710", "a52b79", "a52b710")),
+        ("a5[1-010/4]", ("a51", "a55", "a59")),
+        ("a65536[1-2],a[8-11]0", ("a80", "a90", "a100", "a110", "a655361", "a655362")),
+        ("10.0.0.1[9-10]", ("10.0.0.19", "10.0.0.110")),
     ],
 )
 def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> None:
@@ -63,6 +72,12 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "10.0.0.1.",
         "256.0.0.1",
         f"n[1-{'9' * 5000}]",
+        "a99999999999999999[1-200]",
+        "a[1-200]99999999999",
+        "a65536[1-200,x]",
+        "a65536[1-200/0]",
+        "a65536[200-1]",
+        "a65536[]",
         "n" + "9" * 5000,
     ],
 )
@@ -90,6 +105,23 @@ def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
     """What we print can be pasted back."""
     names = {f"gpu{number:04d}" for number in numbers}
     assert set(expand(fold(names))) == names
+
+
+@given(
+    st.integers(0, 99999), st.sampled_from(["", "0", "00"]), st.integers(0, 250),
+    st.integers(0, 250), st.sampled_from(["", "b", "7"]),
+)  # fmt: skip
+@MANY
+def test_digits_before_a_bracket_are_those_of_each_name(
+    before: int, padding: str, first: int, more: int, after: str
+) -> None:
+    """As Slurm prints them, at least as many digits as the first number has; also once folded."""
+    start = f"{padding}{first}"
+    names = expand(f"a{before}[{start}-{first + more}]{after}")
+    numbers = range(first, first + more + 1)
+    assert set(names) == {f"a{before}{number:0{len(start)}}{after}" for number in numbers}
+    assert len(names) == more + 1
+    assert set(expand(fold(names))) == set(names)
 
 
 @example("%a\nh2", "fe80::1{}")

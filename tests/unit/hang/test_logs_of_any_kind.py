@@ -154,6 +154,34 @@ def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     assert f"zcat {path} | preflight explain -" in trouble
 
 
+def test_a_gzip_of_parts_without_end_is_read_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of 20 bytes holds nothing; a log to which parts of a line each are added is read."""
+    monkeypatch.setattr(scan, "ANYWAY", 1 << 20)
+    path = tmp_path / "parts.gz"
+    end = gzip.compress(DEAD.encode())
+    path.write_bytes(gzip.compress(b"") * 2000 + end)
+    found = Scanner(shipped()).read([path])
+    assert found.troubles
+    assert not found.hits
+    path.write_bytes(
+        b"".join(gzip.compress(b"step %d of the run\n" % at) for at in range(2000)) + end
+    )
+    assert Scanner(shipped()).read([path]).hits
+
+
+def test_a_number_beyond_64_bits_is_no_rank(tmp_path: Path) -> None:
+    """Of such numbers thousands can have one hash, and a table of them takes the square of time."""
+    summary = (
+        "Root Cause (first observed failure):\n[0]:\n  rank      : {} (local_rank: 1)\n"
+        "  exitcode  : 1 (pid: 9)\n"
+    )
+    path = tmp_path / "a.log"
+    path.write_text(summary.format(7 + 1000 * ((1 << 61) - 1)) + summary.format(5))
+    assert Scanner(shipped()).read([path]).roots == {5}
+
+
 @pytest.mark.parametrize("size", [2, 7, 64])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_cross_the_borders_of_what_is_read_at_once(

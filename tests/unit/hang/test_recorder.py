@@ -115,6 +115,16 @@ def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in told.why
 
 
+@pytest.mark.parametrize("step", [b"%bs", b"(%bu"])
+def test_numbers_that_all_have_one_hash_name_nothing(step: bytes) -> None:
+    """A dictionary of thousands of them takes minutes; what 64 bits hold names a group as ever."""
+    for number, refused in ((7 + ((1 << 61) - 1) * 5, True), (7, False), (-(1 << 63), True)):
+        key = b"\x8a\x10" + number.to_bytes(16, "little", signed=True) + b"N"
+        told = read(b"\x80\x04}(X\x07\0\0\0entries]X\x09\0\0\0pg_status}" + step % key + b"u.")
+        assert isinstance(told, Unreadable) is refused
+        assert not isinstance(told, Unreadable) or "neither word nor number" in told.why
+
+
 def test_deep_nesting_and_loops_are_only_values() -> None:
     """A list of itself, and a million lists in each other, end as calls that make no sense."""
     deep = b"]" * 200_000 + b"a" * 199_999

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
 from preflight.report.html.page import Told, page
+from preflight.report.public import hide
 from preflight.report.public.hide import Hider, any_of
 from preflight.report.public.known import secrets, secrets_of
 from preflight.report.since import found_in
@@ -198,3 +199,35 @@ def test_texts_of_tools_name_nobody(
         assert not told(shown, secret), (secret, shown)
     for kept in ("NCCL INFO NET/IB : Using [0]mlx5_0:1/IB", "0000:18:00.0", "GPU UUID"):
         assert kept in shown
+
+
+def test_names_that_begin_with_each_other() -> None:
+    """Hundreds of them end in no error, none is told, and what is shorter keeps its own number."""
+    names = ["a" * length for length in range(2, 512)]
+    hider = Hider(secrets_of(["n1"], {"notable": [{"user": name} for name in names]}))
+    hidden = hider.words(f"aaaaab n1: {' '.join(names)} {names[-1]}.example")
+    assert hidden.startswith("aaaaab node-1: user-1 user-2 user-3 ")
+    assert "aaa" not in hidden[6:]
+    listed = ", ".join(names[:40])
+    assert Hider({listed: "user"}).words(f"of {listed}: two\nthree") == "of other-1\nthree"
+    assert Hider({listed: "user"}).words(listed) == "user-1"
+    with_number = Hider({f"{name}1{name}": "user" for name in names})
+    assert "a" not in with_number.words(f"{names[30]}1{names[30]}, {names[99]}1{names[99]}")
+
+
+def test_node_sets_with_digits_before_their_brackets() -> None:
+    """They are the names that Slurm prints, and a huge number takes no time."""
+    hider = Hider({"a51": "node", "a510": "node", "bob": "user"})
+    assert hider.words("a5[1,10] a65536[1-200] bob") == "node-[1-2] a65536[1-200] user-1"
+    assert hider.words("a99999999999999999[1-200], bob") == "a99999999999999999[1-200], user-1"
+    assert hider.words("-a5[1,10],x.a5[1]") == "-node-[1-2],x.a5[1]"
+
+
+def test_node_sets_of_more_names_than_any_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes each, and 60,000 names: past a bound each set is hidden as one name."""
+    monkeypatch.setattr(hide, "_MOST_UNFOLDED", 100)
+    hider = Hider({"a1": "node", "a2": "node"})
+    sets = [f"b{at}[1-90]" for at in range(4)]
+    assert hider.words(f"a[1-2] {' '.join(sets)} a[1-2] a[1-3]") == (
+        "node-[1-2] b0[1-90] b1[1-90] host-1 host-2 node-[1-2] host-3"
+    )

@@ -1,0 +1,107 @@
+"""No number that somebody else wrote is so large that others have its hash: 64 bits hold each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from preflight import cli
+from preflight.fabric import agent_events
+from preflight.fabric.observed import Observed
+from preflight.fabric.samples import Sweep
+from preflight.facts import burn, model
+from preflight.facts.job import NodeLook
+from preflight.report.document import Report
+from preflight.transport import job_store
+from tests.unit.fabric.stored_files import long_form, short_form
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DECODED = (
+    model.Facts, model.Ports, NodeLook, burn.Event, agent_events.Event, Sweep, Observed, Report,
+    job_store.FromRank, job_store.Hello, job_store.Present, job_store.ToRank,
+)  # fmt: skip
+ALIKE = tuple(7 + turn * ((1 << 61) - 1) for turn in range(1000))
+"""Of one hash each (Python's is the rest by this prime): a set of them takes the square of time."""
+
+
+def _numbers(kind: inspect.Type, place: str, seen: set[type]) -> Iterator[tuple[str, Any]]:
+    """Every whole number in a type, with the field that it stands in."""
+    if isinstance(kind, inspect.IntType):
+        yield place, kind
+    elif isinstance(kind, inspect.StructType):
+        if kind.cls not in seen:
+            seen.add(kind.cls)
+            for field in kind.fields:
+                yield from _numbers(field.type, f"{kind.cls.__name__}.{field.name}", seen)
+    else:
+        for name in getattr(kind, "__struct_fields__", ()):
+            value = getattr(kind, name)
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, inspect.Type):
+                    yield from _numbers(one, place, seen)
+
+
+def test_every_number_that_is_decoded_has_bounds() -> None:
+    """A bound of msgspec is at most 2**63; a field without one takes a number of any length."""
+    seen: set[type] = set()
+    numbers = [one for kind in DECODED for one in _numbers(inspect.type_info(kind), "", seen)]
+    assert len(numbers) > 100
+    loose = [
+        place
+        for place, kind in numbers
+        if (kind.ge is None and kind.gt is None) or (kind.le is None and kind.lt is None)
+    ]
+    assert not loose
+
+
+def _sizes_of_an_end(document: dict[str, Any]) -> None:
+    end = document["pairs"][0]["first"]
+    end["timings"] = [{**end["timings"][0], "size_bytes": size} for size in ALIKE]
+
+
+def _sizes_of_digests(document: dict[str, Any]) -> None:
+    document["digests"] = [{**document["digests"][0], "size_bytes": size} for size in ALIKE]
+
+
+def _rails_of_a_node(document: dict[str, Any]) -> None:
+    numbers = [-number for number in ALIKE]
+    rails = {"backend": "gloo", "rails": [None] * len(numbers), "numbers": numbers}
+    document["inside"] = [{"node": "h1", **rails}]
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        (long_form, _sizes_of_an_end),
+        (short_form, _sizes_of_digests),
+        (long_form, _rails_of_a_node),
+    ],
+)
+def test_samples_of_sizes_of_one_hash_are_refused(
+    form: Callable[[Callable[[dict[str, Any]], Any]], bytes],
+    change: Callable[[dict[str, Any]], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`preflight blame` refuses the first of them as it is read, before any is held to others."""
+    path = tmp_path / "samples.json"
+    path.write_bytes(form(change))
+    assert cli.main(["blame", str(path)]) == 4
+    said = capsys.readouterr().err
+    assert "expected a whole number" in said
+    assert "size_bytes" in said or "numbers" in said
+
+
+def test_facts_with_a_number_beyond_64_bits_are_no_answer() -> None:
+    """The NUMA node of a GPU counts in 64 bits, too; -1 is Linux's word for none."""
+    gpu = {"index": 0, "uuid": "", "name": "", "bus_id": ""}
+    assert msgspec.convert({**gpu, "numa": -1}, model.Gpu).numa == -1
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(json.dumps({**gpu, "numa": ALIKE[9]}), type=model.Gpu)
