@@ -141,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--noconftest",
             "--assert=plain",
             "-pno:cacheprovider",
+            "-pno:doctest",
             *(["-pxdist.plugin"] if told.workers else []),
             "-ppreflight.plugin",
             f"-opreflight_checks={folders}",

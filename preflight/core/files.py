@@ -293,7 +293,10 @@ def refuse_others(path: Path, *, is_run: bool = False) -> None:
         return
     said = who_may_plant(path)
     if is_run and not said and path.is_file():
-        said = next(filter(None, map(who_may_plant, code_beside(path))), "")
+        try:
+            said = next(filter(None, map(who_may_plant, code_beside(path))), "")
+        except OSError as error:
+            said = f"what lies beside it cannot be looked at ({error})"
     if said:
         raise UsageError(
             f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "

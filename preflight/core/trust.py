@@ -8,6 +8,7 @@ import pwd
 import re
 import stat
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,7 +48,7 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
             if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
                 continue
             if and_slurm and _is_slurms(found):
-                said = _who_is_listed(place, held[-1], "access") or ""
+                said = _who_mounted(place, found) or _who_is_listed(place, held[-1], "access") or ""
             else:
                 said = who_may_write(place, held[-1], sticky_too=is_last)
             if said:
@@ -77,6 +78,8 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
     found = os.fstat(opened)
     if found.st_uid != 0:
         return f"{place} belongs to {user_name(found.st_uid)}"
+    if said := _who_mounted(place, found):
+        return said
     if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not sticky_too):
         return ""
     if found.st_mode & stat.S_IWOTH:
@@ -87,6 +90,23 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
             return listed or f"its group may write to {place}"
     inherits = sticky_too and stat.S_ISDIR(found.st_mode)
     return (inherits and _who_is_listed(place, opened, "default")) or ""
+
+
+def _who_mounted(place: Path, found: os.stat_result) -> str:
+    """Say which user but root has mounted it by FUSE: his program says whose each file is."""
+    user = _fuse_user(found.st_dev)
+    return f"{place} lies in a file system that {user_name(user)} mounted (FUSE)" if user else ""
+
+
+@cache
+def _fuse_user(device: int) -> int:
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        mount, _, rest = line.partition(" - ")
+        if mount.split()[2] == wanted and rest.startswith("fuse"):
+            found = re.search(r"(?:\A|,)user_id=(\d+)", rest.split(" ")[2])
+            return int(found[1]) if found else 0
+    return 0
 
 
 def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
@@ -138,17 +158,21 @@ def folders_below(top: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def code_in(folder: Path) -> Iterator[Path]:
-    """A folder, into which code could be put, and the code that Python finds right in it."""
+def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:
+    """A folder, into which code could be put, and the code that Python finds right in it.
+
+    `packages`: also its folders, each of which is a package to a Python that looks for modules
+    here, and what is right in these.
+    """
     yield folder
-    for pattern in _CODE:
+    for pattern in (*_CODE, *(("*/", *(f"*/{each}" for each in _CODE)) if packages else ())):
         yield from folder.glob(pattern)
 
 
 def code_beside(file: Path) -> Iterator[Path]:
     """What a script that is run takes from its folder, and a Python also from the one above."""
     for way in (file.absolute(), file.resolve()):
-        yield from code_in(way.parent)
+        yield from code_in(way.parent, packages=True)
         if os.access(way, os.X_OK):
             yield way.parent.parent
             for pattern in _CODE_ABOVE:

@@ -24,7 +24,15 @@ _PUBLIC = (
     "GLOO_",
     "PYTORCH_",
     "NVIDIA_VISIBLE_",
-    "SLURM_",
+    # Not all of them: SLURM_EXPORT_ENV, comments and work keys hold what their user wrote.
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPU_BIND",
+    "SLURM_JOB_GPUS",
+    "SLURM_JOB_ID",
+    "SLURM_NTASKS_PER_",
+    "SLURM_STEP_GPUS",
+    "SLURM_TRES_BIND",
     "MASTER_ADDR",
     "MASTER_PORT",
     "RANK",
@@ -107,11 +115,9 @@ nccl_log.py of its payload."""
 _LONGEST_VALUE = 8192
 
 _SECRET = re.compile(
-    r"TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$|SPANK"
-    r"|SLURM_JOB_(?:COMMENT|EXTRA)",
+    r"TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$",
     re.IGNORECASE,
 )
-"""Also what a job's user writes for others: SLURM_JOB_COMMENT, options of plugins."""
 _LARGEST_FILE = 1 << 20
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from glob import iglob
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,12 @@ def refuse_strangers(config: pytest.Config) -> None:
     """
     if os.geteuid() != 0:
         return
+    # xdist starts its workers as `python -c`, which would look for modules here first.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # The texts that it runs have any name, and lie in any folder.
+    config.pluginmanager.set_blocked("doctest")
     for place in map(Path, config.getini("preflight_checks")):
-        code = chain(_code_below(place), _code_around(place, config))
+        code = chain(_code_below(place), _code_around(place, config, has_tests=True))
         _refuse(code, "give it to root: chown -R root, chmod -R go-w")
     _refuse(_ini_of_a_value(config), _joined(config))
     _refuse(
@@ -48,19 +53,24 @@ def refuse_strangers(config: pytest.Config) -> None:
 
 def _would_write(config: pytest.Config) -> Iterator[Path]:
     """What pytest and its plugins write themselves, following links; JUnit XML is seen to."""
-    for option in _WRITTEN:
-        if typed := getattr(config.known_args_namespace, option, None):
-            yield config.invocation_params.dir / str(typed)
-    for key in ("log_file", "cache_dir"):
+    here = config.invocation_params.dir
+    named = [(here, getattr(config.known_args_namespace, option, None)) for option in _WRITTEN]
+    for key, folder in (("log_file", here), ("cache_dir", config.rootpath)):
         with suppress(ValueError):  # its plugin is switched off
-            if value := config.getini(key):
-                yield config.rootpath / str(value)
+            named.append((folder, config.getini(key)))
+    for folder, name in named:
+        if name:  # some are expanded, and some are not
+            yield folder / str(name)
+            yield folder / os.path.expandvars(os.path.expanduser(str(name)))  # noqa: PTH111
 
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:
-    for path in files:
-        if said := who_may_plant(path):
-            raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
+    try:
+        for path in files:
+            if said := who_may_plant(path):
+                raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
+    except OSError as error:
+        raise pytest.UsageError(f"root cannot look for code: {error}; {remedy}") from error
 
 
 def _apart(config: pytest.Config) -> Iterator[tuple[str, str]]:
@@ -94,33 +104,45 @@ def _would_run(config: pytest.Config) -> Iterator[Path]:
         yield config.inipath
     told = config.known_args_namespace
     here = config.invocation_params.dir
+    debugs = getattr(told, "trace", False) or getattr(told, "usepdb", False)
+    for orders in (here / ".pdbrc", here / os.path.expanduser("~/.pdbrc")):  # noqa: PTH111  may fail
+        if debugs or os.path.lexists(orders):
+            yield orders
     typed = [here / argument.split("::")[0] for argument in told.file_or_dir]
-    tests = [path for pattern in config.getini("testpaths") for path in here.glob(pattern)]
+    tests = [
+        here / path
+        for pattern in config.getini("testpaths")
+        for path in iglob(pattern, root_dir=here, recursive=True)  # noqa: PTH207  takes absolute ones
+    ]
     for place in typed or ([] if told.noconftest else tests or [here]):
-        yield from _code_around(place, config)
+        yield from _code_around(place, config, has_tests=bool(typed))
     for place in typed:
         yield place
         yield from _code_below(place)
 
 
-def _code_around(place: Path, config: pytest.Config) -> Iterator[Path]:
+def _code_around(place: Path, config: pytest.Config, *, has_tests: bool) -> Iterator[Path]:
     """What pytest loads of a place's folder, of those above, and of folders in it named test*.
 
     Each conftest.py down from the cut, and each __init__.py down from the root folder or of a
-    package; the folders of these are searched for modules.
+    package; the folders of these are searched for modules, and those that hold packages or a
+    conftest.py, or `has_tests` that are loaded, for packages as well.
     """
     told, root = config.known_args_namespace, config.rootpath
     above_cut = Path(told.confcutdir).absolute().parents
     start = Path(os.path.abspath(place))  # noqa: PTH100  resolves ".." as pytest does
     below = start if start.is_dir() else start.parent
-    is_package = True
+    is_package, is_loaded = True, has_tests or any(below.glob("test*/__init__.py"))
     for folder in (below, *below.parents):
         outside = not folder.is_relative_to(root) if told.noconftest else folder in above_cut
-        if is_package or not outside:
-            yield from code_in(folder)
-        is_package &= (folder / "__init__.py").exists()
+        if outside and not is_package:
+            break
+        is_loaded |= (folder / "conftest.py").exists()
+        is_package = (folder / "__init__.py").exists()
+        yield from code_in(folder, packages=is_loaded and not is_package)
+        is_loaded &= is_package
     for folder in filter(Path.is_dir, below.glob("test*")):
-        yield from code_in(folder)
+        yield from code_in(folder, packages=(folder / "conftest.py").exists())
 
 
 def _code_below(place: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, 
 from preflight.core.trust import who_may_change
 from preflight.transport.openssh_log import trouble
 from preflight.transport.openssh_logins import Gate, Jumps, Master, hop
-from preflight.transport.ssh_config import Asked, config_option, route_to
+from preflight.transport.ssh_config import Asked, config_option, route_to, silent_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,6 +73,8 @@ def master_argv(
         options["ProxyCommand"] = proxy
     if config.one("forkafterauthentication") == "yes":  # older ones do not know the word
         options["ForkAfterAuthentication"] = "no"
+    if silent_agent(config.one("identityagent")):
+        options["IdentityAgent"] = "none"
     if host.identity_file:
         options |= {"IdentityFile": _path(host.identity_file), "IdentitiesOnly": "yes"}
     if host.known_hosts:

@@ -32,6 +32,7 @@ from preflight.transport.ssh_config import (
     read_key,
     refuses,
     route_to,
+    silent_agent,
     unreachable,
 )
 
@@ -105,7 +106,7 @@ def _agent_twin(file: str) -> Iterator[_Key]:
 def _agent_keys() -> Iterator[_Key]:
     import paramiko
 
-    if "SSH_AUTH_SOCK" not in os.environ:
+    if "SSH_AUTH_SOCK" not in os.environ or silent_agent():
         return
     with suppress(paramiko.SSHException, OSError), closing(paramiko.Agent()) as agent:
         for key in agent.get_keys():

@@ -6,6 +6,7 @@ import getpass
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import threading
 from concurrent.futures import Future
@@ -150,6 +151,8 @@ class Route(Struct, frozen=True, kw_only=True):
     user: str
     identity_files: tuple[str, ...]
     use_agent: bool
+    silent_agent: str = ""
+    """The socket of the agent that is left out, as it does not answer."""
     known_hosts: tuple[str, ...]
     alias: str | None = None
     typed: str = ""
@@ -189,6 +192,7 @@ def route_to(host: Host, config: Effective) -> Route:
         user=host.user or config.one("user") or getpass.getuser(),
         identity_files=identity_files(host, config),
         use_agent=not host.identity_file and config.one("identityagent") != "none",
+        silent_agent=silent_agent(config.one("identityagent")),
         known_hosts=known_hosts_files(host, config),
         alias=config.one("hostkeyalias") or None,
         typed=host.address,
@@ -237,6 +241,10 @@ _BEYOND_PARAMIKO: tuple[tuple[str, str], ...] = (
 """Settings that paramiko would ignore, and the node be reached otherwise or not at all."""
 
 KLIST_S = 2.0
+AGENT_S = 2.0
+_AGENT = "SSH_AUTH_SOCK"
+_LIST_KEYS = b"\0\0\0\1\x0b"
+"""SSH_AGENTC_REQUEST_IDENTITIES (draft-ietf-sshm-ssh-agent)."""
 
 
 def why_openssh(host: Host, config: Effective) -> str:
@@ -268,10 +276,36 @@ def _reasons(host: Host, config: Effective) -> Iterator[str]:
         yield "Kerberos"
 
 
-def _is_other_agent(socket: str) -> bool:
-    if socket in ("", "none", "SSH_AUTH_SOCK"):
-        return False
-    return os.path.expandvars(str(Path(socket).expanduser())) != os.environ.get("SSH_AUTH_SOCK")
+def _is_other_agent(named: str) -> bool:
+    return named not in ("", "none", _AGENT) and _agents_socket(named) != os.environ.get(_AGENT)
+
+
+def _agents_socket(named: str) -> str:
+    if named in ("", _AGENT):
+        return os.environ.get(_AGENT, "")
+    return os.path.expandvars(str(Path(named).expanduser()))
+
+
+def silent_agent(named: str = "") -> str:
+    """The socket of IdentityAgent (or SSH_AUTH_SOCK), if its agent gives no answer.
+
+    ssh and paramiko would wait for it until the node's time is over, and the node be blamed.
+    """
+    place = "" if named == "none" else _agents_socket(named)
+    return place if place and _is_silent(place) else ""
+
+
+@lru_cache(maxsize=16)
+def _is_silent(place: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.settimeout(AGENT_S)
+        try:
+            agent.connect(place)
+            agent.sendall(_LIST_KEYS)
+            agent.recv(1)
+        except OSError as error:
+            return isinstance(error, TimeoutError)
+    return False
 
 
 def _is_on_a_token(key_file: Path) -> bool:
@@ -391,6 +425,8 @@ def login_slow(route: Route) -> ReachError:
 
 def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -> ReachError:
     """Say what was tried, and give the command that shows the same refusal."""
+    if route.silent_agent:
+        unusable = [*unusable, f"the agent at {route.silent_agent} (silent for {AGENT_S:.0f} s)"]
     without = f"; not usable: {', '.join(unusable)}" if unusable else ""
     if tried:
         sentence = f"{route.whom} is refused with {', '.join(tried)}{without}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab import strangers_mount
 from tests.unit.core.access_lists import let_write
 from tests.unit.core.site_checks import write_check
 
@@ -30,7 +31,16 @@ def trap(tmp_path: Path) -> Path:
     folder = tmp_path / "his"
     folder.mkdir()
     spring = f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()\n"
-    for name in ("conftest", "evil", "struct", "socket", "msgspec", "paramiko", "test_his"):
+    for name in (
+        "conftest",
+        "evil",
+        "struct",
+        "socket",
+        "msgspec",
+        "paramiko",
+        "test_his",
+        "execnet",
+    ):
         (folder / f"{name}.py").write_text(spring)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p evil\npythonpath = .\n")
     _give_away(folder)
@@ -45,7 +55,7 @@ def _give_away(place: Path) -> None:
 def _started(
     *words: str, folder: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    argv = [*words, "--preflight-report=out", "-m", "preflight_reach"]
+    argv = [*words, "--preflight-report=out", "-m", "preflight_reach or not preflight"]
     return subprocess.run(
         argv, cwd=folder, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
@@ -104,7 +114,19 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
 
 
 @root_only
-@pytest.mark.parametrize("place", ["package", "above", "module", "compiled", "soon"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "package",
+        "above",
+        "module",
+        "compiled",
+        "soon",
+        "helper/__init__.py",
+        "helper/a.py",
+        "helper",
+    ],
+)
 def test_root_runs_nothing_that_lies_beside_a_typed_file(tmp_path: Path, place: str) -> None:
     """Nor what may yet be put there: in a sticky folder, as /tmp is, everybody may make files."""
     site = tmp_path / "site"
@@ -115,6 +137,8 @@ def test_root_runs_nothing_that_lies_beside_a_typed_file(tmp_path: Path, place: 
     planted = {
         "package": site / "__init__.py", "above": tmp_path / "__init__.py",
         "module": site / "helper.py", "compiled": site / "__pycache__" / "helper.pyc",
+        "helper/__init__.py": site / "helper" / "__init__.py",
+        "helper/a.py": site / "helper" / "a.py", "helper": site / "helper",
     }.get(place)  # fmt: skip
     if place == "above":
         (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -122,12 +146,131 @@ def test_root_runs_nothing_that_lies_beside_a_typed_file(tmp_path: Path, place: 
         site.chmod(0o1777)
     else:
         planted.parent.mkdir(exist_ok=True)
-        shutil.copy(spring, planted)
+        planted.mkdir() if place == "helper" else shutil.copy(spring, planted)
         os.chown(planted, STRANGER, STRANGER)
     told = _pytest(str(site / "test_own.py"), folder=Path("/"))
     assert not (tmp_path / "sprung").exists()
     assert told.returncode == 4, told.stdout
     assert f"root would run the code of {planted or site}" in told.stderr
+
+
+@root_only
+def test_root_takes_no_package_beside_a_conftest(tmp_path: Path) -> None:
+    """Another user's folder beside root's conftest is a package, also one called as Python's."""
+    (tmp_path / "conftest.py").write_text("import wave\n")
+    (tmp_path / "wave").mkdir()
+    (tmp_path / "wave" / "__init__.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    _give_away(tmp_path / "wave")
+    told = _pytest(folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {tmp_path / 'wave'}, and" in told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("how", ["run", "ini", "glob", "typed", "workers"])
+def test_root_runs_no_doctest(tmp_path: Path, how: str) -> None:
+    """A text with examples is code, whose owner nobody checks: none is run, whatever its name."""
+    site = tmp_path / "site"
+    write_check(site, "site.a", "conclude(ok('fine'))", stage="reach")
+    his = site / "test_his.txt"
+    his.write_text(f">>> _ = open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    os.chown(his, STRANGER, STRANGER)
+    (site / "README.md").symlink_to(his)
+    told = {
+        "run": lambda: _run("site", folder=tmp_path),
+        "ini": lambda: _pytest("-o", f"preflight_checks={site}", folder=tmp_path),
+        "glob": lambda: _pytest("--doctest-glob=*.md", str(site), folder=tmp_path),
+        "typed": lambda: _pytest(str(his), folder=tmp_path),
+        "workers": lambda: _pytest(
+            "-n", "1", "--doctest-glob=*.md", "-o", f"preflight_checks={site}", folder=tmp_path
+        ),
+    }[how]()
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == (4 if how == "typed" else 0), told.stdout + told.stderr
+    assert "Traceback" not in told.stdout + told.stderr
+
+
+@root_only
+def test_workers_take_no_module_of_the_working_folder(tmp_path: Path, trap: Path) -> None:
+    """With a typed path nobody looks at that folder, in which Python would look first."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "own" / "test_own.py").write_text("def test_own():\n    pass\n")
+    own = (
+        f"-c{tmp_path}/own/pytest.ini",
+        f"--rootdir={tmp_path}/own",
+        f"{tmp_path}/own/test_own.py",
+    )
+    told = _pytest("-n", "1", *own, folder=trap)
+    assert not (tmp_path / "sprung").exists()
+    assert "1 passed" in told.stdout
+
+
+@root_only
+@pytest.mark.parametrize("home", [False, True])
+def test_root_debugs_by_no_strangers_orders(tmp_path: Path, home: bool) -> None:  # noqa: FBT001
+    """The debugger runs the .pdbrc of the working folder and of HOME."""
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+    his = tmp_path / "his"
+    his.mkdir()
+    (his / ".pdbrc").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    _give_away(his)
+    words = ("--trace", f"--rootdir={tmp_path}", str(tmp_path / "test_own.py"))
+    told = _pytest(*words, folder=tmp_path if home else his, env={"HOME": str(his)} if home else {})
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {his / '.pdbrc'}" in told.stderr
+
+
+@root_only
+def test_an_ini_file_with_an_absolute_testpaths(tmp_path: Path) -> None:
+    """The conftest files there are checked, as are those that a pattern leads to."""
+    his = tmp_path / "elsewhere" / "his"
+    his.mkdir(parents=True)
+    (his / "conftest.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    _give_away(his)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntestpaths = {tmp_path}/else*/**/his\n")
+    told = _pytest(folder=tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    assert told.returncode == 4, told.stdout
+    assert f"root would run the code of {his}, and" in told.stderr
+
+
+@root_only
+@pytest.mark.parametrize("user", [STRANGER, 0])
+def test_root_believes_no_file_system_that_a_stranger_mounted(tmp_path: Path, user: int) -> None:
+    """His program says that all in it is root's; root's own one only cannot be searched."""
+    his = tmp_path / "his"
+    argv = [sys.executable, strangers_mount.__file__, str(his), str(user)]
+    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        if server.stdout is None or not server.stdout.readline():
+            pytest.skip("no FUSE file system can be mounted here")
+        told = _pytest(f"--rootdir={tmp_path}", str(his), folder=tmp_path)
+        assert told.returncode == 4, told.stdout
+        said = f"{his} lies in a file system that nobody mounted (FUSE)"
+        assert (said if user else "root cannot look for code: ") in told.stderr
+        assert "Traceback" not in told.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(his)], check=False, capture_output=True)
+        server.kill()
+        server.wait()
+
+
+@root_only
+def test_a_log_file_lies_in_the_working_folder(tmp_path: Path) -> None:
+    """That is where pytest writes what an ini file names, whose own folder may be root's."""
+    his, own = tmp_path / "his", tmp_path / "own"
+    for folder in (his, own):
+        folder.mkdir()
+    (own / "pytest.ini").write_text("[pytest]\nlog_file = new.log\n")
+    (own / "test_own.py").write_text("def test_own():\n    pass\n")
+    _give_away(his)
+    told = _pytest(f"-c{own}/pytest.ini", str(own / "test_own.py"), folder=his)
+    assert told.returncode == 4, told.stdout
+    assert f"root would write to {his / 'new.log'}" in told.stderr
+    assert not (his / "new.log").exists()
 
 
 @root_only
@@ -412,7 +555,7 @@ def test_junit_xml_of_roots_is_written(
 @pytest.mark.parametrize(
     "words",
     ["--log-file={his}/a", "--basetemp={his}/a", "--debug={his}/a", "-o log_file={his}/a",
-     "-o cache_dir={his}/a", "--log-file={all}/a"],
+     "-o cache_dir={his}/a", "-o cache_dir=$WHERE/a", "-o cache_dir=~/a", "--log-file={all}/a"],
 )  # fmt: skip
 def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
     tmp_path: Path, words: str
@@ -423,12 +566,18 @@ def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
     (tmp_path / "all").mkdir()
     (tmp_path / "all").chmod(0o1777)
     named = words.format(his=tmp_path / "his", all=tmp_path / "all")
-    told = _pytest(*named.split(), folder=tmp_path)
+    env = (
+        dict.fromkeys(("WHERE", "HOME"), str(tmp_path / "his"))
+        if "=$" in words or "=~" in words
+        else {}
+    )
+    told = _pytest(*named.split(), folder=tmp_path, env=env)
     assert told.returncode == 4, told.stdout
     assert "root would write to" in told.stderr
     assert not list((tmp_path / "his").iterdir())
     own = words.format(his=tmp_path, all=tmp_path)
-    assert _pytest(*own.split(), folder=tmp_path).returncode == 0
+    env = dict.fromkeys(env, str(tmp_path))
+    assert _pytest(*own.split(), folder=tmp_path, env=env).returncode == 0
 
 
 @pytest.mark.parametrize("words", ["-p evil", "-c evil.ini", "--rootdir=.", "-o pythonpath=."])

@@ -145,8 +145,9 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     log.write_text("CUDA out of memory, said an earlier step\n")
     with log.open("a") as out:
         told = subprocess.run(
-            _words(launch=["sh", "-c", f"{DIES}; exit 3"]), cwd=tmp_path, text=True, check=False,
-            env=clean_environment(), stdout=out, stderr=subprocess.PIPE, timeout=LONGEST_S,
+            _words(launch=["sh", "-c", f"{DIES}; exit 3", "--db-password", "hunter2"]),
+            cwd=tmp_path, text=True, check=False, env=clean_environment(), stdout=out,
+            stderr=subprocess.PIPE, timeout=LONGEST_S,
         )  # fmt: skip
     (folder,) = _left(tmp_path)
     assert told.returncode == 3
@@ -154,7 +155,8 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     assert "preflight: port_in_use" in told.stderr
     assert "memory" not in (folder / "output.log").read_text()
     assert _json(folder / "explanation.json")["category"] == "port_in_use"
-    assert _json(folder / "watch.json")["exit"] == 3
+    record = _json(folder / "watch.json")
+    assert (record["exit"], record["command"][-2:]) == (3, ["--db-password", "***"])
 
 
 def test_a_copy_of_the_output(tmp_path: Path) -> None:

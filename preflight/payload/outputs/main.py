@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from probe import guard
-from probe.redact import redacted
+from probe.redact import setting
 from probe.text import clean_block
 
 TYPE_CHECKING = False
@@ -123,7 +123,7 @@ def _exit_status(status: int) -> int:
 def _environment() -> dict[str, Any]:
     """The variables that NCCL and CUDA read, as this login has them; passwords cut out."""
     kept = {name: value for name, value in os.environ.items() if _VARIABLE.match(name)}
-    text = "".join(f"{name}={' '.join(redacted([kept[name]]))}\n" for name in sorted(kept))
+    text = "".join(f"{name}={setting(name, kept[name])}\n" for name in sorted(kept))
     text = clean_block(text.encode("utf-8", "replace"), MOST_BYTES)
     one = {"name": _ENV, "command": "env", "status": 0, "seconds": 0.0, "cut": False, "error": ""}
     return dict(one, text=text)

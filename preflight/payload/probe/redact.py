@@ -27,6 +27,13 @@ _VERBS = frozenset(("agent", "exec", "launch", "run", "serve", "start", "train")
 """After a program: vllm serve, ray start."""
 _TELLTALE = re.compile(r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$)")
 """Of these not even a number or a path is shown."""
+_TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%]")
+"""key:VALUE, and key%3dVALUE."""
+SECRET_VARIABLE = re.compile(
+    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$"
+)
+_SETTING = re.compile(r"[\^=]{0,2}[\w./:,;+~%^|*\[\]-]{0,4000}")
+"""A list of devices, protocols or folders: a value with blanks or a login may hold a secret."""
 _ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.+@-]{0,60})=(.*)", re.DOTALL)
 """--name=value, NAME=value, and Hydra's a.name=value."""
 _NAME = re.compile(r"--[A-Za-z][\w.-]{0,60}|-[A-Za-z]")
@@ -44,7 +51,14 @@ _PATH = re.compile(
 _PLAIN = re.compile(r"[\w./:,+~%-]{0,400}")
 """The value of a harmless option: a query (?sig=), a login (@) or a document may hold a secret."""
 _GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
-_SHELL = re.compile(r"&&|\|\|?|;|exec|then|do|env|nohup|time|sudo|\(|\)")
+_OPERATOR = re.compile(r"&&|\|\|?|;|\(|\)")
+_KEYWORD = re.compile(r"exec|then|do|env|nohup|time|sudo")
+"""It is one where a command may begin; behind a program it is any word."""
+_SCRIPT_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+_TAKES_MODULE = re.compile(
+    r"(?:python|pypy)[\d.]*|torchrun|accelerate|torch\.distributed\.(?:run|launch)"
+)
+"""Of these -m names a module."""
 _SHELLS = re.compile(r"bash|sh|dash|zsh")
 _PROGRAM = re.compile(r"[\w./+][\w./+-]{0,80}")
 _CODE = re.compile(r"-[a-zA-Z]{0,3}c")
@@ -67,17 +81,14 @@ _INTERPRETER = re.compile(r"^(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.
 def command(argv: list[bytes], *, whole: bool) -> str:
     """One printable line for a process. `whole=False` (another user's): program and script only."""
     words = [clean(word, TEXT_LIMIT) for word in argv[:256]]
-    if not whole:
-        words = program(words)
-    elif len(words) == 1:
-        words = words[0].split()  # a title set by the process itself is a whole command
+    # A title set by the process itself is a whole command in one word.
+    words = [*words[0].split(), *words[1:]] if whole and words else program(words)
     return clean(" ".join(redacted(words)), TEXT_LIMIT)
 
 
 def program(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
-    if len(words) == 1:
-        return [words[0].partition(" ")[0]]  # a title set by the process itself may hold anything
+    words = [word.partition(" ")[0] for word in words]  # behind a blank anything may stand
     if not words or not _INTERPRETER.match(os.path.basename(words[0])):
         return words[:1]
     for at, word in enumerate(words[1:], 1):
@@ -86,7 +97,7 @@ def program(words: list[str]) -> list[str]:
         if word[:1] == "-" != word[1:2] and "c" in word:
             break  # `bash -lc` and `python -c`: what follows is code, not a script's name
         if not word.startswith("-"):
-            return [words[0], word.partition(" ")[0]]
+            return [words[0], word]
     return words[:1]
 
 
@@ -97,36 +108,61 @@ def redacted(words: list[str], *, script: bool = False) -> list[str]:
     """
     shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []
-    before, program_next = "", True
+    before, program_next, module_next = "", True, False
     for word in words:
         assigned = _ASSIGNED.fullmatch(word)
+        kind = _KEYWORD if program_next else _OPERATOR
+        operator = script and (_OPERATOR.fullmatch(word) or kind.fullmatch(word))
+        is_program = program_next and not assigned and not operator
         if shell and _CODE.fullmatch(before):
-            safe.append(" ".join(redacted(word.split(), script=True)))
+            safe.append(_script(word))
         elif assigned is not None:
             safe.append(f"{assigned[1]}={_value(assigned[1], assigned[2])}")
-        elif program_next and (not script or _PROGRAM.fullmatch(word)):
+        elif is_program and (not script or _PROGRAM.fullmatch(word)):
             safe.append(_without_shapes(word))
         elif (
-            _NAME.fullmatch(word)
-            or (script and _SHELL.fullmatch(word))
+            operator
+            or _NAME.fullmatch(word)
             or (shell and _CODE.fullmatch(word))
             or (len(safe) == 1 and word in _VERBS)
         ):
             safe.append(word)
         elif _GLUED.match(word):
             safe.append(word[:2] + CUT)
+        elif before == "-m" and module_next:
+            safe.append(_without_shapes(word) if _PLAIN.fullmatch(word) else CUT)
         else:
             safe.append(_value(before if before.startswith("-") else "", word))
-        after_operator = script and _SHELL.fullmatch(word) is not None
-        program_next = after_operator or (program_next and assigned is not None)
+        if is_program or before == "-m":
+            module_next = _TAKES_MODULE.fullmatch(os.path.basename(word)) is not None
+        elif word.endswith(".py") or not (
+            word.startswith("-") or before.startswith("--") or before in ("-W", "-X")
+        ):
+            module_next &= word in _VERBS  # it is the script, and what follows are its options
+        ends = script and word.endswith(";") and not word.endswith("\\;")
+        program_next = bool(operator) or ends or (program_next and assigned is not None)
         before = word
     return safe
+
+
+def _script(text: str) -> str:
+    """What `bash -c` runs; none of it where its quotes cannot be followed."""
+    if _SCRIPT_WORD.sub("", text).strip():
+        return CUT
+    return " ".join(redacted(_SCRIPT_WORD.findall(text), script=True))
+
+
+def setting(name: str, value: str) -> str:
+    """The value of a variable of NCCL or a library under it, or `***`."""
+    harmless = _SETTING.fullmatch(value) and not _TELLTALE_INSIDE.search(value)
+    return CUT if SECRET_VARIABLE.search(name) or not harmless else _without_shapes(value)
 
 
 def _value(name: str, value: str) -> str:
     """A word behind an option's name, or behind anything else."""
     shown = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
-    harmless = (name == "-m" or _plain(name) in _HARMLESS) and _PLAIN.fullmatch(value) is not None
+    harmless = _plain(name) in _HARMLESS and _PLAIN.fullmatch(value) is not None
+    harmless = harmless and not _TELLTALE_INSIDE.search(value)
     return _without_shapes(value) if (harmless or shown) and not _TELLTALE.search(name) else CUT
 
 
@@ -135,10 +171,14 @@ def _plain(name: str) -> str:
     return name.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
 
 
+def without_login(text: str) -> str:
+    """Cut the login out of each URL."""
+    return _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(rf"\1\2{CUT}@", found.group()), text)
+
+
 def _without_shapes(word: str) -> str:
     """Cut what looks like a secret also where none should be: a key in a path or a file's name."""
-    word = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(rf"\1\2{CUT}@", found.group()), word)
-    word = _KNOWN_SHAPE.sub(CUT, word)
+    word = _KNOWN_SHAPE.sub(CUT, without_login(word))
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)
 

@@ -22,7 +22,7 @@ import struct
 import sys
 import time
 
-from . import guard, text
+from . import guard, redact, text
 from .text import LINE_LIMIT, clean, words
 
 TYPE_CHECKING = False
@@ -241,7 +241,6 @@ LONGEST = 1023
 """Characters of a value: NCCL's own buffer."""
 
 _TOLD = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
-_SECRET = ("TOKEN", "SECRET", "PASSW", "CREDENTIAL", "_KEY", "_PSK")
 
 
 def start(request: dict[str, Any]) -> guard.Child:
@@ -303,5 +302,5 @@ def _settings(raw: bytes) -> dict[str, Any]:
 def _told(name: bytes, value: bytes) -> str:
     plain = clean(name).strip()
     plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
-    public = plain.startswith(_TOLD) and not any(word in plain.upper() for word in _SECRET)
-    return clean(value, LONGEST) if public else "***"
+    public = plain.startswith(_TOLD) and not redact.SECRET_VARIABLE.search(plain)
+    return redact.without_login(clean(value, LONGEST)) if public else "***"

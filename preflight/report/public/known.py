@@ -25,11 +25,11 @@ _HEX = "[0-9a-fA-F]"
 
 NAMING: Final = r"""
   (?P<mail>(?P<mail_user>[\w.+-]{1,64})@(?P<mail_host>[A-Za-z0-9](?:[\w.-]*\w)?))
-| (?P<home>/(?:home|Users)/(?P<home_user>[^/\s"',;:)]+))
+| (?P<home>/(?:home|Users|scratch)/(?P<home_user>[^/\s"',;:)]+))
 | (?P<serial>\b(?:serial|s/n)(?:\ (?:number|no\.?))?[\ :=\#]++
     (?P<serial_no>(?=\S{0,100}\d)[A-Za-z0-9-]{4,}))
-| (?P<user>\buser(?:name)?[\ :=]+
-    (?P<user_name>(?!root\b|guide\b)[a-z_][\w.-]*[\w-](?=[,;)]|$)(?<!-)))
+| (?P<user>\buser(?:name)?[\ :=]+(?:[\w.-]{1,64}\\)?
+    (?P<user_name>(?!(?:root|guide)(?![\w.-]))[a-z_][\w.-]*[\w-](?=[,;)]|$)(?<!-)))
 | (?P<server>\b(?P<server_host>[A-Za-z][\w.-]{1,253})(?=:/[A-Za-z]))
 | (?P<jump>\bjump\ host\ (?P<jump_host>[A-Za-z0-9](?:[\w.-]*\w)?)(?=$|\ is\ in\ the\ way))
 """

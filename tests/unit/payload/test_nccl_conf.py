@@ -23,7 +23,10 @@ LINES = (
     b"# NCCL_DEBUG=INFO\n\nNCCL_SOCKET_IFNAME==ens1f0\nNCCL_DEBUG = WARN\r\n"
     b"export NCCL_ALGO=Ring\n #NCCL_PROTO=LL\nrubbish\n\xff\x00=x\n"
 )
-SECRETS = "NCCL_PSK=s3cret\nAWS_KEY=s3cret\nNCCL_TOKEN=s3cret\nNCCL_DEBUG=WARN\n"
+SECRETS = (
+    "NCCL_PSK=s3cret\nAWS_KEY=s3cret\nNCCL_TOKEN=s3cret\nUCX_JWT=s3cret\n"
+    "NCCL_SOCKET_IFNAME=http://ann:s3cret@h\nNCCL_DEBUG=WARN\n"
+)
 
 
 def files(folder: Path, user: str, **environ: str) -> tuple[ConfFile, ...] | None:
@@ -50,7 +53,7 @@ def test_lines_come_as_nccl_splits_them_and_secrets_stay(tmp_path: Path) -> None
     read = files(tmp_path, str(tmp_path / "mine.conf"))
     assert read is not None
     user, system = read
-    assert [one.value for one in user.settings] == ["***", "***", "***", "WARN"]
+    assert [one.value for one in user.settings] == [*["***"] * 4, "http://***@h", "WARN"]
     assert (user.path, user.kind) == (str(tmp_path / "mine.conf"), "user")
     assert [(one.name, one.value) for one in system.settings] == [
         ("NCCL_SOCKET_IFNAME", "=ens1f0"),

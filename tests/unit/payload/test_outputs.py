@@ -61,7 +61,12 @@ def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
         ibstat="printf \"CA 'mlx5_0'\\n\"",
         journalctl=f"cat <<'END'\n{KERNEL}END",
     )
-    wanted = {"NCCL_IB_HCA": "mlx5", "AWS_SECRET_ACCESS_KEY": "x", "NCCL_X_TOKEN": "hf_abcdefghij"}
+    plain = {"NCCL_IB_HCA": "^=mlx5_1:1,mlx5_2", "NCCL_ALGO": "allreduce:ring;broadcast:tree"}
+    wanted = {
+        **plain, "AWS_SECRET_ACCESS_KEY": "x", "NCCL_X_TOKEN": "hf_abcdefghij",
+        "NCCL_API_TOKEN": "hunter2", "FI_PASSWORD": "hunter2", "UCX_NOTE": "ok and pass hunter2",
+        "UCX_URL": "http://ann:hunter2@proxy", "UCX_KEYS": "key:hunter2",
+    }  # fmt: skip
     seen = _asked({**env, **wanted})
     assert seen["nvidia-smi-q.txt"].text == "==NVSMI LOG==\n"
     assert seen["nvidia-smi-q.txt"].command == "nvidia-smi -q"
@@ -75,7 +80,9 @@ def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
     assert "Xid" in log
     assert "filer7" not in log
     assert "dmesg.txt" not in seen
-    assert "NCCL_IB_HCA=mlx5\n" in seen["env.txt"].text
+    for name, value in plain.items():
+        assert f"{name}={value}\n" in seen["env.txt"].text
+    assert "hunter2" not in seen["env.txt"].text
     assert "hf_abcdefghij" not in seen["env.txt"].text
     assert "AWS_SECRET" not in seen["env.txt"].text
 

@@ -30,7 +30,7 @@ UUID = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 SECRETS = (
     *NODES, UUID, "10.77.0.41", "fe80::a00:27ff:fe4e:66a1", "b8:59:9f:0c:11:22", "alice", "bob",
     "corp.example", "1650523012345", "nfs-east", "sw-a12", "0x506b4b0300a1b2c3", "carol",
-    "lab.example",
+    "lab.example", "dave", "erin", "root-admin",
 )  # fmt: skip
 
 
@@ -40,7 +40,8 @@ def night() -> Report:
         f"alice@gpu041.corp.example: {UUID} of gpu[040-042], serial 1650523012345, pid 7 of user "
         "bob, in /home/bob/train; gpu041-gpu042 via 10.77.0.41 and fe80::a00:27ff:fe4e:66a1",
         advice="ask alice; nfs-east:/export/alice; b8:59:9f:0c:11:22; 0x506b4b0300a1b2c3; "
-        "mail carol@lab.example about GPU041",
+        "mail carol@lab.example about GPU041, in /scratch/erin/x; pid 8 of user ACME\\dave, "
+        "pid 9 of user root-admin",
         user="alice",
         serial="1650523012345",
         seen={"gpu041": {"uuid": UUID, "path": "/data/alice/x", "near": ["gpu042", "bob"]}},

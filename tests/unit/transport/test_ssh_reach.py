@@ -169,6 +169,22 @@ def test_a_key_with_a_passphrase_is_taken_from_the_agent(
         held.terminate()
 
 
+def test_a_silent_agent_is_left_out(
+    way: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts and never answers: a key's file logs in, and without one the agent is named."""
+    place = sshd.folder / "silent"
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(place))
+        agent.listen(64)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+        way.connect(sshd.host(), PATIENCE_S).close()
+        lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(sshd.identity)]
+        subprocess.run(lock, check=True, capture_output=True)
+        error = refused(way, sshd.host(), "login")
+        assert f"the agent at {place} (silent for 2 s)" in error.sentence
+
+
 @pytest.mark.proves("reach.name", finds="a name that nothing resolves")
 def test_a_name_that_does_not_resolve_is_a_name(way: Transport) -> None:
     """`.invalid` never resolves."""
