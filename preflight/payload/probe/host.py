@@ -254,37 +254,24 @@ _DOORS = (
 )
 """Where a login or a job begins: what runs beside it below these is somebody else's."""
 
-_LEAST = 15
-"""Fields of a stat line after the name, up to the children's times."""
-
 
 class Look:
     """How much CPU time every process had used at one moment; kernel threads are no one's."""
 
     def __init__(self) -> None:
-        self.at_s = _now()
+        self.at_s = time.monotonic()
         self.used: dict[tuple[int, int], float] = {}
         self.names: dict[int, bytes] = {}
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            self._take(int(name))
-
-    def _take(self, pid: int) -> None:
-        try:
-            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-                _, _, rest = file.read(4096).partition(b"(")
-        except OSError:
-            return
-        comm, _, rest = rest.rpartition(b") ")
-        fields = rest.split()
-        if len(fields) > _LEAST + 4 and not int(fields[6]) & 0x00200000:
-            self.names[pid] = comm
-            self.used[pid, int(fields[19])] = (int(fields[11]) + int(fields[12])) / TICKS
+        for stat in procfs.everyone().values():
+            if not stat.kernel:
+                self.names[stat.pid] = stat.comm
+                self.used[stat.pid, stat.start] = stat.cpu_s
 
 
 def read_load(before: Look, run_pid: int) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
     after = Look()
-    seconds = max(_now() - before.at_s, 1 / TICKS)
+    seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
     ours = _ours(run_pid, after.names)
     shares = [
         (spent / seconds, pid)
@@ -324,12 +311,6 @@ def _ours(run_pid: int, names: dict[int, bytes]) -> set[int]:
             break
         top = pid
     return {top, *children.below(top), *ancestors(run_pid)}
-
-
-def _now() -> float:
-    import time
-
-    return time.monotonic()
 
 
 _KIB = 1024
@@ -491,26 +472,12 @@ class Machine:
     def finish(self, until: float, problems: list[str]) -> dict[str, Any]:
         """Return the document's `Machine`; a part that could not be read is None."""
         until = max(until, guard.clock.now())
-        machine = self._read(until)
-        files = self._files and self._files.finish(until, self._problems)
-        machine["file_systems"] = files
+        answer = guard.answer_of("machine", self._asked, until, self._problems.append)
+        machine: dict[str, Any] = answer["machine"] if answer else {}
+        self._problems += answer["problems"] if answer else []
+        machine["file_systems"] = self._files and self._files.finish(until, self._problems)
         problems += self._problems
         return machine
-
-    def _read(self, until: float) -> dict[str, Any]:
-        answered = self._asked.listen(until)
-        if not self._asked.dismiss(kill=not answered):
-            self._problems.append(f"machine: its reader {self._asked.pid} cannot be killed")
-        try:
-            if answered:
-                answer = self._asked.value()
-                self._problems += answer["problems"]
-                machine: dict[str, Any] = answer["machine"]
-                return machine
-            self._problems.append("machine: no answer in time")
-        except guard.BrokenError as error:
-            self._problems.append(f"machine: {error}")
-        return {}
 
 
 def read(root: str, run_pid: int) -> dict[str, Any]:

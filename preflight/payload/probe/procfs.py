@@ -107,7 +107,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Stat:
     """What the kernel says of one process without touching its memory: this read cannot hang."""
 
-    __slots__ = ("comm", "kernel", "pid", "ppid", "start", "state", "threads")
+    __slots__ = ("comm", "cpu_s", "kernel", "pid", "ppid", "start", "state", "threads")
 
     def __init__(self, line: bytes) -> None:
         """Parse a line of /proc/PID/stat (proc(5)); ValueError for anything else.
@@ -128,6 +128,8 @@ class Stat:
         """Threads besides the leader."""
         self.start = int(fields[19])
         """Clock ticks after boot; with the pid it names a process for good."""
+        self.cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
+        """Seconds of CPU time, of all its threads."""
 
     def age_s(self) -> float:
         """Seconds since it was started."""
@@ -136,16 +138,11 @@ class Stat:
 
 def look(pid: int) -> Stat | None:
     """Return that process as it is now; None if it is gone."""
+    line = _raw(f"/proc/{pid}/stat", 4096)
     try:
-        handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    except OSError:
+        return Stat(line) if line else None
+    except ValueError:
         return None
-    try:
-        return Stat(os.read(handle, 4096))
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(handle)
 
 
 def everyone() -> dict[int, Stat]:

@@ -17,6 +17,7 @@ import re
 import signal
 
 import lease
+from probe.rdma import ERRORS
 from probe.rdma import names as listed
 from probe.sysfs import attempt_lines
 from probe.text import attempt
@@ -32,21 +33,6 @@ if TYPE_CHECKING:
 
     from .transports import Means
 
-
-RDMA = {
-    # InfiniBand Architecture, PortCounters; in sysfs under these names for every driver.
-    "counters": (
-        "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
-        "port_rcv_remote_physical_errors", "local_link_integrity_errors",
-        "excessive_buffer_overrun_errors", "port_xmit_discards",
-    ),
-    # mlx5's, as its driver documents them.
-    "hw_counters": (
-        "packet_seq_err", "out_of_sequence", "out_of_buffer", "local_ack_timeout_err",
-        "implied_nak_seq_err", "rnr_nak_retry_err", "roce_adp_retrans", "roce_adp_retrans_to",
-        "roce_slow_restart", "req_cqe_error", "resp_cqe_error", "rx_icrc_encapsulated",
-    ),
-}  # fmt: skip
 
 _ETHERNET = (
     "statistics/rx_errors",
@@ -67,7 +53,7 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
         if devices is not None and device not in devices:
             continue
         for port in listed(f"{folder}/{device}/ports"):
-            for kind, names in RDMA.items():
+            for kind, names in ERRORS.items():
                 base = f"{folder}/{device}/ports/{port}/{kind}"
                 found.update(_read_all(f"{device}/{port}", base, names))
     return found
