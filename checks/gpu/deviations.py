@@ -33,6 +33,7 @@ from preflight.verdict import Verdict, fail, warn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from preflight.facts.boards import Codes
     from preflight.facts.model import Facts, Gpu
     from preflight.facts.node import Group
     from preflight.facts.topology import Topology
@@ -149,10 +150,10 @@ def _short_of_board(gpu: Gpu, up: int, gpus: Sequence[Gpu], *, grave: bool) -> I
 
 def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
     """Pairs whose NVLinks do not look the same from both ends."""
-    ends = link_ends(gpus)
     told = [gpu for gpu in gpus if gpu.links is not None]
     if not any(link.remote for gpu in told for link in gpu.links or ()):
         return  # through switches all look the same from both ends
+    ends = link_ends(gpus)
     for a in told:
         for b in told:
             if a.index >= b.index:
@@ -163,9 +164,9 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
                 yield Oddity(sentence, RESEAT)
 
 
-def refused_peers(facts: Facts) -> Iterator[Oddity]:
+def refused_peers(facts: Facts, codes: Codes | None) -> Iterator[Oddity]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
-    joined = {(a, b): code for a, b, code in gpu_codes(facts) or ()}
+    joined = {(a, b): code for a, b, code in codes or ()}
     if not joined:  # how they are joined is not known: each is every other's peer
         joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
         said = {pair.p2p_read for pair in facts.gpu_pairs or ()}
@@ -182,9 +183,9 @@ def refused_peers(facts: Facts) -> Iterator[Oddity]:
                     yield Oddity(f"{sentence}; its peers have it", COMPARE_BUILD)
 
 
-def strange_codes(facts: Facts, group: Group) -> Iterator[Oddity]:
+def strange_codes(codes: Codes | None, group: Group) -> Iterator[Oddity]:
     """Pairs joined otherwise than on most nodes of the group."""
-    vote, codes = decided(group.majority(gpu_codes)), gpu_codes(facts)
+    vote = decided(group.majority(gpu_codes))
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}

@@ -46,6 +46,7 @@ from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from preflight.facts.boards import Codes
     from preflight.facts.gpu import GpuHealth, LinkErrors
     from preflight.facts.model import Gpu
 
@@ -276,7 +277,7 @@ def read_matrix(facts: Facts) -> tuple[Topology | None, str]:
         return None, f"nvidia-smi's matrix is not readable: {error}"
 
 
-def disagreements(facts: Facts, printed: Topology) -> Iterator[Oddity]:
+def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Iterator[Oddity]:
     """Pairs of GPUs that nvidia-smi joins otherwise than NVML, or otherwise there than back."""
     for at, a in enumerate(printed.gpus):
         for b in printed.gpus[at + 1 :]:
@@ -284,7 +285,6 @@ def disagreements(facts: Facts, printed: Topology) -> Iterator[Oddity]:
             if there != back:
                 sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
                 yield Oddity(sentence, "reload the driver or reboot, then recheck")
-    codes = gpu_codes(facts)
     if codes is None:
         for cell in odd_cells(printed):
             if printed.link(cell.b, cell.a) == cell.code:
@@ -308,27 +308,28 @@ def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     printed, note = read_matrix(facts)
-    odd = oddities(promised, facts, group)
+    codes = gpu_codes(facts)
+    odd = oddities(promised, facts, group, codes)
     if printed is not None and not odd:
-        odd = list(disagreements(facts, printed))
-    return conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note)
+        odd = list(disagreements(facts, printed, codes))
+    return conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note, codes)
 
 
-def oddities(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
+def oddities(promised: Promise, facts: Facts, group: Group, codes: Codes | None) -> list[Oddity]:
     """Everything unlike its peers. Lost links explain strange codes, so these come only without."""
     links = [
         *torn_links(facts, promised.nvlinks_per_gpu, group),
         *lopsided_links(facts.gpus or ()),
     ]
-    codes = [] if links else [*refused_peers(facts), *strange_codes(facts, group)]
-    return [*links, *codes, *far_rails(facts, group), *strange_numa(facts, group)]
+    joined = [] if links else [*refused_peers(facts, codes), *strange_codes(codes, group)]
+    return [*links, *joined, *far_rails(facts, group), *strange_numa(facts, group)]
 
 
-def _topology_ok(promised: Promise, facts: Facts, note: str) -> Verdict:
+def _topology_ok(promised: Promise, facts: Facts, note: str, codes: Codes | None) -> Verdict:
     gpus = facts.gpus or ()
     if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
         return unknown("NVML would not tell the state of the NVLinks", advice="update the driver")
-    matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in gpu_codes(facts) or ()]
+    matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in codes or ()]
     kinds = sorted({line.split()[-1] for line in matrix})
     joined = f" joined by {', '.join(kinds)}" if kinds else ""
     nics = "" if facts.nics is None else f", {count(len(facts.nics), 'NIC')}"

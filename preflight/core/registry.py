@@ -64,7 +64,8 @@ def _writable(verdict: Verdict) -> Verdict:
     """Return it fit for report.json: what cannot be written goes, the outcome stays."""
     try:
         for names in (verdict.culprits, verdict.suspects):
-            msgspec.convert(msgspec.to_builtins(names), tuple[str, ...])
+            if names != ():
+                msgspec.convert(msgspec.to_builtins(names), tuple[str, ...])
     except (TypeError, ValueError, RecursionError):
         return broken(f"culprits of {verdict.sentence!a:.80} are no names of nodes")
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
@@ -194,6 +195,7 @@ def others(usual: Majority[PEERS_T], what: str) -> str:
 Interface = IPv4Interface | IPv6Interface
 
 
+@lru_cache(maxsize=4096)  # every node of a fleet names the same few over and over
 def parsed(text: str) -> Interface | None:
     """An address with or without the length of its network; None for anything else."""
     try:

@@ -237,9 +237,9 @@ class Judgement:
             if isinstance(pair, Verdict):
                 return pair
             return self._known_only(registered, self._conclude(registered, pair, Thresholds()))
-        limit = Thresholds(self._hosts[names[0]].promised.limits)
-        node = dataclasses.replace(self._node(names[0]), limit=limit)
-        return self._known_only(registered, self._conclude(registered, node, limit))
+        node = self._node(names[0])
+        node.limit.used.clear()
+        return self._known_only(registered, self._conclude(registered, node, node.limit))
 
     def _conclude(
         self, registered: Registered, subject: Node | Pair | FleetView, limit: Thresholds
@@ -318,6 +318,7 @@ class Judgement:
                 inside=self.sweep.inside.get(name),
                 over_nvlink=self.sweep.over_nvlink.get(name),
                 burn=self.burn.get(name),
+                limit=Thresholds(host.promised.limits),
             )
         return self._nodes[name]
 
