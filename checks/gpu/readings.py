@@ -193,6 +193,8 @@ def _value(gpu: Gpu, name: str) -> object:
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """Those without the reading, unless their kind has none: its peers of that kind decide."""
     missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
+    if not missing:
+        return []
     telling = {gpu.name for gpu in gpus if any(_value(gpu, name) is not None for name in needs)}
     return [
         gpu

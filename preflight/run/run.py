@@ -21,6 +21,7 @@ from preflight.fabric.judge import besides, pairs_of
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
+from preflight.fabric.samples import uncollected
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.schedule import repair as schedule
 from preflight.facts.burn import Burned, nvlink_domain
@@ -385,6 +386,7 @@ class Run:
         self._keep(sweep)
         self._cut_short.sweeping([*self._selection.keys, *self.repairs])
 
+    @uncollected()
     def _judge_stage(
         self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> bool:
