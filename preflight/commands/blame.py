@@ -6,7 +6,6 @@ So that a rule can be tried on what was measured before it may take nodes out of
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,11 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
+from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import read_regular, write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
-from preflight.core.text import plain_json, wrapped
+from preflight.core.text import wrapped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
@@ -95,11 +95,6 @@ class Told(Struct, frozen=True, kw_only=True):
     """What the samples were too few to show, as a run says it."""
     notes: tuple[str, ...]
     """What was not judged and why, and what is not a finding but should be known."""
-
-
-def encode(told: Told) -> str:
-    """Write it as indented JSON in plain ASCII that ends in a newline."""
-    return plain_json(told)
 
 
 def json_schema() -> dict[str, Any]:
@@ -349,16 +344,13 @@ def _exit(
     return code if code == BLAMED or stored.observed.digests else EMPTY
 
 
-_WIDTH = 100
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight blame` can be asked."""
     parser.add_argument(
         "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
         help="a run's folder, its measured.json, or samples of either form, also gzipped",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
     parser.add_argument(
         "--topology", metavar="FILE", type=Path,
         help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
@@ -379,14 +371,11 @@ def run(arguments: argparse.Namespace) -> int:
     told = tell(stored, judged)
     if arguments.picture is not None:
         _draw(arguments.picture.expanduser(), stored, judged)
-    if arguments.json:
-        sys.stdout.write(encode(told))
-    elif told.exit == EMPTY:
+    if told.exit == EMPTY and not arguments.json:
         lacking = f"of {told.pairs} pairs none has times" if told.pairs else "no pair was tried"
         sys.stdout.write(f"{told.samples}: {lacking}, there is nothing to judge\n")
     else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
+        print_answer(arguments, told, lambda width: lines(told, width))
     return told.exit
 
 

@@ -23,10 +23,9 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.commands.targets import add_targets, fleet_of
+from preflight.commands.verbs import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
-from preflight.core.text import printable
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import Facts
 from preflight.fleet.nodeset import fold
@@ -198,7 +197,7 @@ def run(arguments: argparse.Namespace) -> int:
     interrupts = Interrupts()
     interrupts.hold()
     try:
-        _say(f"asking {fold(names)} for facts and for what its tools print")
+        remark(f"asking {fold(names)} for facts and for what its tools print")
         ways = Ways(fleet.hosts)
         try:
             shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16), deadline_s=ASK_S)
@@ -208,12 +207,12 @@ def run(arguments: argparse.Namespace) -> int:
             _take_node(taken, name, one)
         if not any(one.facts or one.outputs for one in shown.values()):
             for part in taken.parts:
-                _say(f"{part.node}: {part.error}")
-            _say("no node answered: nothing is written")
+                remark(f"{part.node}: {part.error}")
+            remark("no node answered: nothing is written")
             return NOBODY
         run_exit = _take_run(taken, arguments, names)
     except KeyboardInterrupt:
-        _say("interrupted: nothing is written")
+        remark("interrupted: nothing is written")
         return INTERRUPTED
     finally:
         interrupts.let_go()
@@ -394,17 +393,13 @@ def _tell(path: Path, manifest: Manifest, files: int) -> None:
             lacking.setdefault(what, {})[part.node] = None
     for what, nodes in lacking.items():
         of = fold(filter(None, nodes))
-        _say(f"{what}{f' ({of})' if of else ''}")
+        remark(f"{what}{f' ({of})' if of else ''}")
     size_kb = path.stat().st_size / 1e3
     size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
-    _say("the run's report is in the archive; the folder that the run named is removed")
-    _say(f"written: {path}, {size}, {files} files and {MANIFEST}; nothing was sent anywhere")
+    remark("the run's report is in the archive; the folder that the run named is removed")
+    remark(f"written: {path}, {size}, {files} files and {MANIFEST}; nothing was sent anywhere")
     if not manifest.public:
-        _say("it names hosts, users and serials; for other eyes: --public")
-
-
-def _say(words: str) -> None:
-    print(f"preflight: {printable(words)}", file=sys.stderr)  # noqa: T201  a command speaks
+        remark("it names hosts, users and serials; for other eyes: --public")
 
 
 _EXAMPLE = """\

@@ -6,7 +6,6 @@ Asks every node at once, as a run does: under 30 s, and nothing of the job is st
 from __future__ import annotations
 
 import secrets
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec.structs import replace
 
-from preflight.commands.targets import add_targets, fleet_of
+from preflight.commands.verbs import add_json, add_targets, fleet_of, print_lines, remark
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
@@ -72,7 +71,6 @@ STATE = "state.json"
 
 LARGEST = 1 << 30
 SHORTEST_S, LONGEST_S = 0.2, 10.0
-_WIDTH = 100
 _EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": UNKNOWN}
 
 
@@ -92,8 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(plain_json(told, indent=2))
     else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
+        print_lines(lambda width: lines(told, width))
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: it may be all that there is room for
         _keep(state, arguments.save.expanduser())
@@ -154,7 +151,7 @@ def _keep(state: JobState, folder: Path) -> None:
         write_atomically(path, msgspec.json.encode(state))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; give another") from error
-    sys.stderr.write(f"preflight: kept in {printable(str(folder))}\n")
+    remark(f"kept in {folder}")
 
 
 def add_options(diagnose: argparse.ArgumentParser) -> None:
@@ -170,5 +167,5 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
                           "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
     diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
                           "the two looks: 3; longer for a job with slow steps")  # fmt: skip
-    diagnose.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(diagnose)
     diagnose.add_argument("--save", metavar="DIR", type=Path, help="keep all that was seen there")

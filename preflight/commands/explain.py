@@ -5,14 +5,13 @@ So that nobody reads 50 MB of NCCL's chatter at 3 a.m. to find the one rank that
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.core.text import printable
+from preflight.commands.verbs import add_json, print_lines, remark
 from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 
 FOUND, UNKNOWN = 0, 3
-_WIDTH = 100
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,12 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     found = Scanner([*shipped(), *own]).read(files)
     told = explain(found)
     for trouble in found.troubles:
-        sys.stderr.write(f"preflight: {printable(trouble)}\n")
+        remark(trouble)
     if arguments.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
     else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
+        print_lines(lambda width: lines(told, width))
     return UNKNOWN if told.category == "unknown" else FOUND
 
 
@@ -51,7 +48,7 @@ def add_options(explain: argparse.ArgumentParser) -> None:
         help="logs of any size, also gzipped: one for all ranks or one each; - is standard input; "
         "or the folder that preflight watch or a run of torchrun --log-dir left",
     )  # fmt: skip
-    explain.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(explain)
     explain.add_argument(
         "--symptoms", metavar="DIR", type=Path, action="append", default=[],
         help="a folder with symptoms of your own, one .toml each (docs/explain.md)",

@@ -1,4 +1,7 @@
-"""`preflight healthcheck`: this node with all its GPUs, from time to time, for Slurm or cron."""
+"""`preflight healthcheck`: this node with all its GPUs, from time to time, for Slurm or cron.
+
+`preflight prolog` is the same of the GPUs of the job that is about to start, in seconds.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
+from preflight.commands.verbs import add_json
 from preflight.core.statistics import FEWEST, median, usual
 from preflight.core.text import did_you_mean, plain_json, wrapped
 from preflight.errors import UsageError
@@ -349,7 +350,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--nights", metavar="N", type=int, default=30,
         help="how many nights before the last run count (default: 30)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
 
 
 SCHEMA = 1

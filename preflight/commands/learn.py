@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from preflight import __version__
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
-from preflight.commands.targets import add_targets, fleet_of
+from preflight.commands.verbs import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.text import printable
 from preflight.errors import UsageError
@@ -149,14 +149,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         seen = _stored(arguments) if arguments.run else _asked(arguments)
     except KeyboardInterrupt:
-        _say("interrupted: nothing is written")
+        remark("interrupted: nothing is written")
         return INTERRUPTED
     left_out = {host.name: why for host in seen.hosts if (why := _why_not(host.name, seen))}
     for name, why in left_out.items():
-        _say(f"not learned: {name}: {why}")
+        remark(f"not learned: {name}: {why}")
     hosts = [host for host in seen.hosts if host.name not in left_out]
     if not hosts:
-        _say("nothing is learned, and nothing written")
+        remark("nothing is learned, and nothing written")
         return NOTHING
     groups = learned_groups(hosts, seen.facts, seen.sweep, seen.burned)
     text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
@@ -255,11 +255,7 @@ def _give(text: str, output: Path | None) -> None:
         ) from error
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; give another file") from error
-    _say(f"written: {output}; judge by it: pytest --preflight --preflight-inventory={output}")
-
-
-def _say(words: str) -> None:
-    print(f"preflight: {printable(words)}", file=sys.stderr)  # noqa: T201  a command speaks
+    remark(f"written: {output}; judge by it: pytest --preflight --preflight-inventory={output}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight import __version__
-from preflight.core.text import plain_json, printable, wrapped
+from preflight.commands.verbs import add_json, print_answer
+from preflight.core.text import printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint.lint import Linted
 from preflight.lint.script import Severity
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FINE, FOUND, UNREAD, NOTHING = 0, 1, 3, 5
-_WIDTH = 100
 _INDENT = " " * 7
 
 
@@ -35,7 +33,7 @@ class Document(Struct, frozen=True, kw_only=True):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight lint` can be asked."""
     parser.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,11 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     files = tuple(lint_file(path) for path in arguments.scripts)
     code = _exit_code(files)
-    if arguments.json:
-        sys.stdout.write(plain_json(Document(preflight=__version__, exit=code, files=files)))
-    else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(files, code, width)))
+    document = Document(preflight=__version__, exit=code, files=files)
+    print_answer(arguments, document, lambda width: _lines(files, code, width))
     return code
 
 

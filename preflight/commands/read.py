@@ -6,7 +6,6 @@ tell they do not judge, and nothing in a damaged text is proven healthy.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -31,10 +30,11 @@ from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
+from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import open_stream
 from preflight.core.ledger import Entry
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.core.text import countable, plain_json, printable, wrapped
+from preflight.core.text import countable, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
@@ -297,7 +297,6 @@ def _swept(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
 LARGEST = 64 << 20
 """Bytes of one text; who has more passes the part around the fault."""
 
-_WIDTH = 100
 _QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
 
 
@@ -308,7 +307,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what a tool printed, as docs/read.md lists them, or an archive of preflight "
         "capture; - is standard input",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -329,11 +328,8 @@ def run(arguments: argparse.Namespace) -> int:
             read[name] = captured(content.decode("utf-8", "replace"))
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
-    if arguments.json:
-        sys.stdout.write(plain_json(document(read, entries, code)))
-    else:
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(read, entries, code, width)))
+    told = document(read, entries, code)
+    print_answer(arguments, told, lambda width: _lines(read, entries, code, width))
     return code
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.commands.blame import hosts_of, judge_stored, latest_tries, said_in, wave_folders
-from preflight.commands.nightly.fabric import fabric_of_waves
+from preflight.commands.nightly.united import fabric_of_waves
 from preflight.core.files import write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from preflight.history.run_record import Covered, State
+from preflight.history.run_record import Covered
 
 
 class Ran(Struct, frozen=True, kw_only=True):
@@ -142,18 +142,3 @@ class GpuPast(Struct, frozen=True, kw_only=True):
     episodes: tuple[Episode, ...] = ()
     """What stood against a node while this GPU sat in it, and names its slot or UUID."""
     trends: tuple[Trend, ...] = ()
-
-
-__all__ = [
-    "Changes",
-    "Covered",
-    "Episode",
-    "GpuPast",
-    "NodePast",
-    "Point",
-    "Ran",
-    "Seat",
-    "Standing",
-    "State",
-    "Trend",
-]

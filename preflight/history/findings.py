@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from msgspec import Struct
 from sqlalchemy import and_, case, exists, func, or_, select
 
 from preflight.history.answers import Episode, Standing
@@ -32,17 +33,26 @@ MOST = 2000
 """Episodes that are told at once; a page that lists more is not read."""
 
 
-class Window(NamedTuple):
-    """The episodes that some runs are about."""
-
-    new: tuple[Episode, ...]
-    still: tuple[Episode, ...]
-    recovered: tuple[Episode, ...]
-    unseen: tuple[Episode, ...]
+_S = TypeVar("_S", bound=Struct)
 
 
-def window(connection: Connection, first: int, last: int) -> Window:
-    """Sort the episodes of the runs `first` to `last` by what these runs changed."""
+def as_struct(kind: type[_S], row: Any, **more: object) -> _S:
+    """Make a value of the columns that are called like its fields; `more` comes before these."""
+    columns = row._mapping  # noqa: SLF001  the public name of it in SQLAlchemy
+    named = {name: columns[name] for name in kind.__struct_fields__ if name in columns}
+    return kind(**{**named, **more})
+
+
+def while_there(
+    place: Any, node: ColumnElement[int], run: ColumnElement[int]
+) -> tuple[ColumnElement[bool], ...]:
+    """What is of the node of a place (a row of PLACES), and of the runs that saw its GPU there."""
+    own = (node == place.node_id, run >= place.since_run)
+    return own if place.until_run is None else (*own, run < place.until_run)
+
+
+def window(connection: Connection, first: int, last: int) -> dict[str, tuple[Episode, ...]]:
+    """Sort the episodes of the runs `first` to `last` by what these runs changed (`Changes`)."""
     began, ended = EPISODES.c.first_run, EPISODES.c.closed_run
     inside = and_(VERDICTS.c.episode_id == EPISODES.c.id, VERDICTS.c.run_id.between(first, last))
     seen = exists(select(VERDICTS.c.id).where(inside))
@@ -53,12 +63,12 @@ def window(connection: Connection, first: int, last: int) -> Window:
         .where(VERDICTS.c.episode_id == EPISODES.c.id, STATES.c.run_id.between(first, last))
     )
     tell = _Telling(connection, last)
-    return Window(
-        new=tell.those(seen, open_after, began >= first),
-        still=tell.those(seen, open_after, began < first),
-        recovered=tell.those(ended.between(first, last)),
-        unseen=tell.those(began < first, open_after, ~seen, took_part),
-    )
+    return {
+        "new": tell.those(seen, open_after, began >= first),
+        "still": tell.those(seen, open_after, began < first),
+        "recovered": tell.those(ended.between(first, last)),
+        "unseen": tell.those(began < first, open_after, ~seen, took_part),
+    }
 
 
 def run_before(connection: Connection, first: int, last: int) -> int | None:
@@ -83,9 +93,6 @@ def episodes_of(
     found: dict[int, None] = {}
     query = select(PLACES, GPUS.c.uuid).join(GPUS).where(PLACES.c.gpu_id == gpu)
     for place in connection.execute(query):
-        while_there = [BLAMED.c.node_id == place.node_id, VERDICTS.c.run_id >= place.since_run]
-        if place.until_run is not None:
-            while_there.append(VERDICTS.c.run_id < place.until_run)
         rows = connection.execute(
             select(EPISODES.c.id, TEXTS.c.text)
             .distinct()
@@ -94,7 +101,7 @@ def episodes_of(
                 .join(EPISODES, VERDICTS.c.episode_id == EPISODES.c.id)
                 .join(TEXTS, VERDICTS.c.text_id == TEXTS.c.id)
             )
-            .where(*while_there)
+            .where(*while_there(place, BLAMED.c.node_id, VERDICTS.c.run_id))
         )
         for row in rows:
             if _names(row.text, place.slot, place.uuid):
@@ -120,7 +127,9 @@ class _Telling:
         query = (
             select(
                 EPISODES,
-                TEXTS.c.text,
+                EPISODES.c.check_id.label("check"),
+                EPISODES.c.times.label("nights"),
+                TEXTS.c.text.label("sentence"),
                 first.c.started_s.label("first_s"),
                 final.c.started_s.label("last_s"),
                 end.c.started_s.label("ended_s"),
@@ -138,20 +147,7 @@ class _Telling:
         )  # fmt: skip
         rows = self._connection.execute(query).all()
         blamed = self._blamed([row.id for row in rows])
-        return tuple(
-            Episode(
-                check=row.check_id,
-                about=row.about,
-                outcome=row.outcome,
-                sentence=row.text,
-                nodes=blamed.get(row.id, ()),
-                first_s=row.first_s,
-                last_s=row.last_s,
-                nights=row.times,
-                ended_s=row.ended_s,
-            )
-            for row in rows
-        )
+        return tuple(as_struct(Episode, row, nodes=blamed.get(row.id, ())) for row in rows)
 
     def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """Whom they condemned when they were last seen."""
@@ -213,7 +209,7 @@ def standings(
     query = (
         select(
             NODES.c.id,
-            NODES.c.name,
+            NODES.c.name.label("node"),
             NODES.c.serial,
             func.sum(case((STATES.c.state != "unjudged", 1), else_=0)).label("judged"),
             bad.label("bad"),
@@ -232,15 +228,7 @@ def standings(
     rows = connection.execute(query).all()
     checks = _checks(connection, since_s, [row.id for row in rows])
     told = [
-        Standing(
-            node=row.name,
-            serial=row.serial or "",
-            judged=row.judged,
-            bad=row.bad,
-            flaky=row.flaky,
-            last_bad_s=row.last_bad_s,
-            checks=checks.get(row.id, ()),
-        )
+        as_struct(Standing, row, serial=row.serial or "", checks=checks.get(row.id, ()))
         for row in rows
     ]
     if nodes is not None and not told:

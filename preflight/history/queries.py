@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from sqlalchemy import and_, func, select
 
-from preflight.history.answers import Changes, Covered, GpuPast, NodePast, Point, Ran, Seat, Trend
-from preflight.history.findings import episodes_of, run_before, standings, who, window
+from preflight.history.answers import Changes, GpuPast, NodePast, Point, Ran, Seat, Trend
+from preflight.history.findings import (
+    as_struct,
+    episodes_of,
+    run_before,
+    standings,
+    while_there,
+    who,
+    window,
+)
 from preflight.history.run_record import (
     OF_DEVICES,
+    Covered,
     HistoryError,
     Past,
     fleet_key,
@@ -72,7 +81,7 @@ def trends_of_gpu(connection: Connection, gpu: int, since_s: float) -> tuple[Tre
         sat = _points(
             connection,
             partial(_wherever, place.slot),
-            *_while_there(place.node_id, place.since_run, place.until_run),
+            *while_there(place, MEASURES.c.node_id, MEASURES.c.run_id),
             RUNS.c.started_s >= since_s,
         )
         for key, points in sat.items():
@@ -110,7 +119,7 @@ def series(
                 sat = _points(
                     connection,
                     partial(rename, place.slot),
-                    *_while_there(place.node_id, place.since_run, place.until_run),
+                    *while_there(place, MEASURES.c.node_id, MEASURES.c.run_id),
                     *good(place.node_id),
                 )
                 keep(gpu.uuid, sat)
@@ -173,11 +182,6 @@ def _condemned(node: int) -> SqlalchemySelect[tuple[int]]:
     )
 
 
-def _while_there(node: int, since: int, until: int | None) -> tuple[ColumnElement[bool], ...]:
-    own = (MEASURES.c.node_id == node, MEASURES.c.run_id >= since)
-    return own if until is None else (*own, MEASURES.c.run_id < until)
-
-
 def _any(_: str, unit: str) -> str | None:
     return unit
 
@@ -229,7 +233,7 @@ def seats(
             PLACES,
             GPUS.c.uuid,
             GPUS.c.model,
-            NODES.c.name,
+            NODES.c.name.label("node"),
             since.c.started_s.label("since_s"),
             until.c.started_s.label("until_s"),
         )
@@ -242,18 +246,7 @@ def seats(
         .order_by(PLACES.c.id)
     )
     own = PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu
-    rows = connection.execute(query.where(own)).all()
-    found = [
-        Seat(
-            uuid=row.uuid,
-            model=row.model,
-            node=row.name,
-            slot=row.slot,
-            since_s=row.since_s,
-            until_s=row.until_s,
-        )
-        for row in rows
-    ]
+    found = [as_struct(Seat, row) for row in connection.execute(query.where(own))]
     if gpu is None:
         found.sort(key=lambda one: (one.until_s is not None, one.slot))
     return tuple(found)
@@ -266,15 +259,13 @@ NIGHTS = 30
 
 
 class History:
-    """One history as of one moment; without a connection, one in which nothing is."""
+    """One history as of one moment."""
 
-    def __init__(self, connection: Connection | None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What planners want to know of this very fleet's pairs; empty if it was never swept."""
-        if self._connection is None:
-            return Past()
         own = FLEETS.c.key == fleet_key(nodes, leaves)
         found = self._connection.execute(select(FLEETS.c.past).where(own)).scalar_one_or_none()
         return read_past(found or "")
@@ -286,8 +277,6 @@ class History:
 
         Nights in which a burn-in check condemned the node are left out: they are not its usual.
         """
-        if self._connection is None:
-            return {}
         known = who(self._connection, nodes)
         return series(self._connection, known, tier=tier, since_s=self._since(nights))
 
@@ -311,19 +300,15 @@ class History:
 
     def changes(self, last: Ran | None, since: Ran | None = None) -> Changes:
         """What the runs from `since` (default: `last` alone) to `last` changed; empty for None."""
-        if self._connection is None or last is None:
+        if last is None:
             return Changes(runs=(), before=None)
         first = since.id if since is not None else last.id
         told = self._ran(_RUNS.where(RUNS.c.id.between(first, last.id)).order_by(RUNS.c.id))
         before = run_before(self._connection, first, last.id)
-        found = window(self._connection, first, last.id)
         return Changes(
             runs=told,
             before=None if before is None else self._ran(_RUNS.where(RUNS.c.id == before))[0],
-            new=found.new,
-            still=found.still,
-            recovered=found.recovered,
-            unseen=found.unseen,
+            **window(self._connection, first, last.id),
         )
 
     def night(self, last: Ran) -> tuple[Ran, ...]:
@@ -338,14 +323,10 @@ class History:
 
     def worst(self, nights: int = NIGHTS, most: int = 20) -> tuple[Standing, ...]:
         """The nodes that were not ready most often in the last `nights`, the worst first."""
-        if self._connection is None:
-            return ()
         return standings(self._connection, self._since(nights), most=most)
 
     def names(self) -> tuple[str, ...]:
         """Every name that a node ever had."""
-        if self._connection is None:
-            return ()
         query = select(NODES.c.name).distinct().order_by(NODES.c.name)
         return tuple(self._connection.execute(query).scalars())
 
@@ -355,7 +336,7 @@ class History:
 
     def measures(self, node: str) -> tuple[str, ...]:
         """What was ever measured of a node."""
-        if self._connection is None or not (known := who(self._connection, [node])):
+        if not (known := who(self._connection, [node])):
             return ()
         query = (
             select(LAYOUTS.c.measure)
@@ -368,13 +349,13 @@ class History:
 
     def trend(self, node: str, measure: str, nights: int = NIGHTS) -> tuple[Trend, ...]:
         """One measure of a node, per unit and per what was the same; the units in their order."""
-        if self._connection is None or not (known := who(self._connection, [node])):
+        if not (known := who(self._connection, [node])):
             return ()
         return trends(self._connection, known[node].id, self._since(nights), measure=measure)
 
     def node(self, name: str, nights: int = NIGHTS) -> NodePast | None:
         """All that is known of the machine that bore this name last; None if no run had it."""
-        if self._connection is None or not (known := who(self._connection, [name])):
+        if not (known := who(self._connection, [name])):
             return None
         own = known[name]
         since_s = self._since(nights)
@@ -392,8 +373,6 @@ class History:
 
     def gpu(self, uuid: str, nights: int = NIGHTS) -> GpuPast | None:
         """All that is known of one GPU, wherever it sat; None if no run had it."""
-        if self._connection is None:
-            return None
         found = self._connection.execute(select(GPUS).where(GPUS.c.uuid == uuid)).one_or_none()
         if found is None:
             return None
@@ -408,41 +387,24 @@ class History:
 
     def _since(self, nights: int) -> float:
         """When a window of so many nights begins: it ends with the latest run."""
-        if self._connection is None:
-            return 0.0
         latest = self._connection.execute(select(func.max(RUNS.c.started_s))).scalar_one()
         return (latest or 0.0) - nights * NIGHT_S
 
     def _when(self, run: int) -> float:
-        if self._connection is None:
-            return 0.0
         query = select(RUNS.c.started_s).where(RUNS.c.id == run)
         return float(self._connection.execute(query).scalar_one_or_none() or 0.0)
 
     def _ran(self, query: Select[tuple[object, ...]]) -> tuple[Ran, ...]:
-        if self._connection is None:
-            return ()
         return tuple(_told(row) for row in self._connection.execute(query))
 
 
-_RUNS = select(RUNS, FLEETS.c.nodes.label("fleet")).select_from(RUNS.join(FLEETS))
+_RUNS = select(RUNS, RUNS.c.nonce.label("run"), FLEETS.c.nodes.label("fleet")).select_from(
+    RUNS.join(FLEETS)
+)
 
 
 def _told(row: Row[tuple[object, ...]]) -> Ran:
     covered = None
     if row.pairs is not None:
         covered = Covered(**{name: getattr(row, name) or 0 for name in Covered.__struct_fields__})
-    return Ran(
-        id=row.id,
-        run=row.nonce,
-        fleet=row.fleet,
-        started_s=row.started_s,
-        seconds=row.seconds,
-        tier=row.tier,
-        nodes=row.nodes,
-        ready=row.ready,
-        not_ready=row.not_ready,
-        systemic=bool(row.systemic),
-        sweep=row.sweep,
-        covered=covered,
-    )
+    return as_struct(Ran, row, systemic=bool(row.systemic), covered=covered)

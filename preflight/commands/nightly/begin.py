@@ -7,9 +7,8 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -72,15 +71,19 @@ examples:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
+_AS_GIVEN = ("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch",
+             "interface", "topology")  # fmt: skip
+"""What a run's options say of the fleet."""
+
+
+class Asked(argparse.Namespace):
     """What was typed."""
 
-    told: Mapping[str, str]
-    """Options of a run that the sweep reads itself, by name without dashes in front."""
     words: tuple[str, ...]
     """Options that each wave gets as they are."""
-    folders: tuple[str, ...]
+    told: Mapping[str, str]
+    """Options of a run that the sweep reads itself, by name with its dashes in front."""
+    folder: list[str]
     wave: int
     idle: bool
     reservation: str | None
@@ -90,6 +93,11 @@ class Asked:
     into: str
     resume: bool
     plan: bool
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Those of the site's own checks."""
+        return tuple(self.folder)
 
     @property
     def names_a_fleet(self) -> bool:
@@ -112,43 +120,16 @@ def read_words(argv: Sequence[str]) -> Asked:
     parser.usage = "preflight sweep [options] [folder ...]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    told = parser.parse_args(argv, argparse.Namespace(words=[], workers=False))
-    given = dict(word.partition("=")[::2] for word in told.words)
+    asked = parser.parse_args(argv, Asked(words=[], workers=False))
+    given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
             raise UsageError(f"{name} is not for a sweep: {why}; leave it out")
-    if not LEAST <= told.wave <= MOST:
-        raise UsageError(f"--wave={told.wave}: give a number of nodes, {LEAST} to {MOST}")
-    return Asked(
-        told={name: value for name, value in given.items() if name.startswith("--preflight-")},
-        words=tuple(word for word in told.words if word.partition("=")[0] not in _OURS),
-        folders=tuple(told.folder),
-        wave=told.wave,
-        idle=told.idle,
-        reservation=told.reservation,
-        whole_fleet=told.whole_fleet,
-        until=told.until,
-        budget=told.budget,
-        into=told.into,
-        resume=told.resume,
-        plan=told.plan,
-    )
-
-
-def wish(asked: Asked) -> Wish:
-    """The fleet that was asked for."""
-    return Wish(
-        nodes=asked.said("nodes"),
-        inventory=asked.said("inventory"),
-        exclude=asked.said("exclude"),
-        transport=asked.said("transport"),
-        python=asked.said("python"),
-        env_file=asked.said("env_file"),
-        launch=asked.said("launch"),
-        interface=asked.said("interface"),
-        topology=asked.said("topology"),
-        environ=dict(os.environ),
-    )
+    if not LEAST <= asked.wave <= MOST:
+        raise UsageError(f"--wave={asked.wave}: give a number of nodes, {LEAST} to {MOST}")
+    asked.told = {name: value for name, value in given.items() if name.startswith("--preflight-")}
+    asked.words = tuple(word for word in asked.words if word.partition("=")[0] not in _OURS)
+    return asked
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +163,8 @@ def who_for(asked: Asked, before: Sweep | None) -> Chooser:
 
 def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
     """Find the fleet, leave out whoever is busy, and plan the waves; UsageError."""
-    fleet = resolve(wish(asked))
+    given: dict[str, Any] = {name: asked.said(name) for name in _AS_GIVEN}
+    fleet = resolve(Wish(**given, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
             "a sweep of which fleet? give --preflight-inventory=FILE, or --preflight-nodes=LIST; "

@@ -11,14 +11,20 @@ import re
 import shlex
 import stat
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.nightly.fabric import covered, fabric_of_waves
 from preflight.commands.nightly.state import read_sweep, sweeps_in
 from preflight.commands.nightly.sweeper import SCREEN, WaveError, read_report
-from preflight.commands.nightly.united import Part, Whole, lost, owed_later, unite
+from preflight.commands.nightly.united import (
+    Part,
+    Whole,
+    covered,
+    fabric_of_waves,
+    lost,
+    owed_later,
+    unite,
+)
 from preflight.core.files import open_folder
 from preflight.core.registry import draining
 from preflight.core.text import legible
@@ -214,16 +220,7 @@ def conclude(
     parts = parts_of(folder, sweep)
     reports = [part.report for part in parts]
     whole = Whole(
-        sweep=sweep.sweep,
-        preflight=sweep.preflight,
-        started=datetime.fromtimestamp(sweep.started_s, UTC).isoformat(timespec="seconds"),
-        seconds=sweep.spent_s,
-        tier=sweep.tier,
-        strict=sweep.strict,
-        nodes=sweep.nodes,
-        origin=sweep.origin,
-        leaves=sweep.leaves,
-        left_out=sweep.left_out,
+        sweep=sweep,
         owed=owed_to(sweep, parts, stopped),
         interrupted=interrupted,
         coverage=covered(

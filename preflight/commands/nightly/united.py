@@ -1,27 +1,43 @@
-"""One report for the whole sweep: what every wave found, as if it had been one run."""
+"""One report for the whole sweep: what every wave found, as if it had been one run.
+
+With it goes the fabric over the nights: how much of it was measured, and all waves in one drawing.
+Waves share no node, so the rows of each are its own, and the same round of all is one column. Pairs
+are held against those of all waves, as colours are for eyes: who is blamed, each wave has judged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.check import FLEET, Tier
+from preflight.check import FLEET
+from preflight.commands.nightly.state import Sweep
 from preflight.core.ledger import Entry
+from preflight.errors import UsageError
+from preflight.fabric.observed import Observed
+from preflight.fabric.stored import read_stored
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
+from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
+from preflight.report.html.page import waves_of
+from preflight.report.picture.grid import accused
 from preflight.report.ready import counts_as_failure, of_entries
 from preflight.report.since import blame_of, entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
-    from preflight.report.document import MissedRow, PairRow, VerdictRow
+    from preflight.commands.nightly.waves import Night
+    from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
+    from preflight.report.public.hide import Hider
 
 
 ASKED = "reach.answer"
@@ -139,19 +155,9 @@ class Part(Struct, frozen=True, kw_only=True):
 class Whole(Struct, frozen=True, kw_only=True):
     """What the waves do not know: the sweep around them."""
 
-    sweep: str
-    preflight: str
-    started: str
-    seconds: float
-    tier: Tier
-    strict: bool
-    nodes: tuple[str, ...]
-    origin: str
-    leaves: Mapping[str, str] = {}
-    left_out: Mapping[str, str]
-    """Nodes that were not to be looked at, and why."""
+    sweep: Sweep
     owed: Mapping[str, Verdict]
-    """Nodes that were, and of which there is no report: `lost`, or stopped before their turn."""
+    """Nodes to be looked at of which there is no report: `lost`, or stopped before their turn."""
     interrupted: bool
     coverage: CoverageRow | None
 
@@ -169,19 +175,19 @@ def lost(why: str) -> Verdict:
 
 def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, ...]]:
     """Join the waves' reports into one of the same schema, and their findings by cause."""
-    reports = [part.report for part in parts]
+    sweep, reports = whole.sweep, [part.report for part in parts]
     entries = _entries(whole, parts)
-    suspected = suspicions(entries, len(whole.nodes) - len(whole.left_out))
+    suspected = suspicions(entries, len(sweep.nodes) - len(sweep.left_out))
     blames = tuple(row for report in reports for row in report.blames)
     united = Report(
-        preflight=whole.preflight,
-        run=whole.sweep,
-        started=whole.started,
-        seconds=round(whole.seconds, 3),
-        tier=whole.tier,
+        preflight=sweep.preflight,
+        run=sweep.sweep,
+        started=datetime.fromtimestamp(sweep.started_s, UTC).isoformat(timespec="seconds"),
+        seconds=round(sweep.spent_s, 3),
+        tier=sweep.tier,
         exit=_exit(whole, reports, entries),
         interrupted=whole.interrupted,
-        fleet=_fleet(whole, reports),
+        fleet=_fleet(sweep, reports),
         **of_entries(entries),
         pairs=joined_pairs(reports),
         blames=blames,
@@ -201,22 +207,22 @@ def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
     return (*own, *of_the_fleet({part.number: part.report for part in parts}), *owed)
 
 
-def _fleet(whole: Whole, reports: Sequence[Report]) -> FleetRow:
+def _fleet(sweep: Sweep, reports: Sequence[Report]) -> FleetRow:
     """Every node stands where its wave put it; whoever is in none was not judged."""
     ready = {name for report in reports for name in report.fleet.ready}
     bad = {name for report in reports for name in report.fleet.not_ready}
-    not_ready = tuple(name for name in whole.nodes if name in bad)
+    not_ready = tuple(name for name in sweep.nodes if name in bad)
     return FleetRow(
-        nodes=whole.nodes,
-        folded=fold(whole.nodes),
-        origin=whole.origin,
-        ready=tuple(name for name in whole.nodes if name in ready - bad),
+        nodes=sweep.nodes,
+        folded=fold(sweep.nodes),
+        origin=sweep.origin,
+        ready=tuple(name for name in sweep.nodes if name in ready - bad),
         not_ready=not_ready,
-        unjudged=tuple(name for name in whole.nodes if name not in ready | bad),
+        unjudged=tuple(name for name in sweep.nodes if name not in ready | bad),
         apart=tuple(pair for report in reports for pair in report.fleet.apart),
         exclude=fold(not_ready),
-        left_out={name: whole.left_out[name] for name in whole.nodes if name in whole.left_out},
-        leaves=dict(whole.leaves),
+        left_out={name: sweep.left_out[name] for name in sweep.nodes if name in sweep.left_out},
+        leaves=dict(sweep.leaves),
     )
 
 
@@ -227,7 +233,7 @@ def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> 
         return INTERRUPTED
     if codes <= {NOBODY} and not whole.owed:
         return NOBODY
-    condemned = any(counts_as_failure(entry, strict=whole.strict) for entry in entries)
+    condemned = any(counts_as_failure(entry, strict=whole.sweep.strict) for entry in entries)
     if condemned or CONDEMNED in codes:
         return CONDEMNED
     return BROKE if whole.owed or codes - {0, NOBODY} else 0
@@ -241,3 +247,138 @@ def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
         for note in part.report.suspicions
         if note.partition(" ")[0] not in suspected
     ]
+
+
+UNTRIED = ("not_run", "absent")
+"""States of a pair that say nothing of it."""
+
+
+def covered(
+    nodes: Sequence[str],
+    leaves: Mapping[str, str],
+    topology: str,
+    tonight: Sequence[Report],
+    earlier: Iterable[Night],
+) -> CoverageRow | None:
+    """Count pairs of the whole fleet; `earlier`: former waves of which every pair was measured.
+
+    None where no wave was to measure pairs.
+    """
+    rows = [report.coverage for report in tonight if report.coverage is not None]
+    if not rows:
+        return None
+    now, before = _Met(nodes, leaves), _Met(nodes, leaves)
+    for report in tonight:
+        now.pairs((row.a, row.b) for row in report.pairs if row.state not in UNTRIED)
+    for night in earlier:
+        for wave in night:
+            before.all_of(wave)
+    known = now.joined(before)
+    fresh = known.count - before.count
+    unseen = len(nodes) * (len(nodes) - 1) // 2 - known.count
+    leaf_count = len({leaves[name] for name in nodes if name in leaves})
+    shares = [row.measured_share for row in rows if row.measured_share is not None]
+    return CoverageRow(
+        rounds=sum(row.rounds for row in rows),
+        rounds_total=sum(row.rounds_total for row in rows),
+        seed=rows[0].seed,
+        pairs=len(nodes) * (len(nodes) - 1) // 2,
+        pairs_run=now.count,
+        pairs_known=known.count,
+        # Nights that bring as many pairs as this one that no night had before.
+        runs_left=-(-unseen // fresh) if fresh > 0 else None if unseen else 0,
+        topology=topology,
+        leaf_pairs=leaf_count * (leaf_count - 1) // 2,
+        leaf_pairs_run=now.leaf_pairs,
+        leaf_pairs_known=known.leaf_pairs,
+        repairs=sum(row.repairs for row in rows),
+        retests=sum(row.retests for row in rows),
+        measured_share=round(sum(shares) / len(shares), 3) if shares else None,
+    )
+
+
+class _Met:
+    """Who met whom: a row of bits for each node, so that thousands of nodes cost megabytes."""
+
+    def __init__(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> None:
+        self._nodes, self._leaves = nodes, leaves
+        self._at = {name: at for at, name in enumerate(nodes)}
+        self._rows = [0] * len(nodes)
+
+    def pairs(self, met: Iterable[tuple[str, str]]) -> None:
+        """Enter single pairs; who is not of this fleet any more is passed over."""
+        for a, b in met:
+            if a in self._at and b in self._at:
+                self._rows[self._at[a]] |= 1 << self._at[b]
+                self._rows[self._at[b]] |= 1 << self._at[a]
+
+    def all_of(self, wave: Iterable[str]) -> None:
+        """Enter a wave in which everybody met everybody."""
+        places = [self._at[name] for name in wave if name in self._at]
+        together = sum(1 << at for at in places)
+        for at in places:
+            self._rows[at] |= together & ~(1 << at)
+
+    def joined(self, other: _Met) -> _Met:
+        """Both together."""
+        both = _Met(self._nodes, self._leaves)
+        both._rows = [a | b for a, b in zip(self._rows, other._rows, strict=True)]
+        return both
+
+    @property
+    def count(self) -> int:
+        """How many pairs."""
+        return sum(row.bit_count() for row in self._rows) // 2
+
+    @property
+    def leaf_pairs(self) -> int:
+        """How many pairs of different leaves."""
+        members: dict[str, int] = {}
+        for at, name in enumerate(self._nodes):
+            if name in self._leaves:
+                members[self._leaves[name]] = members.get(self._leaves[name], 0) | 1 << at
+        met: dict[str, int] = {}
+        for at, name in enumerate(self._nodes):
+            if name in self._leaves:
+                met[self._leaves[name]] = met.get(self._leaves[name], 0) | self._rows[at]
+        return sum(bool(met[a] & members[b]) for a in met for b in members if a < b)
+
+
+def fabric_of_waves(
+    waves: Sequence[Path], blames: Iterable[BlameRow], hider: Hider | None = None
+) -> Callable[[int], str]:
+    """Draw it in at most so many bytes, under the way to each wave's own page.
+
+    `hider`: for a public page nobody is named in it, and it leads nowhere; `blames` are hidden.
+    """
+    links = "" if hider else waves_of([folder.name for folder in waves])
+    seen = seen_in(waves)
+    if seen is None:
+        return lambda _: links
+    observed = hider.all_of(seen) if hider else seen
+    found = accused(map(blame_of, blames), observed)
+    room = len(links.encode())
+    return lambda most: links + fabric_section(observed, found, told=True, most=most - room)
+
+
+def seen_in(waves: Iterable[Path]) -> Observed | None:
+    """What was measured in all of these folders; None where nothing was, or nothing is left."""
+    each = [one for one in map(_seen, waves) if one is not None]
+    if not each:
+        return None
+    return Observed(
+        nodes=tuple(name for one in each for name in one.nodes),
+        backend=each[0].backend,
+        tried=tuple(pair for one in each for pair in one.tried),
+        digests=tuple(digest for one in each for digest in one.digests),
+        leaves={name: leaf for one in each for name, leaf in one.leaves.items()},
+        silent={name: why for one in each for name, why in one.silent.items()},
+    )
+
+
+def _seen(folder: Path) -> Observed | None:
+    try:
+        observed = read_stored(folder).observed
+    except UsageError:
+        return None  # it measured no pairs, or its folder was put away
+    return observed if observed.tried else None

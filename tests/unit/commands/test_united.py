@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from preflight.commands.nightly.fabric import covered
-from preflight.commands.nightly.united import Part, Whole, lost, owed_later, unite
+from preflight.commands.nightly.state import Sweep
+from preflight.commands.nightly.united import Part, Whole, covered, lost, owed_later, unite
 from preflight.report.document import encode
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.commands.reports import on, pair, report
@@ -16,12 +16,14 @@ NODES = tuple(f"h{number}" for number in range(1, 13))
 
 
 def _whole(**changes: Any) -> Whole:
+    around: dict[str, Any] = {"owed": {}, "interrupted": False, "coverage": None}
+    around |= {name: changes.pop(name) for name in around.keys() & changes.keys()}
     said: dict[str, Any] = {
-        "sweep": "s", "preflight": "0", "started": "2026-11-22T01:00:00+00:00", "seconds": 9.0,
-        "tier": "deep", "strict": False, "nodes": NODES[:4], "origin": "fleet.toml",
-        "left_out": {}, "owed": {}, "interrupted": False, "coverage": None,
+        "sweep": "s", "preflight": "0", "started_s": 1795309200.0, "spent_s": 9.0, "words": (),
+        "cwd": "/", "tier": "deep", "usual_s": 60.0, "most": 16, "nodes": NODES[:4],
+        "origin": "fleet.toml",
     }  # fmt: skip
-    return Whole(**{**said, **changes})
+    return Whole(sweep=Sweep(**{**said, **changes}), **around)
 
 
 def _parts(*reports: Any) -> list[Part]:
