@@ -7,6 +7,7 @@ import re
 import secrets
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,15 +18,13 @@ from preflight.core.remote_command import ReachError
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import decode_facts
 from preflight.fleet.model import Fleet, Host
-from preflight.hook.judging import Patched, Share, checks, judge, patched, share_of, view
 from preflight.hook.model import Judged, Unjudged
-from preflight.hook.second_look import seen_before
 from preflight.run.probe_stage import DRIVER_S
 from preflight.transport.bundle import start_payload
 from preflight.transport.ways import LocalTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from preflight.core.registry import Registry
@@ -44,10 +43,14 @@ class SilentError(PreflightError):
     """The probe was not done when its time was up: nothing is known of the node, good or bad."""
 
 
-def ask(name: str, config: HookConfig, deadline_s: float, *, spare: bool) -> Facts:
-    """Read this node's facts; `spare` leaves out nvidia-smi, which takes longer than all the rest.
+@contextmanager
+def asked(
+    name: str, config: HookConfig, deadline_s: float, *, spare: bool
+) -> Iterator[Callable[[], Facts]]:
+    """Have this node's facts read; what is yielded waits for them and returns them.
 
-    SilentError when the time is up; WireError for an answer that is none, which is a fault of ours.
+    `spare` leaves out nvidia-smi, which takes longer than all the rest. SilentError when the time
+    is up; WireError for an answer that is none, which is a fault of ours.
     """
     host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     request = {
@@ -65,7 +68,7 @@ def ask(name: str, config: HookConfig, deadline_s: float, *, spare: bool) -> Fac
         talk = start_payload(connection, host, "probe", request, deadline_s)
         try:
             talk.finish()
-            return decode_facts(talk.read(deadline_s), nonce)
+            yield lambda: decode_facts(talk.read(deadline_s), nonce)
         finally:
             talk.close()
     except (ReachError, TimeoutError) as error:
@@ -120,12 +123,17 @@ def look(
     try:
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name[:80]!a} is no name of a node: give one with --node")
-        registry = checks()
-        fleet = promised(name, config, registry)
         deadline_s = max(LEAST_S, ask_by - time.monotonic())
         prolog = occasion == "prolog"
-        before = seen_before(config.state_dir)
-        facts = ask(name, config, deadline_s, spare=prolog)
+        with asked(name, config, deadline_s, spare=prolog) as answer:
+            # What judges is loaded while the probe reads: that takes about as long.
+            from preflight.hook import judging
+            from preflight.hook.second_look import seen_before
+
+            registry = judging.checks()
+            fleet = promised(name, config, registry)
+            before = seen_before(config.state_dir)
+            facts = answer()
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
         judged = Judged(node=name, unknown=(late,), seconds=time.monotonic() - began)
@@ -133,10 +141,10 @@ def look(
     except (PreflightError, OSError) as error:
         trouble = str(error) or type(error).__name__
         return Look(Judged(node=name, trouble=trouble, seconds=time.monotonic() - began))
-    known = patched(facts, config) if prolog else Patched(facts)
-    share = share_of(environ, config) if prolog else Share()
-    seen = view(known.facts, fleet.hosts[0].promised, share)
-    found = judge(registry, fleet, known.facts, seen, judge_by, before=before)
+    known = judging.patched(facts, config) if prolog else judging.Patched(facts)
+    share = judging.share_of(environ, config) if prolog else judging.Share()
+    seen = judging.view(known.facts, fleet.hosts[0].promised, share)
+    found = judging.judge(registry, fleet, known.facts, seen, judge_by, before=before)
     return Look(
         Judged(
             node=name,

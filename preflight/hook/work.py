@@ -20,10 +20,8 @@ from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
 from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import notes, only_observing
 from preflight.hook.here import look, node_name
-from preflight.hook.judging import keep
 from preflight.hook.model import Call, Decision, Judged, Unjudged
 from preflight.hook.options import parsed
-from preflight.hook.second_look import FILES, keep_look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,6 +164,9 @@ def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple
     Whoever fills the disk hides no fault by that, but for a hung or slow driver: two looks at that
     are in a row only where each could be written down.
     """
+    from preflight.hook.judging import keep
+    from preflight.hook.second_look import FILES, keep_look
+
     judged = seen.judged
     try:
         keep_look(config.state_dir, seen.saw)
