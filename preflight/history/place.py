@@ -25,7 +25,7 @@ _MODE = 0o640
 _LEAST = 512
 """Bytes of the smallest database there is; SQLite would write over whatever is shorter."""
 _URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
-_SECRET = re.compile(r"(?<=//)([^:@/]*):[^@/]*@")
+_LOGIN, _QUERY = re.compile(r"(?<=://)\S*@"), re.compile(r"(://[^\s?#]*)[?#]\S*")
 _SERVERS = ("postgresql",)
 _OR_ELSE = "or give another: --preflight-history=DIR"
 
@@ -38,8 +38,8 @@ class Place(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """As it may be shown: without a password."""
-        return str(self.file) if self.file is not None else _SECRET.sub(r"\1:***@", self.url)
+        """As it may be shown: of a server the kind, the host and the database."""
+        return str(self.file) if self.file is not None else _shown(self.url)
 
     @property
     def folder(self) -> Path | None:
@@ -121,5 +121,13 @@ def in_words(place: Place, said: str) -> str:
     }
     remedy = next((do for word, do in advice.items() if word in said), f"mend it, {_OR_ELSE}")
     first = " ".join(said.split())[:200]
-    shown = _SECRET.sub(r"\1:***@", first)
-    return f"cannot use the history {place.words}: {shown}; {remedy}"
+    return f"cannot use the history {place.words}: {_shown(first)}; {remedy}"
+
+
+def _shown(text: str) -> str:
+    """Cut what may be a secret out of each URL, up to the last @ of a word and from its query on.
+
+    >>> _shown("postgresql://ann:hunter2@db/nights?sslpassword=hunter3")
+    'postgresql://db/nights'
+    """
+    return _QUERY.sub(r"\1", _LOGIN.sub("", text))
