@@ -219,7 +219,7 @@ _URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Of each word: behind its last @ is no login."""
 _ASSIGNED: Final = re.compile(
-    r"((?:token|secret|passw(?:or)?d|passphrase|pwd|api[-_]?key|access[-_]?key|credentials?|bearer)"
+    r"((?:token|secret|passw(?:or)?d|passphrase|pwd|(?<![a-z])pw|api[-_]?key|access[-_]?key|credentials?|bearer)"
     r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+",
     re.IGNORECASE,
 )

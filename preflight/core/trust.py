@@ -100,11 +100,13 @@ def _who_mounted(place: Path, found: os.stat_result) -> str:
 
 @cache
 def _fuse_user(device: int) -> int:
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == wanted and rest.startswith("fuse"):
-            found = re.search(r"(?:\A|,)user_id=(\d+)", rest.split(" ")[2])
+    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    # The kernel escapes blank, tab and newline in a user's mount point, but none of the characters
+    # besides these at which a text is split.
+    for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
+        mount, _, rest = line.partition(b" - ")
+        if wanted in mount.split(b" ")[2:3] and rest.startswith(b"fuse"):
+            found = re.search(rb"(?:\A|,)user_id=(\d+)", rest.split(b" ")[2])
             return int(found[1]) if found else 0
     return 0
 

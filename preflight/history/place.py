@@ -25,7 +25,7 @@ _MODE = 0o640
 _LEAST = 512
 """Bytes of the smallest database there is; SQLite would write over whatever is shorter."""
 _URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
-_SECRET = re.compile(r"(?<=//)([^:@/]*):[^@/]*@")
+_QUERY = re.compile(r"[?#]")
 _SERVERS = ("postgresql",)
 _OR_ELSE = "or give another: --preflight-history=DIR"
 
@@ -38,8 +38,8 @@ class Place(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """As it may be shown: without a password."""
-        return str(self.file) if self.file is not None else _SECRET.sub(r"\1:***@", self.url)
+        """As it may be shown: of a server the kind, the host and the database."""
+        return str(self.file) if self.file is not None else _shown(self.url)
 
     @property
     def folder(self) -> Path | None:
@@ -120,6 +120,17 @@ def in_words(place: Place, said: str) -> str:
         "disk I/O error": f"see to its disk, {_OR_ELSE}",
     }
     remedy = next((do for word, do in advice.items() if word in said), f"mend it, {_OR_ELSE}")
-    first = " ".join(said.split())[:200]
-    shown = _SECRET.sub(r"\1:***@", first)
+    first = " ".join(said.replace(place.url or "\0", place.words).split())[:200]
+    shown = " ".join(map(_shown, first.split(" ")))
     return f"cannot use the history {place.words}: {shown}; {remedy}"
+
+
+def _shown(url: str) -> str:
+    """Cut out of a URL its login and its query; all, where an @ may be of either.
+
+    >>> _shown("postgresql://ann:hunter2@db/nights?sslpassword=hunter3")
+    'postgresql://db/nights'
+    """
+    kind, slashes, rest = url.partition("://")
+    login, _, server = rest.rpartition("@")
+    return kind + slashes + ("***" if _QUERY.search(login) else _QUERY.split(server)[0])

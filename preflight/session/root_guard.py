@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _WRITTEN = ("log_file", "basetemp", "debug", "report_log", "htmlpath", "json_report_file")
 """Options that name a file: of pytest, pytest-reportlog, pytest-html and pytest-json-report."""
 
+_ISOLATED = Path(__file__).with_name("isolated.ini")
+"""Of `preflight run`, which offers no debugger."""
+
 
 def refuse_strangers(config: pytest.Config) -> None:
     """Stop before the first conftest runs if another user than root could have written it.
@@ -106,7 +109,7 @@ def _would_run(config: pytest.Config) -> Iterator[Path]:
     here = config.invocation_params.dir
     debugs = getattr(told, "trace", False) or getattr(told, "usepdb", False)
     for orders in (here / ".pdbrc", here / os.path.expanduser("~/.pdbrc")):  # noqa: PTH111  may fail
-        if debugs or os.path.lexists(orders):
+        if debugs or (os.path.lexists(orders) and config.inipath != _ISOLATED):
             yield orders
     typed = [here / argument.split("::")[0] for argument in told.file_or_dir]
     tests = [

@@ -2,7 +2,8 @@
 
     python strangers_mount.py FOLDER [USER_ID]
 
-As with `user_allow_other` in /etc/fuse.conf. The folder is empty, and refuses to be listed.
+As with `user_allow_other` in /etc/fuse.conf. In the folder is a program, py-spy; it refuses to be
+listed, and to say its size (statfs).
 """
 
 from __future__ import annotations
@@ -11,13 +12,42 @@ import ctypes
 import errno
 import os
 import struct
+import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HEADER = struct.Struct("IIQQ")  # length, opcode, unique, node of fuse_in_header
 _GETATTR, _INIT, _FORGETS, _LOOKUP = 3, 26, (2, 42), 1
+_HEADER_BYTES = 40
 _LONGEST = 1 << 20
-_FOLDER = 0o040755
+_FOLDER, _FILE = (0o040755, 2), (0o100755, 1)  # mode, links
+_PROGRAM = 2
+"""Node of py-spy; 1 is the folder's."""
+
+
+@contextmanager
+def mounted(folder: Path, user: int) -> Iterator[None]:
+    """Have it mounted by a user; skip the test where none can be."""
+    argv = [sys.executable, __file__, str(folder), str(user)]
+    server = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        if server.stdout is None or not server.stdout.readline():
+            pytest.skip("no FUSE file system can be mounted here")
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
+        server.kill()
+        server.wait()
 
 
 def main(folder: str, user: str = "65534") -> None:
@@ -41,13 +71,19 @@ def main(folder: str, user: str = "65534") -> None:
         os.write(fuse, struct.pack("IiQ", 16 + len(answer), -error, unique) + answer)
 
 
+def _attributes(node: int) -> bytes:
+    mode, links = _FILE if node == _PROGRAM else _FOLDER
+    return struct.pack("QQQQQQIIIIIIIIII", node, *[0] * 5, *[0] * 3, mode, links, *[0] * 5)
+
+
 def _answer(opcode: int, node: int, request: bytes) -> tuple[bytes, int]:
     if opcode == _INIT:
         (readahead,) = struct.unpack_from("I", request, 48)
         return struct.pack("IIIIHHI", 7, 31, readahead, 0, 12, 10, 1 << 17).ljust(64, b"\0"), 0
     if opcode == _GETATTR:
-        attributes = struct.pack("QQQQQQIIIIIIIIII", node, *[0] * 5, *[0] * 3, _FOLDER, 2, *[0] * 5)
-        return struct.pack("QII", 1, 0, 0) + attributes, 0
+        return struct.pack("QII", 1, 0, 0) + _attributes(node), 0
+    if opcode == _LOOKUP and request[_HEADER_BYTES:] == b"py-spy\0":
+        return struct.pack("QQQQII", _PROGRAM, 0, 1, 1, 0, 0) + _attributes(_PROGRAM), 0
     return b"", errno.ENOENT if opcode == _LOOKUP else errno.ENOSYS
 
 

@@ -242,20 +242,33 @@ def test_an_ini_file_with_an_absolute_testpaths(tmp_path: Path) -> None:
 def test_root_believes_no_file_system_that_a_stranger_mounted(tmp_path: Path, user: int) -> None:
     """His program says that all in it is root's; root's own one only cannot be searched."""
     his = tmp_path / "his"
-    argv = [sys.executable, strangers_mount.__file__, str(his), str(user)]
-    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        if server.stdout is None or not server.stdout.readline():
-            pytest.skip("no FUSE file system can be mounted here")
+    with strangers_mount.mounted(his, user):
         told = _pytest(f"--rootdir={tmp_path}", str(his), folder=tmp_path)
         assert told.returncode == 4, told.stdout
         said = f"{his} lies in a file system that nobody mounted (FUSE)"
         assert (said if user else "root cannot look for code: ") in told.stderr
         assert "Traceback" not in told.stderr
-    finally:
-        subprocess.run(["umount", "-l", str(his)], check=False, capture_output=True)
-        server.kill()
-        server.wait()
+
+
+@root_only
+@pytest.mark.parametrize("end", ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028"])
+def test_the_name_of_a_mount_hides_it_from_nobody(tmp_path: Path, end: str) -> None:
+    """The kernel escapes a newline in it, and no other character at which Python ends a line."""
+    his = tmp_path / f"a{end}x\u2003y\u2003z"
+    with strangers_mount.mounted(his, STRANGER):
+        told = _pytest(f"--rootdir={tmp_path}", str(his / "py-spy"), folder=tmp_path)
+        assert told.returncode == 4, told.stdout
+        assert "lies in a file system that nobody mounted (FUSE)" in told.stderr
+
+
+@root_only
+def test_a_mount_of_another_user_stops_no_hook(tmp_path: Path) -> None:
+    """Whatever it is called, and though it refuses to say its size."""
+    command = str(Path(sys.executable).with_name("preflight"))
+    with strangers_mount.mounted(tmp_path / "a\rb", STRANGER):
+        told = _started(command, "prolog", "--plain", "--fail-closed", folder=tmp_path)
+        assert "a b" not in told.stdout + told.stderr
+        assert "cannot be started" not in told.stderr
 
 
 @root_only
@@ -332,6 +345,7 @@ def test_the_isolated_run_springs_no_trap(
         "PYTHONPATH": str(trap), "PYTHONSTARTUP": "evil.py", "PYTEST_ADDOPTS": "-p evil",
         "PYTEST_PLUGINS": "evil",
     }  # fmt: skip
+    (trap / ".pdbrc").touch()
     told = _run(*workers, folder=trap, env=variables)
     assert told.returncode == 0, told.stdout + told.stderr
     assert "configfile: isolated.ini" in told.stdout

@@ -145,7 +145,7 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     log.write_text("CUDA out of memory, said an earlier step\n")
     with log.open("a") as out:
         told = subprocess.run(
-            _words(launch=["sh", "-c", f"{DIES}; exit 3", "--db-password", "hunter2"]),
+            _words(launch=["sh", "-c", f"{DIES}; exit 3", "--db-word", "hunter2", "train.py"]),
             cwd=tmp_path, text=True, check=False, env=clean_environment(), stdout=out,
             stderr=subprocess.PIPE, timeout=LONGEST_S,
         )  # fmt: skip
@@ -156,7 +156,7 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     assert "memory" not in (folder / "output.log").read_text()
     assert _json(folder / "explanation.json")["category"] == "port_in_use"
     record = _json(folder / "watch.json")
-    assert (record["exit"], record["command"][-2:]) == (3, ["--db-password", "***"])
+    assert (record["exit"], record["command"]) == (3, ["sh", "train.py"])
 
 
 def test_a_copy_of_the_output(tmp_path: Path) -> None:

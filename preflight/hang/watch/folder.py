@@ -8,12 +8,10 @@ import os
 import re
 import time
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight import __version__
-from preflight.core.text import starred
 from preflight.core.trust import who_may_change
 from preflight.hang.watch.processes import Reading
 from preflight.hang.watch.settings import FOLDERS, RECORDER_FOLDER
@@ -120,15 +118,12 @@ FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
 _RECORD_MODE = 0o640
 
 
-_TELLTALE = re.compile(
-    r"--?[\w.-]*(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred)[\w.-]*", re.IGNORECASE
-)
+_SCRIPT = re.compile(r"[\w./+][\w./+-]*\.(?:py|sh)")
 
 
-def _cut(command: Sequence[str]) -> list[str]:
-    """The words of a launch, but for logins, passwords and tokens."""
-    pairs = pairwise(("", *command))
-    return ["***" if _TELLTALE.fullmatch(before) else starred(word) for before, word in pairs]
+def _program(command: Sequence[str]) -> list[str]:
+    """A launch's program and its script: any other word may hold a secret."""
+    return [command[0], *filter(_SCRIPT.fullmatch, command[1:])][:2]
 
 
 class Record:
@@ -139,7 +134,7 @@ class Record:
         self._said: dict[str, Any] = {
             "preflight": __version__,
             "host": os.uname().nodename,
-            "command": _cut(command),
+            "command": _program(command),
             "started": _time(),
             "set": {wish.name: {"value": wish.value, "why": wish.why} for wish in plan.added},
             "left": [one.sentence for one in plan.left],

@@ -55,6 +55,8 @@ _LINE_END = re.compile(rb"\n(?=[^ \t]|$)")
 _VARIABLE = re.compile(
     r"NCCL_|TORCH_NCCL_|GLOO_|CUDA_|UCX_|FI_|OMP_NUM_THREADS$|LD_LIBRARY_PATH$|NVIDIA_VISIBLE_DEVICES$"
 )
+_TITLE = re.compile(rb"^([ \t]+Name[ \t]+: [\w./+-]*)[^\n]*(?:\n(?!GPU |\s)[^\n]+)*", re.MULTILINE)
+"""Of a process that nvidia-smi lists, with line ends in it; behind the program stand arguments."""
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -106,7 +108,7 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
         kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         one["cut"] = one["cut"] or len(kept) > MOST_BYTES
         said = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
-    one["text"] = clean_block(said, MOST_BYTES)
+    one["text"] = clean_block(_TITLE.sub(rb"\1", said), MOST_BYTES)
     if ended and child.status is not None and len(child.said) <= most:
         one["status"] = _exit_status(child.status)
     if not ended:

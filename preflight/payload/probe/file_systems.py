@@ -75,7 +75,8 @@ def chosen(mounts: list[sysfs.Mount], paths: list[str]) -> list[dict[str, Any]]:
     devices = {shown[point].device for point in found}
     for mount in sorted(shown.values(), key=lambda one: len(one.point)):
         passing = mount.point.startswith(_PASSING)
-        if is_shared(mount.kind) and not passing and mount.device not in devices:
+        left_out = passing or mount.stranger or mount.device in devices
+        if is_shared(mount.kind) and not left_out:
             devices.add(mount.device)
             found.setdefault(mount.point, _told(mount, mounts))
     few = [one for one in found.values() if one["paths"]]

@@ -43,7 +43,7 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
 def uid(pid: int) -> int | None:
     """Return its effective user id, from `status`: the folder's owner may say root instead."""
     block = _raw(f"/proc/{pid}/status")
-    for line in (block or b"").splitlines():
+    for line in (block or b"").split(b"\n"):  # the name in it may hold a carriage return
         if line.startswith(b"Uid:"):
             return int(line.split()[2])
     return None
@@ -55,7 +55,7 @@ def is_daemon(pid: int, name: str) -> bool:
     By the real user, as the effective one is root's in a setuid program that a user started by
     another name; by the program too where this login may see it.
     """
-    words = [line.split() for line in (_raw(f"/proc/{pid}/status") or b"").splitlines()]
+    words = [line.split() for line in (_raw(f"/proc/{pid}/status") or b"").split(b"\n")]
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:

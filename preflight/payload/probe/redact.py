@@ -25,16 +25,16 @@ _HARMLESS = frozenset((
 """Options whose values say what a job is; never a name under which anybody would keep a secret."""
 _VERBS = frozenset(("agent", "exec", "launch", "run", "serve", "start", "train"))
 """After a program: vllm serve, ray start."""
-_TELLTALE = re.compile(r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$)")
+_TELLTALE = re.compile(r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$|pw(?![a-z]))")
 """Of these not even a number or a path is shown."""
-_TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%]")
+_TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~]")
 """key:VALUE, and key%3dVALUE."""
 SECRET_VARIABLE = re.compile(
-    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$"
+    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_SAS$"
 )
 _SETTING = re.compile(r"[\^=]{0,2}[\w./:,;+~%^|*\[\]-]{0,4000}")
 """A list of devices, protocols or folders: a value with blanks or a login may hold a secret."""
-_ASSIGNED = re.compile(r"(-{0,2}[A-Za-z_][\w.+@-]{0,60})=(.*)", re.DOTALL)
+_ASSIGNABLE = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 """--name=value, NAME=value, and Hydra's a.name=value."""
 _NAME = re.compile(r"--[A-Za-z][\w.-]{0,60}|-[A-Za-z]")
 _GLUED = re.compile(r"-[A-Za-z]")
@@ -51,17 +51,15 @@ _PATH = re.compile(
 _PLAIN = re.compile(r"[\w./:,+~%-]{0,400}")
 """The value of a harmless option: a query (?sig=), a login (@) or a document may hold a secret."""
 _GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
-_OPERATOR = re.compile(r"&&|\|\|?|;|\(|\)")
-_KEYWORD = re.compile(r"exec|then|do|env|nohup|time|sudo")
-"""It is one where a command may begin; behind a program it is any word."""
-_SCRIPT_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
 _TAKES_MODULE = re.compile(
     r"(?:python|pypy)[\d.]*|torchrun|accelerate|torch\.distributed\.(?:run|launch)"
 )
 """Of these -m names a module."""
 _SHELLS = re.compile(r"bash|sh|dash|zsh")
-_PROGRAM = re.compile(r"[\w./+][\w./+-]{0,80}")
 _CODE = re.compile(r"-[a-zA-Z]{0,3}c")
+_BARE = re.compile(r"[^\w./+-].*", re.DOTALL)
+_FLAG = re.compile(r"-[uBx]")
+"""Options of an interpreter that take no value."""
 
 _URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)[^\s:]*:\S*@")
 _UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # of each word: behind its last @ is no login
@@ -88,41 +86,36 @@ def command(argv: list[bytes], *, whole: bool) -> str:
 
 def program(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
-    words = [word.partition(" ")[0] for word in words]  # behind a blank anything may stand
-    if not words or not _INTERPRETER.match(os.path.basename(words[0])):
-        return words[:1]
-    for at, word in enumerate(words[1:], 1):
-        if word == "-m":
-            return [words[0], *words[at : at + 2]]
-        if word[:1] == "-" != word[1:2] and "c" in word:
-            break  # `bash -lc` and `python -c`: what follows is code, not a script's name
-        if not word.startswith("-"):
-            return [words[0], word]
-    return words[:1]
+    if not words:
+        return []
+    bare = [_BARE.sub("", word) for word in words]  # behind another character anything may stand
+    shown = [bare[0] or CUT]
+    name = os.path.basename(bare[0])
+    at = next((at for at, word in enumerate(words) if at and not _FLAG.fullmatch(word)), 0)
+    if not at or not _INTERPRETER.match(name):
+        return shown
+    if words[at] == "-m" and _TAKES_MODULE.fullmatch(name):
+        return [*shown, *bare[at : at + 2]]
+    is_script = _PATH.fullmatch(words[at]) and words[at] == bare[at] and words[at][0] != "-"
+    return [*shown, words[at]] if is_script else shown
 
 
-def redacted(words: list[str], *, script: bool = False) -> list[str]:
-    """Return a command's words; of what is not known to be harmless `***` is left.
-
-    `script`: they are a shell's, so that a program may stand behind each `;` and `&&`.
-    """
+def redacted(words: list[str]) -> list[str]:
+    """Return a command's words; of what is not known to be harmless `***` is left."""
     shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []
-    before, program_next, module_next = "", True, False
-    for word in words:
-        assigned = _ASSIGNED.fullmatch(word)
-        kind = _KEYWORD if program_next else _OPERATOR
-        operator = script and (_OPERATOR.fullmatch(word) or kind.fullmatch(word))
-        is_program = program_next and not assigned and not operator
+    before, module_next = "", False
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        is_value = before[:1] == "-" and "=" not in before and name[:1] != "-"
         if shell and _CODE.fullmatch(before):
-            safe.append(_script(word))
-        elif assigned is not None:
-            safe.append(f"{assigned[1]}={_value(assigned[1], assigned[2])}")
-        elif is_program and (not script or _PROGRAM.fullmatch(word)):
-            safe.append(_without_shapes(word))
+            safe.append(CUT)
+        elif equals and not is_value and _ASSIGNABLE.fullmatch(name):
+            safe.append(_assignment(name, value))
+        elif at == 0:
+            safe.append(_without_shapes(name) + (equals and f"={_value('', value)}"))
         elif (
-            operator
-            or _NAME.fullmatch(word)
+            _NAME.fullmatch(word)
             or (shell and _CODE.fullmatch(word))
             or (len(safe) == 1 and word in _VERBS)
         ):
@@ -133,23 +126,21 @@ def redacted(words: list[str], *, script: bool = False) -> list[str]:
             safe.append(_without_shapes(word) if _PLAIN.fullmatch(word) else CUT)
         else:
             safe.append(_value(before if before.startswith("-") else "", word))
-        if is_program or before == "-m":
+        if at == 0 or before == "-m":
             module_next = _TAKES_MODULE.fullmatch(os.path.basename(word)) is not None
         elif word.endswith(".py") or not (
             word.startswith("-") or before.startswith("--") or before in ("-W", "-X")
         ):
             module_next &= word in _VERBS  # it is the script, and what follows are its options
-        ends = script and word.endswith(";") and not word.endswith("\\;")
-        program_next = bool(operator) or ends or (program_next and assigned is not None)
         before = word
     return safe
 
 
-def _script(text: str) -> str:
-    """What `bash -c` runs; none of it where its quotes cannot be followed."""
-    if _SCRIPT_WORD.sub("", text).strip():
+def _assignment(name: str, value: str) -> str:
+    """`name=value`; of `name=` and `name==` nothing, as base64 ends in these, too."""
+    if name[0] != "-" and not value.strip("="):
         return CUT
-    return " ".join(redacted(_SCRIPT_WORD.findall(text), script=True))
+    return f"{_without_shapes(name)}={_value(name, value)}"
 
 
 def setting(name: str, value: str) -> str:

@@ -74,10 +74,14 @@ LIMIT = 256 << 10
 
 
 def lines(path: str, limit: int = LIMIT) -> list[str]:
-    """Return the lines of a file; OSError if it cannot be read."""
+    """Return the lines of a file; OSError if it cannot be read.
+
+    Only a newline ends one: other characters that end lines may stand in a user's words.
+    """
     # Buffered: one bare read of a file of /proc brings a page at most, and no error.
     with open(path, "rb") as file:
-        return file.read(limit).decode("utf-8", "replace").splitlines()
+        found = file.read(limit).decode("utf-8", "replace").split("\n")
+    return found if found[-1] else found[:-1]
 
 
 def attempt_lines(path: str) -> list[str]:
@@ -145,6 +149,12 @@ class Mount:
         self.source = _plain(words[at + 2])
         self.super_options = words[at + 3].split(",")
 
+    @property
+    def stranger(self) -> int:
+        """The user other than root whose program answers for it (FUSE); 0 where there is none."""
+        ids = [one[8:] for one in self.super_options if one.startswith("user_id=")]
+        return int(ids[0]) if ids and ids[0].isdecimal() and self.kind.startswith("fuse") else 0
+
 
 def _plain(word: str) -> str:
     return _ESCAPE.sub(lambda found: chr(int(found.group(1), 8)), word)
@@ -152,7 +162,7 @@ def _plain(word: str) -> str:
 
 def read() -> list[Mount]:
     """Return every mount of this process, in the order they came in; OSError without /proc."""
-    return parse(lines("/proc/self/mountinfo", 4 << 20))
+    return parse(lines("/proc/self/mountinfo", 64 << 20))
 
 
 def parse(found: list[str]) -> list[Mount]:

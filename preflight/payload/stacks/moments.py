@@ -45,7 +45,7 @@ def oom_kills(pid: int) -> int:
 def groups(text: str) -> list[tuple[int, str]]:
     """Read /proc/PID/cgroup: (version, path) of those that account memory; not the root itself."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         number, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/") or path == "/" or ".." in path:
@@ -119,7 +119,7 @@ def _cpu_s(fields: list[bytes]) -> float:
 
 def _keyed(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    lines = _content(path).decode("ascii", "replace").splitlines()
+    lines = _content(path).decode("ascii", "replace").split("\n")
     pairs = (line.partition(":") for line in lines)
     return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
 

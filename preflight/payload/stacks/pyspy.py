@@ -16,7 +16,7 @@ import tempfile
 import time
 import zlib
 
-from probe import guard
+from probe import guard, sysfs
 from probe.text import attempt, clean
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ def parse_samples(said: bytes, pid: int) -> list[dict[str, Any]]:
     A line is `thread (0x7f): MainThread;<module> (/a.py:9);step (/a.py:3) 17`, outermost first.
     """
     seen: dict[str, int] = {}
-    for line in said.decode("utf-8", "replace").splitlines():
+    for line in said.decode("utf-8", "replace").split("\n"):
         stack, _, times = line.rpartition(" ")
         thread, _, calls = stack.partition(";")
         if calls and _TIMES.fullmatch(times) and _is_main(thread, pid):
@@ -295,7 +295,9 @@ def _is_ours(place: str) -> bool:
     """
     status, above = os.lstat(place), os.lstat(os.path.dirname(place))
     others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
-    if status.st_uid not in (0, os.geteuid()):
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    mounted = {one.stranger for one in sysfs.read() if one.device == device}
+    if not {status.st_uid, *mounted} <= {0, os.geteuid()}:
         return False
     if stat.S_ISDIR(status.st_mode):
         return not status.st_mode & others or bool(status.st_mode & stat.S_ISVTX)

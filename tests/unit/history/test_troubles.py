@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateTable
 
 from preflight.errors import UsageError
 from preflight.history import tables
-from preflight.history.place import NAME, Place, place_of
+from preflight.history.place import NAME, Place, in_words, place_of
 from preflight.history.reading import reading
 from preflight.history.run_record import HistoryError, unswept
 from preflight.history.tables import METADATA, RUNS
@@ -352,8 +352,11 @@ def test_wrong_words_for_a_place(tmp_path: Path, typed: str, said: str) -> None:
 
 def test_a_server_without_its_driver_is_a_line_without_the_password(tmp_path: Path) -> None:
     """What is shown could be copied into a ticket."""
-    place = place_of("postgresql+nosuch://user:secret@db.invalid/nights", tmp_path)
-    assert place.words == "postgresql+nosuch://user:***@db.invalid/nights"
+    typed = "postgresql+nosuch://user:se@c r/secret@db.invalid/nights?password=secret&x=1#secret"
+    place = place_of(typed, tmp_path)
+    assert place.words == "postgresql+nosuch://db.invalid/nights"
+    assert place_of("postgresql://h/db?password=s@ecret", tmp_path).words == "postgresql://***"
+    assert "secret" not in in_words(place, f"invalid URI: {typed}")
     with pytest.raises(HistoryError, match="install the database's driver") as refused:
         _runs(place)
     assert "secret" not in str(refused.value)

@@ -17,6 +17,7 @@ from probe import file_systems, guard, host, network, sysfs
 from probe.sysfs import holding, parse
 
 from preflight.facts.machine import Dimm, Governor, Limits
+from tests.lab import strangers_mount
 from tests.lab.crowd import crowd
 
 from .node import Remote
@@ -175,6 +176,22 @@ def test_the_file_systems_that_matter_are_chosen() -> None:
     assert by_mount["/s3"]["source"] == "https://***@s3.example/bucket"
     assert (by_mount["/s3"]["read_only"], by_mount["/s3"]["remounted"]) == (True, False)
     assert [one["shared"] for one in told] == [False, False, False, True, True, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("user", [65534, 0])
+def test_a_mount_of_a_user_is_no_file_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int
+) -> None:
+    """His program may refuse whatever it likes, statfs too; root's own ones are looked at."""
+    monkeypatch.setattr(guard, "clock", guard.Clock())
+    with strangers_mount.mounted(tmp_path / "his", user):
+        until = time.monotonic() + 9
+        guard.clock.bound(until)
+        told = file_systems.Asked(sysfs.read(), guard.clock.now()).finish(until, [])
+        assert ("error" in [one["state"] for one in told if one["kind"] == "fuse.his"]) == (
+            not user
+        )
 
 
 def test_a_path_lies_on_the_deepest_and_latest_mount() -> None:

@@ -66,6 +66,7 @@ def test_each_tool_is_kept_with_its_command_and_status(tmp_path: Path) -> None:
         **plain, "AWS_SECRET_ACCESS_KEY": "x", "NCCL_X_TOKEN": "hf_abcdefghij",
         "NCCL_API_TOKEN": "hunter2", "FI_PASSWORD": "hunter2", "UCX_NOTE": "ok and pass hunter2",
         "UCX_URL": "http://ann:hunter2@proxy", "UCX_KEYS": "key:hunter2",
+        "CUDA_X": "pw:hunter2", "NCCL_Y": "db_pw+hunter2", "NCCL_PW": "hunter2",
     }  # fmt: skip
     seen = _asked({**env, **wanted})
     assert seen["nvidia-smi-q.txt"].text == "==NVSMI LOG==\n"
@@ -128,3 +129,26 @@ def test_what_hangs_is_left_and_named_and_what_is_endless_is_cut(tmp_path: Path)
     assert len(seen["ibstat.txt"].text) == 512 << 10
     assert seen["dmesg.txt"].error == "this login may not read the kernel log"
     assert "is not installed" in seen["ibdev2netdev.txt"].error
+
+
+def test_of_the_processes_that_nvidia_smi_lists_only_the_program_is_kept(tmp_path: Path) -> None:
+    """It prints what a process calls itself: its whole command, line ends too."""
+    smi = (
+        "cat <<'END'\n"
+        """\
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Processes
+        Process ID                        : 4711
+            Name                          : /opt/bin/python train.py --password hunter2
+--token hunter2
+            Used GPU Memory               : 100 MiB
+        Process ID                        : 4712
+            Name                          : trainer,pw=hunter2
+GPU 00000000:5D:00.0
+END"""
+    )
+    text = _asked(_tools(tmp_path / "bin", nvidia_smi=smi))["nvidia-smi-q.txt"].text
+    assert "hunter2" not in text
+    assert "NVIDIA H100 80GB HBM3" in text
+    assert "            Name                          : /opt/bin/python\n            Used" in text
+    assert ": trainer\nGPU 00000000:5D:00.0\n" in text

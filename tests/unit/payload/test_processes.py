@@ -238,6 +238,24 @@ def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> 
 
 
 @needs_root
+@pytest.mark.parametrize("name", ["x\\rUid:", "x\\rUid: 0 0 0"])
+def test_a_carriage_return_in_a_name_makes_nobody_root(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, name: str
+) -> None:
+    """Nor does it hide other processes: the kernel escapes only the newlines of a name."""
+    named = f"printf '{name}' > /proc/$$/comm; echo; read line"
+    env = {**os.environ, **RANK}
+    rank = start("/bin/sh", "-c", named, env=env, user=NOBODY, cwd="/", stdin=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    process = of(told(tmp_path), rank.pid)
+    assert process is not None
+    assert process.user == "nobody"
+    program = Path(f"/proc/{rank.pid}/exe").readlink().name
+    assert not procfs.is_daemon(rank.pid, program)
+
+
+@needs_root
 @pytest.mark.parametrize("how", ["his", "setuid", "renamed"])
 def test_a_process_that_only_bears_the_name_is_no_daemon(
     start: Callable[..., subprocess.Popen[bytes]], cleanup: ExitStack, tmp_path: Path, how: str

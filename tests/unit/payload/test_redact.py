@@ -81,6 +81,19 @@ def cut(*argv: str, whole: bool = True) -> str:
         ("python", "train.py", "--config", "key:hunter2"),
         ("python", "train.py", "--config", "a,db_password:hunter2"),
         ("trainer --password hunter2", "--x"),
+        ("train", "--api-key", "c2VjcmV0cGFzc3dvcmh1bnRlcjI=hunter2"),
+        ("train", "--word", "hunter2=1"),
+        ("train", "hunter2="),
+        ("train", "hunter2=="),
+        ("mysql", "-phunter2=1"),
+        ("bash", "-s", "hunter2=1"),
+        ("bash", "-s", "--", "hunter2="),
+        ("bash", "-c", "TOKEN=$(printf hunter2 | base64); sleep 60"),
+        ("bash", "-c", "PW=`echo hunter2 | rev`"),
+        ("bash", "-c", "PW=( hunter2 hunter3 )"),
+        ("sudo", "bash", "-lc", "case hunter2 in *) ;; esac"),
+        ("python", "train.py", "--data", "pw:hunter2"),
+        ("python", "train.py", "--data", "db_pw+hunter2"),
     ],
 )
 def test_a_secret_in_its_usual_places_is_cut(argv: tuple[str, ...]) -> None:
@@ -168,7 +181,7 @@ def test_any_command_is_one_printable_line(argv: list[bytes]) -> None:
         ("ssh", "-i", "/home/me/key.pem", "-p", "22"),
         ("python", "-u", "-m", "torch.distributed.run", "--nnodes", "2", "-m", "train.main"),
         ("accelerate", "launch", "--num-processes", "8", "-m", "train.main"),
-        ("bash", "-c", "cd /data && exec env LR=0.1 python -m train.main --epochs 3"),
+        ("python", "train.py", "--standalone", "--lr=0.1", "optim.lr=0.1"),
     ],
 )
 def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
@@ -189,6 +202,18 @@ def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
         (("trainer --password hunter2", "--lr", "1"), "trainer"),
         (("trainer --password /a/python3", "x.py"), "trainer"),
         (("python3", "-m", "mod --password hunter2"), "python3 -m mod"),
+        (("python3", "-", "c2VjcmV0="), "python3"),
+        (("python", "-W", "hunter2.py", "t.py"), "python"),
+        (("python", "hunter2=.py"), "python"),
+        (("python", "hunter2"), "python"),
+        (("bash", "-s", "hunter2=1"), "bash"),
+        (("bash", "-m", "hunter2"), "bash"),
+        (("bash", "-x", "/srv/run", "x"), "bash /srv/run"),
+        (("sh", "-s", "--", "hunter2="), "sh"),
+        (("perl", "-e", "hunter2="), "perl"),
+        (("trainer,pw=hunter2",), "trainer"),
+        (("/bin/login:hunter2",), "/bin/login"),
+        (("(sd-pam)",), "***"),
     ],
 )
 def test_another_users_command_is_its_program(argv: tuple[str, ...], shown: str) -> None:

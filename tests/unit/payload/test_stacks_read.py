@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stacks import moments, processes, pyspy, sockets
 
+from tests.lab import strangers_mount
+
 JSON = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([[]])
 )
@@ -295,6 +297,16 @@ def test_an_account_runs_no_py_spy_that_another_user_names(
     found = pyspy.installed([], time.monotonic() + 20)
     assert found is not None
     assert "9.9" in found.by
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("user", [65534, 0])
+@pytest.mark.parametrize("name", ["his", "a\rb", "a\fx\u2003y\u2003z"])
+def test_root_runs_no_py_spy_of_a_strangers_mount(tmp_path: Path, name: str, user: int) -> None:
+    """Its server says that the program is root's."""
+    with strangers_mount.mounted(tmp_path / name, user):
+        program = str(tmp_path / name / "py-spy")
+        assert pyspy.resolved(program) == ("" if user else program)
 
 
 def test_a_link_that_leads_in_a_circle_is_no_py_spy(tmp_path: Path) -> None:
