@@ -49,6 +49,17 @@ def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: An
     )
 
 
+def maybe_over(sentence: str, log: KernelLog, /, **evidence: Any) -> Verdict | None:
+    """Unknown where later lines were not read: one may say that what the log tells is over."""
+    if "later" not in log.dropped_of:
+        return None
+    return unknown(
+        f"{sentence}; later lines of its kernel log could not be read: it may be over since",
+        advice="look at dmesg there for what floods it, then recheck",
+        **evidence,
+    )
+
+
 def now_s(facts: Facts) -> float | None:
     """Seconds since boot when the node answered; None for a captured log, which has no now."""
     return facts.time_s - facts.boot_s if facts.time_s > facts.boot_s > 0 else None

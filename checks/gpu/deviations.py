@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from preflight.facts.boards import (
     gpu_codes,
+    known_codes,
     link_counts,
     link_ends,
     may_be_off,
@@ -150,7 +151,7 @@ def _short_of_board(gpu: Gpu, up: int, gpus: Sequence[Gpu], *, grave: bool) -> I
 
 def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
     """Pairs whose NVLinks do not look the same from both ends."""
-    told = [gpu for gpu in gpus if gpu.links is not None]
+    told = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
     if not any(link.remote for gpu in told for link in gpu.links or ()):
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
@@ -164,9 +165,9 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
                 yield Oddity(sentence, RESEAT)
 
 
-def refused_peers(facts: Facts, codes: Codes | None) -> Iterator[Oddity]:
+def refused_peers(facts: Facts) -> Iterator[Oddity]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
-    joined = {(a, b): code for a, b, code in codes or ()}
+    joined = {(a, b): code for a, b, code in known_codes(facts)}
     if not joined:  # how they are joined is not known: each is every other's peer
         joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
         said = {pair.p2p_read for pair in facts.gpu_pairs or ()}

@@ -111,6 +111,11 @@ def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
+def refused(name: str, health: GpuHealth) -> bool:
+    """Whether NVML could not tell that reading now: other than lacking, it proves nothing."""
+    return any(error.partition(":")[0] == name for error in health.errors)
+
+
 def uptime_s(facts: Facts) -> float:
     """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
     return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
@@ -125,21 +130,25 @@ class Question(NamedTuple):
     """Fields of `GpuHealth` or `Gpu` of which one must be told."""
     cause: str = ""
     """With it, troubles of one GPU alone join those of other checks that name the same."""
+    also: tuple[str, ...] = ()
+    """Those that some boards lack: one that is refused now makes it unknown all the same."""
 
 
 def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
     """Weigh the troubles of a node's GPUs against what could not be read."""
-    facts, (what, needs, cause) = node.facts, question
+    facts, (what, needs, cause, also) = node.facts, question
     if not facts.gpus:
         if node.promised.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
-    untold = _without_reading(facts.gpus, needs)
+    untold = _without_reading(facts.gpus, needs) or [
+        gpu for gpu, health in healths(facts) if any(refused(name, health) for name in also)
+    ]
     if found and (found[0].grave or not untold):
         return _bad(found, cause)
     if untold:
-        return _unknown(facts, untold, what, needs, found)
+        return _unknown(facts, untold, what, (*needs, *also), found)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
         return not_run(f"NVML has no {what} for {', '.join(names)}")

@@ -15,6 +15,7 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
     named,
+    refused,
     uptime_s,
 )
 from preflight.core.thresholds import Thresholds
@@ -62,7 +63,7 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         if health.sram_threshold_exceeded:
             exceeded = f"the driver says that its SRAM failed too often ({sram} uncorrectable)"
             yield Trouble(gpu, f"{named(gpu)}: {exceeded}", _REPLACE)
-        elif health.sram_threshold_exceeded is None and sram > most:
+        elif sram > most and not _newer_word(health):
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
             yield Trouble(gpu, f"{named(gpu)}: {in_life}", _REPLACE)
         if noise := _corrected(
@@ -70,6 +71,12 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         ):
             advice = "watch it under load; reset the GPU at the next chance"
             yield Trouble(gpu, f"{named(gpu)}: {noise}", advice, grave=False)
+
+
+def _newer_word(health: GpuHealth) -> bool:
+    """Whether the driver has a word of its own on the SRAM (R550), even if not just now."""
+    told = health.sram_threshold_exceeded is not None
+    return told or refused("sram_threshold_exceeded", health)
 
 
 def _corrected(number: int, hours: float, limit: Thresholds) -> str:
@@ -143,7 +150,10 @@ def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
 
 
 _UNCORRECTABLE: Final = Question(
-    "count of uncorrectable ECC errors", ("ecc_volatile_uncorrected",), "memory"
+    "count of uncorrectable ECC errors",
+    ("ecc_volatile_uncorrected",),
+    "memory",
+    ("sram_threshold_exceeded",),
 )
 _REMAPPING: Final = Question(
     "state of row remapping or page retirement", ("remap_pending", "retired_pending"), "memory"

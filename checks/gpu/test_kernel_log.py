@@ -21,7 +21,8 @@ from preflight.checks.gpu.driver_log import (
     slot_of,
     troubles,
 )
-from preflight.checks.kernel_log import ago, elapsed_s, unread, whole, window
+from preflight.checks.gpu.readings import refused
+from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
@@ -59,16 +60,24 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     if not said and not expects and log.source != "text":
         return _none_here()
     again = repeated(log.lines, limit)
-    found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(said)]
+    unsure = [each for each in said if _may_be_settled(each, facts)]
+    rest = [each for each in said if each not in unsure]
+    found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(rest)]
     listed = [_evidence(each, _OF_XID) for each in said]
     evidence: dict[str, Any] = {"troubles": listed, "log": log.source}
     graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
     if graves:
-        return fail(
-            f"{_xid_words(graves, said, facts)}; expected no Xid that needs a reset "
-            f"{window(log, facts)}",
+        words = _xid_words(graves, said, facts)
+        return maybe_over(words, log, **evidence) or fail(
+            f"{words}; expected no Xid that needs a reset {window(log, facts)}",
             advice=_advice(graves),
             cause=_cause(graves, facts),
+            **evidence,
+        )
+    if unsure:
+        return unknown(
+            f"{_xid_words(unsure, said, facts)}; whether the GPU was reset since could not be read",
+            advice="recheck; if that stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
     notable = [each for each in found if _notable(each, facts, limit)]
@@ -81,8 +90,8 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
             **evidence,
             **_places(notable),
         )
-    rest = f"; {count(len(found), 'older note')} that need no reset" if found else ""
-    said_so = f"no Xid {window(log, facts)} asks for a reset{rest}"
+    older = f"; {count(len(found), 'older note')} that need no reset" if found else ""
+    said_so = f"no Xid {window(log, facts)} asks for a reset{older}"
     return whole(said_so, log, ("xid", "nvrm"), **evidence)
 
 
@@ -97,6 +106,16 @@ def _mark_settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
     return [
         replace(each, old=each.old or (each.slot in calm and each.code in told)) for each in said
     ]
+
+
+def _may_be_settled(one: Trouble, facts: Facts) -> bool:
+    """Whether the driver was asked for that GPU's recovery action, and could not tell it now."""
+    if one.old or one.grade not in ("fatal", "reset") or one.code not in in_recovery_action():
+        return False
+    own = next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == one.slot), None)
+    if own is None:
+        return facts.driver.state in ("answered", "error", "hung")
+    return own.health is not None and refused("recovery_action", own.health)
 
 
 def _none_here() -> Verdict:
@@ -292,8 +311,9 @@ def judge_sxid(facts: Facts) -> Verdict:
     explained = _explained(log.lines)
     own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
     if own:
-        return fail(
-            f"{_sxid_words(own, facts)}; expected no fatal SXid {window(log, facts)}",
+        words = _sxid_words(own, facts)
+        return maybe_over(words, log, **evidence) or fail(
+            f"{words}; expected no fatal SXid {window(log, facts)}",
             advice=own[0].part[1],
             cause="nvswitch",
             **evidence,

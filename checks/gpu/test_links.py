@@ -321,7 +321,7 @@ def oddities(promised: Promise, facts: Facts, group: Group, codes: Codes | None)
         *torn_links(facts, promised.nvlinks_per_gpu, group),
         *lopsided_links(facts.gpus or ()),
     ]
-    joined = [] if links else [*refused_peers(facts, codes), *strange_codes(codes, group)]
+    joined = [] if links else [*refused_peers(facts), *strange_codes(codes, group)]
     return [*links, *joined, *far_rails(facts, group), *strange_numa(facts, group)]
 
 

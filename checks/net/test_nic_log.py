@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
-from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, span_s, unread, whole, window
 from preflight.checks.rdma.port_faults import reporting_check
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
@@ -168,8 +168,9 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     evidence: dict[str, Any] = {"events": [_evidence(each) for each in said], "log": log.source}
     graves = [each for each in said if each.kind in _FAILS]
     if graves:
-        return fail(
-            f"{_words(graves, facts)}; expected no such line {window(log, facts)}",
+        words = _words(graves, facts)
+        return maybe_over(words, log, **evidence) or fail(
+            f"{words}; expected no such line {window(log, facts)}",
             advice=_MEANING[graves[0].kind][1],
             cause=f"nic {graves[0].who}" if len({each.who for each in graves}) == 1 else "",
             **evidence,

@@ -25,7 +25,7 @@ from preflight.facts.node import DISTANCES, Distance, pci_distance
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.facts.model import Facts, Gpu, GpuPair, Nic
+    from preflight.facts.model import Facts, Gpu, Nic
 
 
 _MAKER: Final = r"(?:NVIDIA |Tesla )*"
@@ -139,10 +139,27 @@ def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
 
 def gpu_codes(facts: Facts) -> Codes | None:
     """NVML's own matrix: NV# where NVLinks join two GPUs, else their PCI distance."""
-    ends = link_ends(facts.gpus or ())
-    pairs = [pair for pair in facts.gpu_pairs or () if pair.a in ends and pair.b in ends]
-    codes = tuple((pair.a, pair.b, _code(ends[pair.a], ends[pair.b], pair)) for pair in pairs)
-    return codes if codes and all(code != "unknown" for _, _, code in codes) else None
+    codes = known_codes(facts)
+    ends = {gpu.index for gpu in facts.gpus or ()}
+    pairs = sum(pair.a in ends and pair.b in ends for pair in facts.gpu_pairs or ())
+    return codes if codes and len(codes) == pairs else None
+
+
+def known_codes(facts: Facts) -> Codes:
+    """The same of those pairs of which NVML tells how they are joined."""
+    gpus = facts.gpus or ()
+    ends = link_ends(gpus)
+    # Where others have NVLinks, those of a GPU that tells none, or not who it is, may be theirs.
+    linked = any(map(up_links, gpus))
+    blind = {gpu.index for gpu in gpus if linked and (gpu.links is None or not gpu.bus_id)}
+    found = []
+    for pair in facts.gpu_pairs or ():
+        if pair.a in ends and pair.b in ends:
+            links = ends[pair.a].to(ends[pair.b])
+            code = f"NV{links}" if links else pair.ancestor
+            if code != "unknown" and (links or not {pair.a, pair.b} & blind):
+                found.append((pair.a, pair.b, code))
+    return tuple(found)
 
 
 def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> tuple[Distance, tuple[str, ...]]:
@@ -173,11 +190,6 @@ def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort key that puts mlx5_2 before mlx5_10."""
     return tuple((int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|(\D+)", name))
-
-
-def _code(a: LinkEnds, b: LinkEnds, pair: GpuPair) -> str:
-    links = a.to(b)
-    return f"NV{links}" if links else pair.ancestor
 
 
 def _short(bus_id: str) -> str:

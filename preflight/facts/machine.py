@@ -211,7 +211,8 @@ class KernelLog(Struct, frozen=True, forbid_unknown_fields=True):
     dropped: _Count = 0
     """Further lines that matter, of which only the number is known."""
     dropped_of: dict[_Text, _Count] = {}
-    """The same by the node's kind of line; "any": records that were not read at all."""
+    """The same by the node's kind of line; "any": records that were not read at all; "later":
+    those of them that stand behind others that were."""
 
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=64)]

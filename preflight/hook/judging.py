@@ -325,8 +325,9 @@ _LARGEST: Final = 16 << 20
 _SAME_BOOT_S: Final = 30.0
 """Two readings of when the machine was started differ by what its clock was set by meanwhile."""
 
-_SLOW_TO_CHANGE: Final = ("software", "gpudirect", "topo_text", "nccl_conf")
-"""What a job cannot change in an hour, and what takes long to read."""
+_SLOW_TO_CHANGE: Final = ("software", "gpudirect", "nccl_conf")
+"""What a job cannot change in an hour, and what takes long to read. Not nvidia-smi's matrix: a
+repair changes it."""
 
 
 class Patched(Struct, frozen=True):
@@ -351,16 +352,9 @@ def patched(facts: Facts, config: HookConfig) -> Patched:
         for name in _SLOW_TO_CHANGE
         if getattr(facts, name) is None and getattr(earlier, name) is not None
     }
-    # A matrix of other GPUs has nothing to be held to.
-    if _places(facts) != _places(earlier):
-        changes.pop("topo_text", None)
     if not changes:
         return Patched(facts)
     return Patched(replace(facts, **changes), facts.time_s - earlier.time_s)
-
-
-def _places(facts: Facts) -> tuple[str, ...] | None:
-    return None if facts.gpus is None else tuple(gpu.bus_id for gpu in facts.gpus)
 
 
 def _kept(config: HookConfig, now: Facts) -> Facts | None:

@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from tests.lab.clock import Clock
 from tests.lab.crowd import crowd
 from tests.lab.inside import until
 from tests.lab.nvml.machine import Link
-from tests.lab.nvml.scenario import h100
+from tests.lab.nvml.scenario import Scenario, h100
 from tests.stories.hooked import NODE
 from tests.unit.hook.fake_slurm import FakeSlurm
 
@@ -263,11 +264,8 @@ def test_a_gpu_that_is_lost_drains_at_the_first_look(
     assert (told.code, slurm.seen[0]) == (1, OUT), told
 
 
-@pytest.mark.parametrize("what", ["nvlink_remote", "nvlink_kind"])
-def test_want_of_memory_makes_no_lopsided_links(
-    hooked: Hooked, slurm: FakeSlurm, what: str
-) -> None:
-    """Where GPUs are joined directly, and NVML has no memory to tell one GPU's far ends."""
+def a100(hooked: Hooked) -> Scenario:
+    """Four GPUs that are joined directly, as the node's inventory has it from now on."""
     whole = h100(NODE)
     gpus = tuple(
         replace(
@@ -277,12 +275,101 @@ def test_want_of_memory_makes_no_lopsided_links(
     )
     four = replace(whole, gpus=gpus, nics=whole.nics[:4], name="NVIDIA A100-SXM4-40GB")
     fleet = hooked.folder / "fleet.toml"
-    fleet.write_text(fleet.read_text().replace("gpus = 8", "gpus = 4"))
+    fleet.write_text(fleet.read_text().replace("gpus = 8", "gpus = 4\nnvlinks_per_gpu = 12"))
+    return four
+
+
+@pytest.mark.parametrize("what", ["nvlink_remote", "nvlink_kind", "pci"])
+def test_want_of_memory_makes_no_lopsided_links(
+    hooked: Hooked, slurm: FakeSlurm, what: str
+) -> None:
+    """Where GPUs are joined directly, and NVML has no memory to tell one GPU's (far) ends."""
+    four = a100(hooked)
     for scenario in (four, four.refused(0, what, 20)):
         hooked.become(scenario)
         hooked.later()
         told = hooked.run("healthcheck", "--json")
         assert (told.code, slurm.seen[0], told.unfit()) == (0, IDLE, {}), told
+
+
+def reset(hooked: Hooked) -> Scenario:
+    """A GPU was reset after an Xid that asked for it, and its driver says so."""
+    hooked.log("NVRM: Xid (PCI:0000:61:00): 95, pid=7, name=python, Uncontained", ago_s=3000)
+    return h100(NODE)
+
+
+def worn(_: Hooked) -> Scenario:
+    """A GPU met SRAM errors in its life, and its driver says: not too many."""
+    return h100(NODE).counted(2, "sram_aggregate_uncorrected", 6)
+
+
+def apart(_: Hooked) -> Scenario:
+    """Two of eight GPUs hang elsewhere, and reach only each other."""
+    eight = h100(NODE).without_links()
+    for a, b in combinations(range(8), 2):
+        split = a < 6 <= b
+        eight = eight.ancestor(a, b, 50 if split else 40).p2p(a, b, 5 if split else 0)
+    return eight
+
+
+def cut(hooked: Hooked) -> Scenario:
+    """GPUs that are joined directly, whose links MIG has switched off."""
+    four = a100(hooked)
+    for index, link in product(range(4), range(12)):
+        four = four.link_down(index, link).mig(index, 2)
+    return four
+
+
+@pytest.mark.parametrize(
+    ("healthy", "refused"),
+    [
+        (reset, (3, "gpu.xid", "recovery_action")),
+        (worn, (2, "gpu.ecc", "sram_threshold")),
+        (apart, (6, "gpu.topology", "ancestor")),
+        (cut, (1, "gpu.topology", "mig_pending")),
+    ],
+)
+@pytest.mark.parametrize("code", [10, 19, 20])
+def test_a_reading_that_cannot_be_told_just_now_makes_no_other_a_fault(
+    hooked: Hooked,
+    slurm: FakeSlurm,
+    healthy: Callable[[Hooked], Scenario],
+    refused: tuple[int, str, str],
+    code: int,
+) -> None:
+    """What it excuses or replaces is not judged by what is left."""
+    index, check, reading = refused
+    node = healthy(hooked)
+    hooked.become(node)
+    assert check not in hooked.run("healthcheck", "--json").unfit()
+    hooked.become(node.refused(index, reading, code))
+    told = hooked.run("healthcheck", "--json")
+    assert (check in told.unfit(), slurm.seen[0]) == (False, IDLE), told
+
+
+@pytest.mark.parametrize("code", [10, 20])
+def test_a_settled_xid_is_no_fault_while_the_driver_cannot_be_asked(
+    hooked: Hooked, slurm: FakeSlurm, code: int
+) -> None:
+    """Nobody can tell then whether its GPU was reset; that it asks for one still counts."""
+    hooked.become(reset(hooked).init_error(code))
+    told = hooked.run("healthcheck", "--json")
+    assert (told.code, slurm.seen[0], "gpu.xid" in told.unknown()) == (0, IDLE, True), told
+    hooked.become(h100(NODE).counted(3, "recovery_action", 1))
+    assert "gpu.xid" in hooked.run("healthcheck", "--json").unfit()
+
+
+def test_a_log_that_is_too_long_to_read_makes_no_old_xid_live(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """Whatever a user made the kernel write: that the driver came anew may stand behind it."""
+    hooked.log("NVRM: Xid (PCI:0000:61:00): 119, pid=7, name=python, said", ago_s=3000)
+    path = hooked.folder / "kmsg"
+    with path.open("a") as log:
+        log.write("6,9,9,-;a[7]: segfault\n" * 1_500_000)
+    hooked.log("nvidia-nvlink: Nvlink Core is being initialized, major device number 235")
+    told = hooked.run("healthcheck", "--json")
+    assert ("gpu.xid" in told.unfit(), slurm.seen[0]) == (False, IDLE), told
 
 
 @pytest.fixture

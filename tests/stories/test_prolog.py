@@ -188,15 +188,15 @@ def test_a_second_look_that_cannot_be_kept_drains_nobody(
     assert (told.code, slurm.seen[0]) == ((1, "IDLE+DRAIN") if kept else (0, "IDLE"))
 
 
-def test_the_health_check_reads_for_the_prologs(hooked: Hooked) -> None:
-    """What a prolog leaves out is taken from there, readable by nobody else, and its age said."""
+def test_the_health_check_leaves_its_facts_for_the_prologs(hooked: Hooked) -> None:
+    """Readable by nobody else; of what a prolog reads itself, nothing is taken from there."""
     well = hooked.run("healthcheck", "--periodic")
     assert (well.code, well.log) == (0, ())
     path = hooked.state / "facts.json"
     assert path.stat().st_mode & 0o777 == 0o640
     facts = json.loads(path.read_bytes())
     path.write_text(json.dumps({**facts, "topo_text": "a matrix"}))
-    assert hooked.prolog("--plain", "--json").document["judged"]["facts_age_s"] > 0
+    assert hooked.prolog("--plain", "--json").document["judged"]["facts_age_s"] is None
 
 
 def test_it_imports_little(hooked: Hooked) -> None:

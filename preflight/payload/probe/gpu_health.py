@@ -214,8 +214,11 @@ def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[st
     _modes(reader)
     _memory_errors(reader)
     before = nvml.ask_by_name(_PCIE_GEN, handle) or 0
+    refusal = nvml.refusal if nvml.failed else None
     _heat_and_power(reader)
     _pcie(reader, before)
+    if refusal is not None and reader.values.pop("pcie_gen", None) is not None:
+        reader.refuse("pcie_gen", refusal)
     _recovery(reader)
     read_gpu_links(reader, links)
     read_gpu_fabric(reader)
@@ -333,6 +336,8 @@ def _recovery(reader: Reader) -> None:
     code = reader.values.pop("recovery_action", None)
     if code is not None:
         reader.values["recovery_action"] = _RECOVERY.get(code, f"action {code}")
+        return
+    if reader.failed("recovery_action"):
         return
     told = dict(zip(before, reader.nvml.fields(reader.handle, [_RESET_STATUS, _DRAIN_STATUS])))  # noqa: B905 - Python 3.8
     if told["reset_required"][1] is None:

@@ -254,8 +254,8 @@ LOG = "/dev/kmsg"
 PATIENCE_S = 3.0
 """The device answers in milliseconds; a journal of months may take longer, and is then left."""
 
-READ_S = 1.2
-"""Of that, and of a prolog's shorter time, for reading the device: the rest counts as dropped."""
+READ_S, READ_CPU_S = 2.0, 1.2
+"""Of that for reading the device, and its reader's own CPU time: the rest counts as dropped."""
 
 _RECORD = 8192
 _LOOK = 64
@@ -339,7 +339,7 @@ def _read(path: str, after_s: float) -> dict[str, Any]:
     value = told("kmsg", _records(_lines(device.pieces())), after_s)
     if device.unread:
         value["dropped"] += device.unread
-        value["dropped_of"]["any"] = device.unread
+        value["dropped_of"].update(any=device.unread, later=device.unread)
     return value
 
 
@@ -359,8 +359,8 @@ class _Device:
     def pieces(self) -> Iterator[bytes]:
         """Yield a record of the device each, of a plain file whatever fits."""
         reads, size, new = 0, 0, None
-        until = time.monotonic() + READ_S
-        while time.monotonic() < until:
+        until, until_cpu = time.monotonic() + READ_S, time.process_time() + READ_CPU_S
+        while time.monotonic() < until and time.process_time() < until_cpu:
             try:
                 piece = os.read(self._file, _RECORD)
             except BrokenPipeError:

@@ -31,7 +31,8 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
     memory = _memory(nvml, handle)
     mig = nvml.ask(lib.nvmlDeviceGetMigMode, handle)
-    links = _links(nvml, handle)
+    # MIG switches links off: while nobody can tell whether it is on, a link is neither up nor dead.
+    links = None if nvml.failed else _links(nvml, handle)
     health = gpu_health.read(nvml, handle, links)
     if hasattr(memory, "reserved"):
         health["memory_reserved_mib"] = memory.reserved // MIB
@@ -63,7 +64,7 @@ def _text(raw: bytes | str) -> str:
 def _memory(nvml: Nvml, handle: Any) -> Any:
     """Return memory info; version 2 (R510) leaves out what the driver keeps for itself."""
     newer = nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle, nvml.lib.nvmlMemory_v2)
-    return newer or nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle)
+    return newer if newer or nvml.failed else nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle)
 
 
 def _mig(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
@@ -97,11 +98,11 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
 def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> bool:
     """Fill in what a link leads to; False where that is not known for once, as without memory."""
     remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link["link"])
-    told = nvml.refusal is None or nvml.harmless(nvml.refusal)
+    told = not nvml.failed
     kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link["link"])
     link["remote"] = sysfs.bus_id(_text(remote.busId)) if remote is not None else ""
     link["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
-    return told and (nvml.refusal is None or nvml.harmless(nvml.refusal))
+    return told and not nvml.failed
 
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
@@ -110,6 +111,8 @@ def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     if compute is None:
         return None
     graphics = nvml.ask(nvml.lib.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    if nvml.failed:
+        return None
     used: dict[int, int | None] = {}
     for one in compute:
         used[one.pid] = _plus(used.get(one.pid), one.usedGpuMemory)

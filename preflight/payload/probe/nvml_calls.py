@@ -73,6 +73,11 @@ class Nvml:
         """Whether a refusal says that there is nothing to tell, not that something broke."""
         return code in self._harmless
 
+    @property
+    def failed(self) -> bool:
+        """Whether the last call was refused for now: nothing may be concluded from that."""
+        return self.refusal is not None and not self.harmless(self.refusal)
+
     def fields(self, handle: Any, ids: list[Any]) -> list[tuple[int, int | None]]:
         """Return (value, None) or (0, NVML's code) for each numbered field, asked all at once."""
         answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
@@ -131,6 +136,10 @@ class Reader:
         elif not self.nvml.harmless(code):
             words = clean(str(lib.NVMLError(code)))
             self._refused["errors"].append(f"{field}: {words}")
+
+    def failed(self, field: str) -> bool:
+        """Whether it was refused for now, so that no other reading may stand in for it."""
+        return any(error.startswith(field + ":") for error in self._refused["errors"])
 
     def fields(self, wanted: dict[str, tuple[int, float]]) -> None:
         """Ask for several of NVML's numbered fields at once: (id, factor) by name."""

@@ -26,12 +26,18 @@ def pci_path(link: str) -> list[str] | None:
     [] where that cannot be read, as for want of memory.
     """
     try:
-        os.stat(link)
+        device = os.open(link, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:
         return []
-    parts = os.path.realpath(link).split("/")
+    try:
+        # The kernel follows all links or none: realpath() goes on where one cannot be read.
+        parts = os.readlink(f"/proc/self/fd/{device}").split("/")
+    except OSError:
+        return []
+    finally:
+        os.close(device)
     roots = [at for at, part in enumerate(parts) if _ROOT.match(part)]
     return [clean(part) for part in parts[roots[0] :]] if roots else None
 

@@ -294,7 +294,7 @@ static void dawdle(void)
     nanosleep(&pause_s, NULL);
 }
 
-int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { NEED(d); dawdle(); return pci(d->bus, into); }
+int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { ASK(d, "pci"); dawdle(); return pci(d->bus, into); }
 int nvmlDeviceGetPciInfo_v2(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
 int nvmlDeviceGetPciInfo(device d, struct pci_v2 *into) { NEED(d); return pci_short(d->bus, into); }
 
@@ -418,7 +418,7 @@ int nvmlDeviceGetNvLinkVersion(device d, unsigned number, unsigned *version)
 
 int nvmlDeviceGetTopologyCommonAncestor(device a, device b, unsigned *level)
 {
-    NEED(a);
+    ASK(a, "ancestor");
     NEED(b);
     *level = a->ancestor[b->index];
     return OK;

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.gpu.test_links import judge_topology
+from preflight.facts.boards import gpu_codes
 from preflight.facts.model import Facts, NvLink
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
@@ -121,6 +122,25 @@ def test_a_card_without_a_bridge_is_no_fault() -> None:
     assert verdict.outcome is Outcome.WARN
     assert "GPU4" in verdict.sentence
     assert among(*(facts(gpus=five, gpu_pairs=pairs(5)),) * 4).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("blind", [{"links": None}, {"bus_id": ""}])
+def test_a_gpu_whose_ends_are_not_told_is_joined_in_no_other_way(blind: dict[str, None]) -> None:
+    """Its peers know of links to it: that is no PCI path, no lopsided link and no odd pair."""
+    whole = facts(
+        gpus=tuple(
+            gpu(
+                a, links=tuple(NvLink(b, up=True, remote=gpu(b).bus_id) for b in range(4) if b != a)
+            )
+            for a in range(4)
+        ),
+        gpu_pairs=pairs(4),
+        nics=None,
+    )
+    assert {code for *_, code in gpu_codes(whole) or ()} == {"NV1"}
+    one = with_gpu(2, whole, **blind)
+    assert gpu_codes(one) is None
+    assert among(one, *[whole] * 5).outcome is Outcome.OK
 
 
 def test_links_that_differ_from_both_ends_are_named() -> None:

@@ -16,7 +16,7 @@ from preflight.checks.host.test_host_log import judge_hardware_errors as hardwar
 from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.core.thresholds import SHIPPED
-from preflight.facts import Facts, GpuHealth, KernelLog, LogLine
+from preflight.facts import Driver, Facts, GpuHealth, KernelLog, LogLine
 from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts import builders as b
@@ -317,6 +317,45 @@ def test_the_drivers_own_word_that_nothing_is_to_be_done_settles_an_xid() -> Non
 
     assert [at(48, action) for action in ("none", "GPU reset", None)] == ["warn", "fail", "fail"]
     assert at(119, "none") is Outcome.FAIL
+
+
+@pytest.mark.parametrize("driver", [Driver("error"), Driver("hung"), Driver("absent")])
+def test_an_xid_is_not_live_while_the_driver_cannot_tell_that_it_is_settled(
+    driver: Driver,
+) -> None:
+    """What was settled a moment ago is unknown; 119 and 79, of which it says nothing, fail."""
+
+    def at(*codes: int, **changes: object) -> Outcome:
+        facts = replace(node(*map(xid, codes)), **changes)
+        return judge_xid(HGX, facts, limit=SHIPPED).outcome
+
+    healths = [GpuHealth(errors=(f"recovery_action: {why}",)) for why in ("Timeout", "No data")]
+    for health in healths:
+        gpus = tuple(replace(each, health=health) for each in b.gpus())
+        assert [at(code, gpus=gpus) for code in (95, 119, 79)] == ["unknown", "fail", "fail"]
+        assert at(95, 119, gpus=gpus) is Outcome.FAIL
+    assert at(95, gpus=None, driver=driver) == ("fail" if driver.state == "absent" else "unknown")
+    assert at(119, gpus=None, driver=driver) is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("judge", "line"),
+    [
+        (partial(judge_xid, HGX, limit=SHIPPED), "NVRM: Xid (PCI:0000:1b:00): 79, said"),
+        (sxid, "nvidia-nvswitch2: SXid (PCI:0000:05:00.0): 22013, Fatal, Link 17 said"),
+        (partial(nic, limit=SHIPPED), "mlx5_core 0000:1a:00.0: probe with driver mlx5_core failed"),
+    ],
+)
+def test_what_a_later_line_may_end_is_unknown_where_later_lines_were_not_read(
+    judge: Callable[[Facts], Verdict], line: str
+) -> None:
+    """Its driver may have come anew there."""
+    facts = node(line)
+    assert judge(facts).outcome is Outcome.FAIL
+    assert facts.kernel_log is not None
+    half = replace(facts.kernel_log, dropped_of={"any": 9, "later": 9})
+    verdict = judge(replace(facts, kernel_log=half))
+    assert (verdict.outcome, "later lines" in verdict.sentence) == (Outcome.UNKNOWN, True)
 
 
 def test_a_lost_gpu_that_is_missing_is_one_finding_with_its_address() -> None:

@@ -50,6 +50,12 @@ def test_what_changes_with_a_job_is_never_taken(tmp_path: Path) -> None:
     assert _patched(tmp_path, now, _at(5000))[0] == now
 
 
+def test_a_matrix_from_before_a_repair_is_never_taken(tmp_path: Path) -> None:
+    """GPUs sit where they sat; that nvidia-smi joined two otherwise there than back is mended."""
+    now = _at(6800, software=software())
+    assert _patched(tmp_path, now, _at(5000, topo_text="GPU0 by NV18, back by NV17")) == (now, None)
+
+
 @pytest.mark.parametrize(
     "earlier",
     [

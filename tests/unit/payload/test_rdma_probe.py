@@ -44,23 +44,29 @@ def told(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
     return probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"), **more)
 
 
+@pytest.mark.parametrize("call", ["open", "stat", "lstat", "readlink"])
 def test_a_place_that_cannot_be_read_is_told_from_none(
-    machine: Machine, healthy: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
+    healthy: Scenario,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
 ) -> None:
-    """A device without a slot has none; of another one stat may fail, as for want of memory."""
+    """A device without a slot has none; of another one a call may fail, as for want of memory."""
     machine(healthy)
     device = str(tmp_path / "sys" / "class" / "infiniband" / "mlx5_3" / "device")
     assert sysfs.pci_path(device + "/none") is None
-    assert (sysfs.pci_path(device) or [""])[-1].endswith(".0")
-    stat = os.stat
+    place = sysfs.pci_path(device)
+    assert (place or [""])[-1].endswith(".0")
+    real = getattr(os, call)
 
-    def fail(path: str, **more: bool) -> os.stat_result:
-        if path == device:
+    def fail(path: str, *given: int, **more: bool) -> object:
+        if path.endswith("/device") or path.startswith("/proc/self/fd/"):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return stat(path, **more)
+        return real(path, *given, **more)
 
-    monkeypatch.setattr("os.stat", fail)
-    assert sysfs.pci_path(device) == []
+    monkeypatch.setattr(os, call, fail)
+    assert sysfs.pci_path(device) in ([], place)
 
 
 def test_a_port_that_goes_down_as_it_is_read_has_no_rate(
