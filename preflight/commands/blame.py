@@ -21,7 +21,7 @@ from preflight.check import subject
 from preflight.core.files import read_regular, write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
-from preflight.core.text import plain_json, wrapped
+from preflight.core.text import plain_json, printable, wrapped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
@@ -383,7 +383,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encode(told))
     elif told.exit == EMPTY:
         lacking = f"of {told.pairs} pairs none has times" if told.pairs else "no pair was tried"
-        sys.stdout.write(f"{told.samples}: {lacking}, there is nothing to judge\n")
+        sys.stdout.write(f"{printable(told.samples)}: {lacking}, there is nothing to judge\n")
     else:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         sys.stdout.write("".join(f"{line}\n" for line in lines(told, width)))
