@@ -100,6 +100,10 @@ def unpack(content: bytes) -> Archive:
             f"wrote it ({manifest.preflight})"
         )
     named = [part.name for part in manifest.parts]
+    if strange := [name for name in named if not _NAME.fullmatch(name)]:
+        raise UsageError(
+            f"its manifest names {strange[0][:80]!a}, as no capture does: capture again"
+        )
     if strange := sorted(set(files) - set(named)):
         raise UsageError(f"it holds {strange[0]}, which its manifest does not name: capture again")
     if missing := [part.name for part in manifest.parts if not (part.error or part.name in files)]:
@@ -121,31 +125,22 @@ def _inflated(content: bytes) -> bytes:
 
 
 def _members(whole: bytes) -> dict[str, bytes]:
+    """Read plain files alone, header by header: tarfile takes quadratic time for extensions."""
     files: dict[str, bytes] = {}
-    _refuse_extensions(whole)
-    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
-        for member in tar:
-            name = member.name
-            if not files and name != MANIFEST:
-                raise ValueError(f"it does not begin with {MANIFEST}")
-            if name != MANIFEST and not _NAME.fullmatch(name):
-                raise ValueError(f"no capture has a file {name[:80]!a}")
-            if not member.isreg() or member.issparse():
-                raise ValueError(f"{name} is no regular file")
-            if name in files or len(files) > MOST_FILES:
-                raise ValueError(f"it holds {name} twice" if name in files else "too many files")
-            file = tar.extractfile(member)
-            files[name] = file.read() if file else b""
-            if len(files[name]) != member.size:
-                raise EOFError(f"{name} ends early")
-    return files
-
-
-def _refuse_extensions(whole: bytes) -> None:
-    """ValueError for headers that no capture has: tarfile reads long ones in quadratic time."""
     at = 0
-    while whole[at : at + 1].strip(b"\0") and len(whole) >= at + 512:
-        size = tarfile.nti(whole[at + 124 : at + 136])  # type: ignore[attr-defined]
-        if whole[at + 156 : at + 157] not in (b"0", b"\0") or size < 0:
+    while (header := whole[at : at + 512]).strip(b"\0"):
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        name, begin = member.name, at + 512
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
             raise ValueError("it holds something else than plain files")
-        at += 512 * (1 + -(-size // 512))
+        if not files and name != MANIFEST:
+            raise ValueError(f"it does not begin with {MANIFEST}")
+        if name != MANIFEST and not _NAME.fullmatch(name):
+            raise ValueError(f"no capture has a file {name[:80]!a}")
+        if name in files or len(files) > MOST_FILES:
+            raise ValueError(f"it holds {name} twice" if name in files else "too many files")
+        files[name] = whole[begin : begin + member.size]
+        if len(files[name]) != member.size:
+            raise EOFError(f"{name} ends early")
+        at = begin + -(-member.size // 512) * 512
+    return files

@@ -14,6 +14,7 @@ from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.settings import (
     LAUNCH_NAMES,
     UNTOLD,
+    Known,
     assignment,
     commands,
     dump,
@@ -87,7 +88,7 @@ class Script:
 class _Reader:
     def __init__(self) -> None:
         self.script = Script()
-        self._known: dict[str, str] = {}
+        self._known = Known()
         self._before: dict[str, str] = {}
         self._heading = ""
 
@@ -132,7 +133,7 @@ class _Reader:
             if words and (words[0].startswith("--") or _STARTERS.fullmatch(words[0])):
                 inline = dict(pair for word in words if (pair := assignment(word)) is not None)
                 own = {name: value for name, value in inline.items() if is_ours(name)}
-                self.script.launches.append(Launch(number, own | _options(words, {})))
+                self.script.launches.append(Launch(number, own | _options(words, Known())))
 
     def _command(self, number: int, words: Sequence[str]) -> None:
         if words[0] == "unset":
@@ -186,7 +187,7 @@ def _number(launch: Launch) -> str:
     return next((launch.settings[name] for name in _RANKS if name in launch.settings), "")
 
 
-def _options(words: Sequence[str], known: dict[str, str]) -> dict[str, str]:
+def _options(words: Sequence[str], known: Known) -> dict[str, str]:
     """`--name value` and `--name=value`; Slurm's own by the variable that it exports."""
     found = {}
     for at, word in enumerate(words):

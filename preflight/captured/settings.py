@@ -13,7 +13,7 @@ from preflight.checks.env.variables import nobody, unread, variables
 from preflight.fleet.job_environment import ASSIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 UNTOLD: Final = "\0"
@@ -65,13 +65,23 @@ def commands(line: str) -> list[list[str]]:
     return [one for one in found if one]
 
 
-def expanded(value: str, known: Mapping[str, str]) -> str:
-    """The value with what is known filled in; UNTOLD where a part of it is not."""
+class Known(dict[str, str]):
+    """Variables by name, and how many characters of their values may yet be filled in elsewhere.
+
+    Linux takes no more in one environment, and 40 lines that each double a value fill any memory.
+    """
+
+    left: int = 1 << 20
+
+
+def expanded(value: str, known: Known) -> str:
+    """The value with what is known filled in; UNTOLD where a part of it is not, or is too much."""
 
     def fill(found: re.Match[str]) -> str:
         name = found[1] or found[3]
         if name in known:
-            return known[name]
+            known.left -= len(known[name])
+            return known[name] if known.left >= 0 else UNTOLD
         return found[2] if found[2] is not None else UNTOLD
 
     filled = _EXPANSION.sub(fill, value)

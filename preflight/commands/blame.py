@@ -21,7 +21,7 @@ from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import read_regular, write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
-from preflight.core.text import wrapped
+from preflight.core.text import printable, wrapped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
@@ -373,7 +373,7 @@ def run(arguments: argparse.Namespace) -> int:
         _draw(arguments.picture.expanduser(), stored, judged)
     if told.exit == EMPTY and not arguments.json:
         lacking = f"of {told.pairs} pairs none has times" if told.pairs else "no pair was tried"
-        sys.stdout.write(f"{told.samples}: {lacking}, there is nothing to judge\n")
+        sys.stdout.write(f"{printable(told.samples)}: {lacking}, there is nothing to judge\n")
     else:
         print_answer(arguments, told, lambda width: lines(told, width))
     return told.exit

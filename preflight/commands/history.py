@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.commands.verbs import add_json
 from preflight.core.statistics import FEWEST, median, usual
-from preflight.core.text import did_you_mean, plain_json, wrapped
+from preflight.core.text import did_you_mean, plain_json, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
@@ -139,7 +139,8 @@ _MOST_LINES = 12
 def document_lines(told: Told, width: int) -> list[str]:
     """Lay out whatever was asked for."""
     if told.last is None:
-        return [f"{told.history}: no run is remembered here; give it to one: --preflight-history"]
+        place = printable(told.history)
+        return [f"{place}: no run is remembered here; give it to one: --preflight-history"]
     pieces: Iterator[tuple[str, str]]
     if told.node is not None:
         pieces = _node(told.node, told.nights)

@@ -124,10 +124,14 @@ class ReadDocument(Struct, frozen=True, kw_only=True):
 def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
     """Ask the checks that each text is enough for; texts of one kind are each other's peers."""
     known = {name: one for name, one in read.items() if one is not None}
+    kinds: dict[str, dict[str, Facts]] = {}
+    for name, one in known.items():
+        kinds.setdefault(one.kind, {})[name] = one.facts
+    alike = {kind: Group("captured", facts) for kind, facts in kinds.items()}
     return tuple(
         Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
         for name, one in known.items()
-        for place, node in _nodes(name, one, known)
+        for place, node in _nodes(name, one, alike[one.kind])
         for registered in _shipped()
         if registered.check.id in one.checks
         for verdict in (_held_back(registered.conclude(node), one.damaged),)
@@ -161,16 +165,24 @@ def document(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
 ) -> ReadDocument:
     """Lay it out by file."""
+    by_file = _by_file(entries)
     files = tuple(
         ReadRow(
             file=name,
             kind=one.kind if one else "",
             damaged=one.damaged if one else "",
-            verdicts=tuple(verdict_row(each) for each in entries if each.nodes == (name,)),
+            verdicts=tuple(verdict_row(each) for each in by_file.get((name,), ())),
         )
         for name, one in read.items()
     )
     return ReadDocument(exit=code, files=files)
+
+
+def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for each in entries:
+        found.setdefault(each.nodes, []).append(each)
+    return found
 
 
 def _held_back(verdict: Verdict, damaged: str) -> Verdict:
@@ -182,25 +194,24 @@ def _held_back(verdict: Verdict, damaged: str) -> Verdict:
     return unknown(f"not enough to go by: {damaged}{seen}", advice=advice)
 
 
-def _nodes(name: str, one: Captured, known: Mapping[str, Captured]) -> Iterator[tuple[str, Node]]:
+def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
     """The node of a text, or each of those that it shows, and where it shows them."""
     if not one.environs:
         job = Job(environ=None if one.environ is None else {"": one.environ}, environ_origin=name)
-        yield "", _node(name, one, known, job)
+        yield "", _node(name, one, alike, job)
     for place, environ in one.environs.items():
         environs = one.environs if one.one_job else {"": environ}
         job = Job(environ=environs, environ_origin=f"{name}, {place}")
-        yield f" ({place})", _node(place, one, known, job)
+        yield f" ({place})", _node(place, one, alike, job)
 
 
-def _node(name: str, one: Captured, known: Mapping[str, Captured], job: Job) -> Node:
-    alike = {other: each.facts for other, each in known.items() if each.kind == one.kind}
+def _node(name: str, one: Captured, alike: Group, job: Job) -> Node:
     return Node(
         name=name,
         promised=Promise(),
         reach=Reach("captured"),
         facts=one.facts,
-        group=Group("captured", alike),
+        group=alike,
         job=job,
         net=Net(
             own=None,
@@ -353,13 +364,13 @@ def _content(path: Path) -> bytes:
 def _lines(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
+    by_file = _by_file(entries)
     for name, one in read.items():
-        yield name
+        yield printable(name)
         what = one.kind if one else f"nothing that can be read here, which is: {KINDS}"
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
-        for each in entries:
-            word = _QUIET.get(each.verdict.outcome)
-            if word is not None and each.nodes == (name,):
+        for each in by_file.get((name,), ()):
+            if (word := _QUIET.get(each.verdict.outcome)) is not None:
                 words = f"{each.check}{each.subject.removeprefix(name)}: {each.verdict.sentence}"
                 yield from wrapped(words, first=f"{word:<6} ", indent=" " * 7, width=width)
     for finding in findings(entries):

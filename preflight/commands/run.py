@@ -69,7 +69,10 @@ def start(
     if os.geteuid() == 0:
         kept, refused = for_root(kept)
         if refused and not program:
-            print("preflight: not taken from the environment:", "; ".join(refused), file=sys.stderr)  # noqa: T201
+            from preflight.core.text import printable
+
+            said = "; ".join(map(printable, refused))
+            print("preflight: not taken from the environment:", said, file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
     words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]

@@ -37,8 +37,10 @@ _OPERATION = re.compile(r"([,!&^]?)((?:\[[^\][]*\]|[^,!&^])+)")
 _CHANGES = {"": "update", ",": "update", "!": "difference_update", "&": "intersection_update"}
 _CHANGES |= {"^": "symmetric_difference_update"}
 """As ClusterShell reads them, from left to right."""
-_FEW_FOLDED, _AXES = 256, 4
+_FEW_FOLDED, _AXES, _MOST_COMPARED = 256, 4, 1 << 20
 """ClusterShell takes time with the square of names that hold several numbers: 4,000 a minute."""
+_MOST_NUMBERS = 8
+"""In each of the most names that a list may have: ClusterShell holds each number of each name."""
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
 
@@ -134,9 +136,11 @@ def _expand_names(pattern: str) -> list[str]:
 
     if "@" in pattern:
         raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
-    several = (word for word in split(pattern) if len(_VARIES.findall(word)) > 1)
+    parts = _OPERATION.findall(pattern)
+    several = sum(_names_of(part) for _, part in parts if len(_VARIES.findall(part)) > 1)
+    anew = 1 + sum(sign in ("!", "&", "^") for sign, _ in parts)  # each of these folds all anew
     try:
-        if sum(map(_names_of, several)) <= _FEW_FOLDED:
+        if max(several, anew) <= _FEW_FOLDED and several * several * anew <= _MOST_COMPARED:
             found = NodeSet(pattern, resolver=RESOLVER_NOGROUP)
             if len(found) > MOST_NODES:
                 raise UsageError(
@@ -144,7 +148,7 @@ def _expand_names(pattern: str) -> list[str]:
                 )
             return [str(name) for name in found]
         names: set[str] = set()
-        for sign, part in _OPERATION.findall(pattern):
+        for sign, part in parts:
             getattr(names, _CHANGES[sign])(NodeSet(part, resolver=RESOLVER_NOGROUP))
         return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
     except (NodeSetException, ValueError, AssertionError) as error:
@@ -187,12 +191,16 @@ def refuse_bombs(text: str) -> None:
         raise UsageError(
             f"the number {_shown(longest[0])} of the node list is too long: {_EXAMPLE}"
         )
-    total = 0
-    for word in split(text):
-        total += _names_of(word)
-        if total > MOST_NODES:
+    names = numbers = 0
+    for part in (part for word in split(text) for _, part in _OPERATION.findall(word)):
+        if len(_BRACKETS.sub("", part)) > _LONGEST:
+            raise UsageError(f"{_shown(part)!a} is too long for a host name: {_EXAMPLE}")
+        names += _names_of(part)
+        numbers += _names_of(part) * len(_VARIES.findall(part))
+        if names > MOST_NODES or numbers > MOST_NODES * _MOST_NUMBERS:
+            what = "nodes" if names > MOST_NODES else f"nodes of {_MOST_NUMBERS} numbers"
             raise UsageError(
-                f"{_shown(word)!a} names more than {MOST_NODES} nodes: "
+                f"{_shown(part)!a} names more than {MOST_NODES} {what}: "
                 f"give a smaller range, {_EXAMPLE}"
             )
 

@@ -29,6 +29,14 @@ MOST_STEPS = 6_000_000
 _WIDEST = 16
 """Bytes of a number."""
 
+
+class Allowance(Struct):
+    """What the dumps of one node may take together: two of the largest, or those of 16 ranks."""
+
+    bytes: int = 2 * MOST_BYTES
+    steps: int = 2 * MOST_STEPS
+
+
 _FLOAT = struct.Struct(">d")
 _MARK = object()
 
@@ -37,22 +45,25 @@ class RefusedError(ValueError):
     """The text is not of plain values; says at which byte, and why."""
 
 
-def plain_values(data: bytes) -> Any:
+def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
     """Read one pickled value of numbers, words, lists, tuples and dictionaries.
 
     RefusedError for anything else: classes, too much, or a file that ends early.
     """
+    allowed = allowed or Allowance()
     if len(data) > MOST_BYTES:
         raise RefusedError(f"it is larger than {MOST_BYTES >> 20} MiB")
     machine = _Machine(data)
     try:
-        return machine.run()
+        return machine.run(min(MOST_STEPS, allowed.steps))
     except (IndexError, KeyError) as error:
         raise RefusedError(f"it is torn or damaged at byte {machine.at}") from error
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, RefusedError):
             raise
         raise RefusedError(f"it makes no sense at byte {machine.at}") from error
+    finally:
+        allowed.steps -= machine.steps
 
 
 class _Machine:
@@ -60,13 +71,13 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
+        self.at = self.steps = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
+    def run(self, most: int) -> Any:
         data, steps, end = self.data, _STEPS, len(self.data)
-        for _ in range(MOST_STEPS):
+        for self.steps in range(1, most + 1):
             if self.at >= end:
                 raise RefusedError("it ends in the middle")
             code = data[self.at]
@@ -79,7 +90,7 @@ class _Machine:
                     f"byte {self.at - 1} asks for more than plain values (code {bytes((code,))!r})"
                 )
             step(self)
-        raise RefusedError(f"it takes more than {MOST_STEPS:,} steps")
+        raise RefusedError(f"it takes more than {most:,} steps")
 
     def _only(self) -> Any:
         if len(self.stack) != 1 or self.stack[0] is _MARK:
@@ -269,25 +280,29 @@ class Unreadable(Struct, frozen=True):
     why: str
 
 
-def opened(dump: Dump) -> Recording | Unreadable:
-    """Open what travelled; never more than 64 MiB, whatever it claims to be."""
+def opened(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
+    """Open what travelled; never more than 64 MiB, or than is left to its node."""
     if not dump.content:
         return Unreadable(dump.why or "it is empty")
+    most = min(MOST_BYTES, allowed.bytes)
+    if most <= 0 or allowed.steps <= 0:
+        return Unreadable("the dumps of its node are too many or too large")
     try:
         packed = base64.b64decode(dump.content, validate=True)
         unpacking = zlib.decompressobj()
-        data = unpacking.decompress(packed, MOST_BYTES)
+        data = unpacking.decompress(packed, most)
     except (binascii.Error, ValueError, zlib.error):
         return Unreadable("it was damaged on its way")
+    allowed.bytes -= len(data)
     if unpacking.unconsumed_tail:
-        return Unreadable(f"it is larger than {MOST_BYTES >> 20} MiB")
-    return read(data)
+        return Unreadable(f"it is larger than {most >> 20} MiB")
+    return read(data, allowed)
 
 
-def read(data: bytes) -> Recording | Unreadable:
+def read(data: bytes, allowed: Allowance | None = None) -> Recording | Unreadable:
     """Read a recorder's file in either form, pickle or JSON; nothing in it is run."""
     try:
-        told = _json(data) if data[:1] in b"{ \n" else plain_values(data)
+        told = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
     except RefusedError as error:
         return Unreadable(f"no recording: {error}")
     if not isinstance(told, dict) or not isinstance(told.get("entries", []), list):

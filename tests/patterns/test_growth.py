@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec import ValidationError, convert, to_builtins
+from msgspec.json import encode
 from msgspec.structs import replace
 
+from preflight.captured.archive import Part, pack
 from preflight.captured.captured import bare_facts
+from preflight.cli import main
 from preflight.commands.read import captured, judge_captured
 from preflight.facts.model import Facts, Gpu, Nic
 from preflight.facts.network import Interface, Network
@@ -17,6 +20,7 @@ from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain
 from tests.patterns.growth import WAYS, logs, pasted, steepness, work
+from tests.unit.captured.test_archive import manifest
 from tests.unit.hang.logs import status, timed_out
 
 if TYPE_CHECKING:
@@ -219,3 +223,20 @@ def test_more_devices_than_a_node_has_are_no_answer(many: dict[str, Any]) -> Non
     """What each device is held against all others for is bounded: the whole answer is refused."""
     with pytest.raises(ValidationError, match="length"):
         convert(to_builtins(replace(bare_facts(), **many)), Facts)
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_parts_of_an_archive_make_linear_work(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Parts of which none came, and nodes with facts: each is judged, and listed by name."""
+
+    def run(many: int) -> None:
+        for error in ("it did not answer", ""):
+            names = [f"nodes/h{at}/facts.json" for at in range(many)]
+            files = {} if error else dict.fromkeys(names, encode(bare_facts()))
+            parts = manifest(*(Part(name=name, error=error) for name in names))
+            (tmp_path / "a.tar.gz").write_bytes(pack(parts, files))
+            assert main(["read", *words, str(tmp_path / "a.tar.gz")]) == 3
+
+    run(60)
+    counts = [work(lambda so=so: run(so)) for so in (60, 120, 240)]  # type: ignore[misc]
+    assert steepness(counts) < _STEEP, counts

@@ -149,6 +149,7 @@ READ: list[Read] = [
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
+    lambda _, length: expand("^".join(_names(length // 5))),
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ where it began. Only with this two ranks at the same line can be told apart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from preflight.hang.diagnose.lost import line_of, lint_of
 from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks, verb
-from preflight.hang.flight_recorder import Call, Recording, opened
+from preflight.hang.flight_recorder import Allowance, Call, Recording, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,9 +110,10 @@ def recordings(case: Case) -> dict[int, Recording]:
     ]
     newest = max((written for _, written in fresh), default=0.0)
     told = {}
+    allowed: dict[str, Allowance] = defaultdict(Allowance)
     for seat, written in fresh:
         if seat.look.dump is not None and written >= newest - _APART_S:
-            recording = opened(seat.look.dump)
+            recording = opened(seat.look.dump, allowed[seat.node])
             if isinstance(recording, Recording):
                 told[seat.rank] = recording
     return told

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.text import plain_json
+from preflight.core.text import plain_json, printable
 from preflight.errors import PreflightError
 from preflight.hang.diagnose.judge import diagnose, lines
 from preflight.hang.look import look_here
@@ -47,7 +47,7 @@ def _look(launch: int, nodes: str, inventory: str) -> JobState:
         try:
             state = look_everywhere(launch, nodes, inventory, os.environ)
         except PreflightError as error:
-            sys.stdout.write(f"the other nodes were not looked at: {error}\n")
+            sys.stdout.write(f"the other nodes were not looked at: {printable(str(error))}\n")
             state = None
         if state is not None:
             return state
@@ -60,7 +60,8 @@ def _keep(folder: Path, number: str, state: JobState, told: Diagnosis, text: str
         write(folder / f"diagnosis-{number}.json", _json(told))
         write(folder / f"state-{number}.json", _json(state))
     except OSError as error:
-        sys.stdout.write(f"not all of it could be written to {folder}: {error.strerror}\n")
+        place = printable(str(folder))
+        sys.stdout.write(f"not all of it could be written to {place}: {error.strerror}\n")
 
 
 def _json(value: Diagnosis | JobState) -> str:

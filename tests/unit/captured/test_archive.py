@@ -56,6 +56,22 @@ def tarred(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return gzip.compress(file.getvalue())
 
 
+def without_name(kind: bytes) -> bytes:
+    """An archive with a member whose name is empty."""
+    whole = gzip.decompress(tarred((member("run/a.txt", kind), b"1 hdrcharset")))
+    begin = whole.index(b"run/a.txt\0")
+    header = bytearray(whole[begin : begin + 512])
+    header[:9] = bytes(9)
+    header[148:156] = b" " * 8
+    header[148:155] = b"%06o\0" % sum(header)
+    return gzip.compress(whole[:begin] + header + whole[begin + 512 :])
+
+
+def naming(name: str) -> bytes:
+    """An archive whose manifest alone names a part."""
+    return pack(manifest(Part(name=name, error="it did not answer")), {})
+
+
 def repacked(name: str) -> bytes:
     """An archive with one file, as tar makes it."""
     file = io.BytesIO()
@@ -150,6 +166,11 @@ def test_facts_of_another_version_prove_nothing(
         (tarred((member("nodes/h1/env.txt", tarfile.LNKTYPE, MANIFEST), b"")), "than plain files"),
         (tarred((member("nodes/h1/env.txt", tarfile.FIFOTYPE), b"")), "than plain files"),
         (tarred((member("x", tarfile.XHDTYPE), b"1" * 9_000_000)), "than plain files"),
+        (without_name(tarfile.XHDTYPE), "than plain files"),
+        (without_name(tarfile.XGLTYPE), "than plain files"),
+        (without_name(tarfile.REGTYPE), "no capture has a file ''"),
+        (naming("\x1b[31mX\x9b\u202e\r\nOK/facts.json"), "as no capture does: capture again"),
+        (naming("x/facts.json"), "as no capture does: capture again"),
         (tarred((member("run/a.txt"), b"1"), (member("run/a.txt"), b"2")), "run/a.txt twice"),
         (tarred((member(MANIFEST), b"{}")), "manifest.json twice"),
         (gzip.compress(bytes((256 << 20) + 1), 1), "more than 256 MiB once it is unpacked"),

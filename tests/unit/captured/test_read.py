@@ -120,3 +120,27 @@ def test_what_is_too_much_for_a_node_is_refused(
     told = " ".join(capsys.readouterr().out.split())
     assert "it lists 1025 ports, and a node has 1024 at most: give each node's text" in told
     assert "it starts ranks over 64 times: give each script by itself" in told
+
+
+@pytest.mark.parametrize("line", [
+    "export NCCL_DEBUG=$NCCL_DEBUG$NCCL_DEBUG",
+    "export A{0}=$A{1}$A{1} NCCL_DEBUG=$A{0}",
+    "export NCCL_A{0}=$NCCL_DEBUG{2}",
+])  # fmt: skip
+def test_a_value_that_grows_in_each_line_takes_no_memory(tmp_path: Path, line: str) -> None:
+    """A script that doubles a value, or fills in a long one again and again, is read in 2 GB."""
+    long = "x" * 200_000 if "{2}" in line else "x"
+    lines = (line.format(at + 1, at, "$NCCL_DEBUG" * 300) for at in range(60))
+    script = tmp_path / "launch.sh"
+    script.write_text(f"export NCCL_DEBUG={long} A0=x\n" + "\n".join(lines) + "\n")
+    limited = f"ulimit -v 2000000; exec {sys.executable} -m preflight.cli read {script}"
+    told = subprocess.run(["/bin/sh", "-c", limited], capture_output=True, text=True, check=False)
+    assert told.stderr == ""
+    assert told.returncode in (0, 1, 3)
+
+
+def test_what_is_filled_in_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that an earlier line sets is known in later ones, and in defaults."""
+    (tmp_path / "launch.sh").write_text("A=INF\nexport NCCL_DEBUG=${A}X\ntorchrun a.py\n")
+    main(["read", str(tmp_path / "launch.sh")])
+    assert "NCCL_DEBUG=INFX" in capsys.readouterr().out

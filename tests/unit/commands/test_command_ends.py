@@ -57,3 +57,19 @@ def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
             text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (told.returncode, told.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("words", [
+    ("history", "--history", "{}"), ("read", "{}/a.log"), ("lint", "{}/a.py"), ("report", "{}"),
+    ("explain", "{}/a.log"), ("blame", "{}/sweep.json"), ("diagnose", "{}"), ("capture", "{}"),
+])  # fmt: skip
+def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A folder may be called like an escape sequence: what a command prints holds none."""
+    folder = tmp_path / "no\x1b[1m"
+    folder.mkdir()
+    (folder / "a.log").write_text(LOG)
+    (folder / "a.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
+    (folder / "sweep.json").write_text('{"ladder": [], "rounds": [], "pairs": []}')
+    argv = [*PREFLIGHT, *(word.format(folder) for word in words)]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (told.stdout + told.stderr).replace("\n", "").isprintable()

@@ -33,6 +33,7 @@ from tests.cases import MANY
         ("a5[1-2]b7[9-10]", ("a51b79", "a51b710", "a52b79", "a52b710")),
         ("a5[1-010/4]", ("a51", "a55", "a59")),
         ("a65536[1-2],a[8-11]0", ("a80", "a90", "a100", "a110", "a655361", "a655362")),
+        ("a[1-300]!a[2-300]", ("a1",)),
         ("10.0.0.1[9-10]", ("10.0.0.19", "10.0.0.110")),
     ],
 )
@@ -79,6 +80,10 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "a65536[200-1]",
         "a65536[]",
         "n" + "9" * 5000,
+        "a1" * 100 + "b[1-65536]",
+        "a" * 254 + "[1-65536]",
+        "^".join(f"a{at}" for at in range(65537)),
+        "&".join(["a[1-60000]"] * 1000),
     ],
 )
 def test_refuses_in_one_line_that_says_what_to_type(text: str) -> None:

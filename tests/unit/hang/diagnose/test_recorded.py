@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from typing import Any
 
 import pytest
 
+from preflight.facts.job import Dump
+from preflight.hang.diagnose import recorded
 from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.flight_recorder import Allowance
 from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import collective, job, standing
 from tests.unit.hang.recordings import dump, entry, pending
@@ -123,3 +128,23 @@ def test_calls_that_nobody_shares_are_walked_once() -> None:
         looks = job(8, lambda r, calls=calls: {**WAITING, "dump": dump(*calls[r])})  # type: ignore[misc]
         counts.append(work(lambda looks=looks: diagnose(looks)))  # type: ignore[misc]
     assert steepness(counts) < 1.13, counts
+
+
+def test_one_node_does_not_keep_the_reader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all dumps of a node take is bounded; those of other nodes are read as ever."""
+    monkeypatch.setattr(recorded, "Allowance", lambda: Allowance(steps=9_000), raising=False)
+    spinning = b"\x80\x02}X\x07\0\0\0entries]" + b"N0" * 3000 + b"s."
+    content = base64.b64encode(zlib.compress(spinning)).decode()
+    hostile = Dump(path="/tmp/x", written_s=2e9, size=1, content=content)
+    others = all_but(70, pending(7, "broadcast"), of=(pending(7),))
+    counts = []
+    for many in (2, 16):
+
+        def seen(rank: int, many: int = many) -> dict[str, Any]:
+            return others(rank) if rank >= many else {**WAITING, "dump": hostile}
+
+        state = job(128, seen, per_node=16)
+        told = diagnose(state)
+        assert (told.category, told.culprits) == ("desync", ("rank 70",))
+        counts.append(work(lambda state=state: diagnose(state)))  # type: ignore[misc]
+    assert counts[1] < counts[0] + 6000 * 4
