@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+
+from tests import warm
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "blame.schema.json").read_text())
 LONGEST_S = 120
@@ -38,12 +39,6 @@ class Blamed:
 
 def blame(samples: Path, *arguments: str, as_json: bool = True) -> Blamed:
     """Judge stored samples again."""
-    done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "blame", str(samples), *arguments]
-        + ["--json"] * as_json,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
+    words = ["blame", str(samples), *arguments] + ["--json"] * as_json
+    done = warm.run("preflight.cli", words, cwd=Path.cwd(), env=os.environ, timeout=LONGEST_S)
     return Blamed(done.returncode, done.stdout, done.stderr)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from tests import warm
 from tests.frozen.store import KEPT, keep
 from tests.lab.fixtures import cluster, lab, slurm, slurm_cluster
 from tests.stories.here import here
@@ -31,6 +30,9 @@ AT_MOST = 6
 
 Shared among the processes of one test session; `make parity` judges every run of every story again.
 """
+
+WITHOUT_OTHERS = "-p no:hypothesispytest -p no:pytest11.testinfra"
+"""Without the plugins that only development has: they take a third of each run's start."""
 
 LONGEST_S = 300
 """Only so that a hang ends the test; nothing is asserted about time."""
@@ -94,24 +96,16 @@ def preflight(
         folder = tmp_path / "report"
         working = tmp_path / "empty"
         working.mkdir(exist_ok=True)
-        done = subprocess.run(
+        done = warm.run(
+            "pytest",
             [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "--preflight",
+                *("-p", "no:cacheprovider", "--preflight"),
                 f"--preflight-report={folder}",
                 *paired(arguments),
             ],
             cwd=working,
             env={**clean_environment(), **(env or {})},
-            capture_output=True,
-            text=True,
-            errors="replace",
             timeout=LONGEST_S,
-            check=False,
         )
         told = Told(done.returncode, done.stdout, done.stderr, folder)
         if env is not None and KEPT is None:
@@ -126,14 +120,11 @@ def preflight(
 
 
 def clean_environment() -> dict[str, str]:
-    """Drop what would make this machine look like an allocation or a running job.
-
-    And the plugins that only development has: they take a third of each run's start.
-    """
+    """Drop what would make this machine look like an allocation or a running job."""
     foreign = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     return {
         **kept,
         "COLUMNS": "80",
-        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:pytest11.testinfra",
+        "PYTEST_ADDOPTS": WITHOUT_OTHERS,
     }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from preflight.captured.archive import pack
 from preflight.commands.capture import Taken, in_public
 from preflight.report.document import Report
+from tests import warm
 from tests.golden.hold import hold
 from tests.lab.inside import until
 from tests.lab.rehearsal.scenario import Machine, rehearsed
@@ -25,7 +27,6 @@ from tests.stories.conftest import LONGEST_S, clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from tests.lab.cluster import Lab
 
@@ -79,11 +80,13 @@ KERNEL = """\
 def _preflight(
     *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", *map(str, words)],
-        env={**clean_environment(), **(env or {})}, cwd=cwd,
-        capture_output=True, text=True, timeout=LONGEST_S, check=False,
-    )  # fmt: skip
+    done = warm.run(
+        "preflight.cli",
+        list(map(str, words)),
+        cwd=cwd or Path.cwd(),
+        env={**clean_environment(), **(env or {})},
+        timeout=LONGEST_S,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

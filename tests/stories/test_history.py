@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+from tests import warm
 from tests.stories.conftest import clean_environment
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from tests.stories.here import Here
@@ -25,11 +25,8 @@ _BENT = (
 
 
 def _history(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "history", *arguments],
-        cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=LONGEST_S,
-        check=False,
-    )  # fmt: skip
+    words = ["history", *arguments]
+    return warm.run("preflight.cli", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
 
 
 def test_three_nights_of_one_fleet(here: Here) -> None:

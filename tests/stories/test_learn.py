@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tomllib
 from typing import TYPE_CHECKING
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.inventory import read_inventory
+from tests import warm
 from tests.stories.conftest import LONGEST_S, clean_environment
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -24,11 +25,8 @@ FACTS = ("-m", "preflight_reach or preflight_facts", "--preflight-fail-fast=neve
 
 
 def _learn(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "preflight.cli", "learn", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, env=clean_environment(), capture_output=True, text=True,
-        timeout=LONGEST_S, check=False,
-    )  # fmt: skip
+    words = ["learn", *map(str, arguments)]
+    return warm.run("preflight.cli", words, cwd=folder, env=clean_environment(), timeout=LONGEST_S)
 
 
 def _local(folder: Path) -> Path:

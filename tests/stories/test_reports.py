@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from tests import warm
 from tests.stories.conftest import clean_environment
 from tests.stories.here import UNFIT_N2
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from tests.stories.here import Here
@@ -23,15 +23,8 @@ KILLED_AT_N3 = (
 
 def again(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `preflight report ...`."""
-    return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "report", *arguments],
-        cwd=cwd,
-        env={**clean_environment(), "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environ = {**clean_environment(), "COLUMNS": "100"}
+    return warm.run("preflight.cli", ["report", *arguments], cwd=cwd, env=environ, timeout=120)
 
 
 def test_nights_in_one_folder_know_each_other(here: Here) -> None:
@@ -76,14 +69,14 @@ def _rebuilt(here: Here, folder: Path) -> None:
 
 def _night(here: Here, *arguments: str) -> str:
     """A run into the folder of runs."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight",
-            "--preflight-inventory=fleet.toml", "--preflight-checks=site.a", *arguments,
-        ],
-        cwd=here.folder, env=clean_environment(), capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    words = ["-p", "no:cacheprovider", "--preflight", "--preflight-inventory=fleet.toml"]
+    done = warm.run(
+        "pytest",
+        [*words, "--preflight-checks=site.a", *arguments],
+        cwd=here.folder,
+        env=clean_environment(),
+        timeout=300,
+    )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
 

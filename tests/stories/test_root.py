@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import strangers_mount
+from tests.stories.conftest import WITHOUT_OTHERS
 from tests.unit.core.access_lists import let_write
 from tests.unit.core.site_checks import write_check
 
@@ -57,8 +58,8 @@ def _started(
 ) -> subprocess.CompletedProcess[str]:
     argv = [*words, "--preflight-report=out", "-m", "preflight_reach or not preflight"]
     return subprocess.run(
-        argv, cwd=folder, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=LONGEST_S, check=False,
+        argv, cwd=folder, env={**os.environ, "PYTEST_ADDOPTS": WITHOUT_OTHERS, **(env or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
 
 

@@ -1,0 +1,153 @@
+"""Runs of `python -m MODULE` that start from a Python which has already imported what they need.
+
+A story starts hundreds of processes, and importing takes most of the time of each. The first run
+of a test process starts a server (`python -m tests.warm FD`). It imports, and then forks for every
+run: a process with its own folder, environment and streams, which runs the module as Python does.
+A run whose variables decide how Python itself starts gets a Python of its own (`cold`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ROOT = Path(__file__).parents[1]
+IMPORTED = (
+    "pytest", "_pytest.junitxml", "_pytest.terminal", "xdist.plugin", "jinja2", "paramiko",
+    "preflight.session.session", "preflight.report.html.page",
+)  # fmt: skip
+"""What most runs of pytest with the plugin import, as `-X importtime` shows it."""
+CHECKS = "preflight.checks"
+
+_STARTS_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "OPENSSL_", "MALLOC_", "GLIBC_")
+"""Beginnings of variables that Python or the loader reads before any module is imported."""
+_LARGEST = 1 << 20
+
+
+def run(
+    module: str, words: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE WORDS` from a folder, with these variables and no standard input.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
+
+    """
+    argv = [sys.executable, "-m", module, *words]
+    if cold(env):
+        return subprocess.run(
+            argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", timeout=timeout, check=False,
+        )  # fmt: skip
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        asked = _Asked(module, list(words), str(cwd), dict(env))
+        code = _server().run(asked, (out, err), timeout)
+        return subprocess.CompletedProcess(argv, code, _text(out), _text(err))
+
+
+def cold(env: Mapping[str, str]) -> bool:
+    """Whether an environment asks for another start of Python than this process had."""
+
+    def start(variables: Mapping[str, str]) -> dict[str, str]:
+        return {k: v for k, v in variables.items() if k.startswith(_STARTS_PYTHON)}
+
+    return start(env) != start(os.environ)
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode(errors="replace").replace("\r\n", "\n")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One run."""
+
+    module: str
+    words: list[str]
+    folder: str
+    variables: dict[str, str]
+
+
+class _Server:
+    """The process that forks, and the socket on which it is asked."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def run(self, asked: _Asked, streams: Sequence[IO[bytes]], timeout: float) -> int:
+        """Have one run made; give its exit code, or minus the signal that ended it."""
+        self._socket.settimeout(None)
+        message = json.dumps(astuple(asked)).encode()
+        socket.send_fds(self._socket, [message], [stream.fileno() for stream in streams])
+        pid = int(self._socket.recv(64))
+        self._socket.settimeout(timeout)
+        try:
+            return int(self._socket.recv(64))
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            self._socket.settimeout(None)
+            self._socket.recv(64)
+            raise subprocess.TimeoutExpired([asked.module, *asked.words], timeout) from None
+
+
+@cache
+def _server() -> _Server:
+    """Start the server of this test process; it ends when this process closes the socket."""
+    return _Server()
+
+
+def _serve(asking: socket.socket) -> None:
+    """Fork for each run that is asked for; only a forked run returns from here."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for path in sorted((ROOT / "checks").glob("*/test_*.py")):
+        importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
+    while True:
+        message, streams, _, _ = socket.recv_fds(asking, _LARGEST, 2)
+        if not message:
+            raise SystemExit
+        if not (pid := os.fork()):
+            asking.close()
+            return _become(_Asked(*json.loads(message)), streams)
+        for stream in streams:
+            os.close(stream)
+        asking.send(str(pid).encode())
+        asking.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _become(asked: _Asked, streams: Sequence[int]) -> None:
+    """Make this forked process what `python -m MODULE WORDS` is when its module begins."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(asked.folder)
+    os.environ.clear()
+    os.environ.update(asked.variables)
+    tempfile.tempdir = None
+    sys.path[0] = asked.folder
+    sys.argv = [asked.module, *asked.words]
+    runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
