@@ -39,8 +39,7 @@ from preflight.report.terminal import summary, title
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.commands.nightly.screen import Screen
-    from preflight.commands.nightly.state import Former, Sweep
+    from preflight.commands.nightly.state import Former, Screen, Sweep
     from preflight.report.document import Report
     from preflight.report.findings import Finding
     from preflight.report.since import Bad, Night

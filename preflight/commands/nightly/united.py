@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.waves import Night
+    from preflight.commands.nightly.choice import Night
     from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
     from preflight.report.public.hide import Hider
 

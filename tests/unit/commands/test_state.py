@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.nightly.begin import cut_short, read_words
 from preflight.commands.nightly.conclude import unremembered
 from preflight.commands.nightly.state import (
     Sweep,
@@ -18,6 +17,7 @@ from preflight.commands.nightly.state import (
     new_folder,
     read_sweep,
 )
+from preflight.commands.sweep import cut_short, read_words
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
