@@ -19,9 +19,9 @@ from preflight.core.statistics import FEWEST, median, usual
 from preflight.core.text import did_you_mean, plain_json, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
+from preflight.history import reading
 from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
 from preflight.history.place import VARIABLE, place_of
-from preflight.history.reading import reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -40,9 +40,9 @@ from preflight.report.ready import (
 from preflight.report.sensitivity import missed_rows
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
-from preflight.session.items import CheckItem, is_terse
+from preflight.session.items import CheckItem, Reached, is_terse
 from preflight.session.items import tell as terse_words
-from preflight.verdict import Outcome, Verdict
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -275,10 +275,7 @@ class Tally:
         """Put them into plain types, which travel between processes."""
         data = yield
         if hasattr(report, "preflight_verdicts"):
-            data["preflight_verdicts"] = [
-                {"check": check, "nodes": list(nodes), "verdict": msgspec.to_builtins(verdict)}
-                for (check, nodes), verdict in report.preflight_verdicts
-            ]
+            data["preflight_verdicts"] = msgspec.to_builtins(report.preflight_verdicts)
         return data
 
     @pytest.hookimpl(wrapper=True)
@@ -286,10 +283,7 @@ class Tally:
         """Read them where they arrive."""
         report = yield
         if hasattr(report, "preflight_verdicts"):
-            report.preflight_verdicts = [
-                ((one["check"], tuple(one["nodes"])), msgspec.convert(one["verdict"], Verdict))
-                for one in report.preflight_verdicts
-            ]
+            report.preflight_verdicts = msgspec.convert(report.preflight_verdicts, list[Reached])
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -298,9 +292,9 @@ class Tally:
         if self._xml is not None and (keys := self._keys_of.get(report.nodeid)):
             # By default it is the path of the checks, which differs between installations.
             self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
-        arrived: Sequence[tuple[Key, Verdict]] = getattr(report, "preflight_verdicts", ())
-        for key, verdict in arrived:
-            self._ledger.record(*key, verdict)
+        arrived: Sequence[Reached] = getattr(report, "preflight_verdicts", ())
+        for one in arrived:
+            self._ledger.record(one.check, one.nodes, one.verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
             self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))
