@@ -32,12 +32,11 @@ from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.fleet.topology import read_switches
 from preflight.report.document import BlameRow, schema_of
+from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.picture.grid import Accused, accused
-from preflight.report.ready import blame_row, exit_code, readiness
-from preflight.report.sensitivity import missed_rows, missed_words
-from preflight.report.terminal import finding_lines
+from preflight.report.ready import blame_row, exit_code, missed_rows, readiness
+from preflight.report.terminal import finding_lines, missed_words
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from preflight.facts.model import Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
 from preflight.report.document import Report
-from preflight.report.public.hide import Addresses, Hider
-from preflight.report.public.known import secrets_of
+from preflight.report.hide import Addresses, Hider
+from preflight.report.secret_names import secrets_of
 from preflight.run.expected_verdicts import BUDGET_S
 from preflight.run.measured import Measured
 from preflight.run.probe_stage import CONNECT_S, DRIVER_S, PROBE_S

@@ -26,10 +26,10 @@ from preflight.report.document import encode
 from preflight.report.events import reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
-from preflight.report.html.page import Told, page
+from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
-from preflight.report.public.hide import Hider
-from preflight.report.public.known import secrets
+from preflight.report.page import Told, page
+from preflight.report.secret_names import secrets
 from preflight.report.since import found_in, nodes_in
 from preflight.report.terminal import summary, title
 from preflight.run.measured import LARGEST

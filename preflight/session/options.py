@@ -218,8 +218,11 @@ def read_options(config: pytest.Config) -> Chosen:
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
     stages = stages_needed(registry, asked)
-    planned, history, estimate, ahead = choose_rounds(
-        config, handoff, fleet, settings, replayed, stages
+    given = handoff or replayed
+    planned, history, estimate, ahead = (
+        (given.planned, None, list[str](), None)
+        if given is not None
+        else choose_rounds(config, fleet, settings, stages)
     )
     return Chosen(
         fleet=fleet,

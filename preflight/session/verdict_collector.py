@@ -23,21 +23,21 @@ from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
-from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import earlier
-from preflight.report.picture.grid import accused
+from preflight.report.page import PAGE, Told, page
 from preflight.report.ready import (
     blame_row,
     exit_code,
     fleet_row,
+    missed_rows,
     of_entries,
     pair_rows,
     readiness,
 )
-from preflight.report.sensitivity import missed_rows
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
 from preflight.session.items import CheckItem, Reached, is_terse

@@ -31,8 +31,8 @@ from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.events import REPORT, Began
-from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import FINISHED, OURS, Outputs, earlier, point_at
+from preflight.report.page import PAGE, Told, page
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
 

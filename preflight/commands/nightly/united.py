@@ -22,11 +22,11 @@ from preflight.fabric.observed import Observed
 from preflight.fabric.stored import read_stored
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
-from preflight.report.html.page import waves_of
-from preflight.report.picture.grid import accused
+from preflight.report.page import waves_of
 from preflight.report.ready import counts_as_failure, of_entries
 from preflight.report.since import blame_of, entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from preflight.commands.nightly.choice import Night
     from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
-    from preflight.report.public.hide import Hider
+    from preflight.report.hide import Hider
 
 
 ASKED = "reach.answer"

@@ -14,15 +14,15 @@ from msgspec import Struct
 from preflight.core.statistics import grouped
 from preflight.core.text import and_more, size, time_us
 from preflight.fleet.nodeset import fold
-from preflight.report.picture.grid import CUT_SHORT
-from preflight.report.picture.style import STEPS, number, text
+from preflight.report.fabric_grid import CUT_SHORT
+from preflight.report.markup import STEPS, number, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
+    from preflight.report.fabric_grid import Accused, Cell, Endpoint, Panel
 
     Ends = PairSamples | Digest
 
