@@ -20,7 +20,7 @@ from preflight import __version__
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
 from preflight.commands.verbs import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
-from preflight.core.text import printable
+from preflight.core.text import many, printable
 from preflight.errors import UsageError
 from preflight.fabric.samples import Sweep
 from preflight.fabric.sane import refuse_absurd_sweep
@@ -56,7 +56,7 @@ def inventory_text(
     """Lay it out; `left_out` are the nodes of which nothing could be learned, and why."""
     learned = sum(len(group.hosts) for group in groups)
     lines = [
-        f"# Learned by preflight {__version__} on {day} from {_nodes(learned)} ({origin}).",
+        f"# Learned by preflight {__version__} on {day} from {many(learned, 'node')} ({origin}).",
         "# This is what was found, nobody's promise: what was missing that day is missing here.",
         "# Read it, correct it, and keep it under version control.",
     ]
@@ -100,10 +100,6 @@ def _node(host: Host) -> list[str]:
     own = [f"address = {_text(host.address)}"] if host.address != host.name else []
     own += [f"leaf = {_text(host.leaf)}"] if host.leaf else []
     return ["", f"[node.{_text(host.name)}]", *own] if own else []
-
-
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"
 
 
 def _value(value: float | str) -> str:

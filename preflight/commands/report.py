@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.commands.blame import hosts_of, judge_stored
+from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
+from preflight.commands.verbs import print_lines
 from preflight.core.files import read_regular, write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 _FILE = "measured.json"
-_WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
 
 
 class Said(Struct, frozen=True):
@@ -75,18 +74,17 @@ def said_in(folder: Path, report: Report) -> tuple[Said, ...]:
 def wave_folders(folder: Path) -> Iterator[Path]:
     """The folders of a sweep's waves, also those of a try that was broken off; no link."""
     for path in sorted(folder.glob("wave-*")):
-        if _WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+        if WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             yield path
 
 
 def latest_tries(waves: Iterable[Path]) -> list[Path]:
     """Of a wave that was done again, the last try: `wave-003-2` stands for `wave-003`."""
-    tries = {tuple(path.name.split("-")[1:2]): path for path in sorted(waves, key=_number)}
+    tries = {
+        tuple(path.name.split("-")[1:2]): path
+        for path in sorted(waves, key=lambda path: natural(path.name))
+    }
     return list(tries.values())
-
-
-def _number(path: Path) -> list[tuple[int, str]]:
-    return natural(path.name)
 
 
 def _read(folder: Path) -> Said | None:
@@ -129,9 +127,6 @@ def fabric_of(
     return lambda most: fabric_section(observed, accused, sweep=sweep, told=True, most=most)
 
 
-_WIDTH = 100
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write what was asked for, the summary if nothing was; 0, or UsageError (exit 4)."""
     folder: Path = arguments.folder.expanduser()
@@ -152,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encode(shown).decode("ascii"))
     written = (arguments.prometheus, arguments.junit, arguments.html)
     if arguments.text or not (arguments.json or any(written)):
-        sys.stdout.write(_text(shown))
+        print_lines(lambda width: _lines(shown, width))
     return 0
 
 
@@ -171,11 +166,9 @@ def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider 
     return page(report, told, fabric_of(folder, report.blames, hider))
 
 
-def _text(report: Report) -> str:
-    width = min(shutil.get_terminal_size().columns, _WIDTH)
-    lines = summary(report, found_in(report), where="", hint="", width=width)
+def _lines(report: Report, width: int) -> list[str]:
     heading = f" {title(report)} ".center(width, "=")
-    return "".join(f"{line}\n" for line in (heading, *lines))
+    return [heading, *summary(report, found_in(report), where="", hint="", width=width)]
 
 
 _EXAMPLE = """\

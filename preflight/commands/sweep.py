@@ -37,7 +37,6 @@ from preflight.commands.nightly.state import (
     clock,
     former_nights,
     latest,
-    new_folder,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
 from preflight.commands.run import option_parser
@@ -46,7 +45,7 @@ from preflight.core.text import legible, printable
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import Wish, resolve
-from preflight.report.outputs import KEEP
+from preflight.report.outputs import KEEP, new_folder
 from preflight.run.expected_verdicts import BUDGET_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, size
+from preflight.core.text import and_more, many, size
 from preflight.fleet.nodeset import fold
 from preflight.report.fabric_grid import CELLS, LATE, best_of, cells, grid, panels
 from preflight.report.fabric_histograms import ROWS, charts, standing_out, worst
@@ -108,7 +108,7 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     words = [
         f"{len(observed.nodes)} nodes",
         f"{pairs} pairs",
-        f"{rails} rail{'s' * (rails != 1)}",
+        many(rails, "rail"),
         observed.backend or "nothing was measured",
         f"sorted by {leaves} leaf switches" if leaves else "no topology known: sorted by name",
     ]

@@ -101,14 +101,15 @@ def summary(
     lines += _not_run(report, width)
     lines += _looked_at(report, width)
     lines.append(_counts(report.counts, report))
-    lines += _labelled("report", where, width) if where else []
-    lines += _labelled("page", page, width) if page else []
+    lines += labelled("report", where, width) if where else []
+    lines += labelled("page", page, width) if page else []
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
-    return lines + (_labelled("next", hint, width) if hint else [])
+    return lines + (labelled("next", hint, width) if hint else [])
 
 
-def _labelled(label: str, words: str, width: int) -> list[str]:
+def labelled(label: str, words: str, width: int) -> list[str]:
+    """Lay out what a label is about, beside it."""
     return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
@@ -119,7 +120,7 @@ def _looked_at(report: Report, width: int) -> list[str]:
         told.append(("coverage", coverage_words(report.coverage)))
     if words := missed_words(report.missed):
         told.append(("missed", words))
-    return [line for label, words in told for line in _labelled(label, words, width)]
+    return [line for label, words in told for line in labelled(label, words, width)]
 
 
 def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
@@ -156,7 +157,7 @@ def _nodes(report: Report, width: int) -> list[str]:
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
         told.append(("left out", f"{_of_all(fleet, names)} not looked at: {why}"))
-    lines = [line for label, words in told for line in _labelled(label, words, width)]
+    lines = [line for label, words in told for line in labelled(label, words, width)]
     return lines + [f"apart      {a} and {b} must not be in one job" for a, b in fleet.apart]
 
 

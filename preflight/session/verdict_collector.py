@@ -22,6 +22,7 @@ from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, row_of
+from preflight.report.events import REPORT
 from preflight.report.exports import class_of
 from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
@@ -71,11 +72,12 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        there = self.report.verdicts and "report.json" in self.outputs.written
-        written = f"{self.outputs.shown}/report.json" if there else ""
-        where = "; ".join(filter(None, (written, self.outputs.told, self.unheard)))
-        page = f"{self.outputs.shown}/{PAGE}" if PAGE in self.outputs.written else ""
-        return summary(self.report, self.found, where=where, page=page, hint=self.hint, width=width)
+        outputs = self.outputs
+        where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, self.unheard)))
+        drawn = outputs.at(PAGE)
+        return summary(
+            self.report, self.found, where=where, page=drawn, hint=self.hint, width=width
+        )
 
 
 @uncollected()

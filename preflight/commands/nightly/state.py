@@ -8,6 +8,7 @@ line as it ends.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -21,12 +22,13 @@ from msgspec.structs import replace
 from preflight.check import Tier
 from preflight.commands.nightly.choice import Night, Whom
 from preflight.core.files import read_regular, write_atomically
-from preflight.core.text import printable, wrapped
+from preflight.core.statistics import grouped
+from preflight.core.text import many, printable, wrapped
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.outputs import KEEP
-from preflight.report.terminal import finding_line
+from preflight.report.terminal import finding_line, labelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from preflight.report.document import FleetRow
     from preflight.report.findings import Finding
 
+
+WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
+"""The folder of a wave's try."""
 
 SCHEMA, NAME, LARGEST = 1, "sweep.json", 64 << 20
 TOO_OLD_S = 12 * 3600.0
@@ -261,13 +266,6 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
     return tuple(found)
 
 
-def new_folder(into: Path, began_s: float) -> Path:
-    """The folder of a new sweep; names sort by time."""
-    stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
-    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
-    return next((into / name for name in names if not (into / name).exists()), into / stamp)
-
-
 def sweeps_in(into: Path) -> list[Path]:
     """The folders of all sweeps, the latest first; a link is none."""
     try:
@@ -314,8 +312,7 @@ class Screen:
 
     def labelled(self, label: str, text: str) -> None:
         """Print a label and what it is about, wrapped."""
-        first, indent = f"{label:<{_LABEL}}", " " * _LABEL
-        for line in wrapped(text, first=first, indent=indent, width=self.width):
+        for line in labelled(label, text, self.width):
             self.line(line)
 
     def title(self, text: str) -> None:
@@ -332,7 +329,7 @@ class Screen:
         """Say which wave begins, how many nodes come after it, and when all will be done."""
         after = f"{left} after them" if left else "the last ones"
         about = f", all done about {done_at:%H:%M}" if done_at else ""
-        self.labelled(f"wave {at}", f"{fold(nodes)}  {_nodes(len(nodes))}, {after}{about}")
+        self.labelled(f"wave {at}", f"{fold(nodes)}  {many(len(nodes), 'node')}, {after}{about}")
 
     def goes_on(self, at: str, since_s: float, phase: str) -> None:
         """Rewrite the line of the wave that runs; nothing where nobody watches."""
@@ -360,10 +357,7 @@ class Screen:
 
     def left_out(self, why: Mapping[str, str], *, after: str = "") -> None:
         """Name nodes that are not looked at; those with one reason in one line."""
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in why.items():
-            by_reason.setdefault(reason, []).append(name)
-        for reason, names in by_reason.items():
+        for reason, names in grouped((reason, name) for name, reason in why.items()).items():
             self.labelled("left out", f"{fold(names)}  {len(names)}{after}: {reason}")
 
     def _cleared(self) -> str:
@@ -384,7 +378,3 @@ class Screen:
 def clock(seconds_from_now: float) -> datetime:
     """The time on the wall after so long."""
     return datetime.fromtimestamp(time.time() + seconds_from_now).astimezone()
-
-
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"

@@ -14,11 +14,11 @@ from preflight.commands.nightly.state import (
     WaveState,
     former_nights,
     latest,
-    new_folder,
     read_sweep,
 )
 from preflight.commands.sweep import cut_short, read_words
 from preflight.errors import UsageError
+from preflight.report.outputs import new_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
