@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.commands.verbs import add_json, print_answer
+from preflight.commands import add_json, print_answer
 from preflight.core.files import write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.commands.verbs import add_targets, fleet_of, remark
+from preflight.commands import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
 from preflight.errors import PreflightError, UsageError, WireError

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands.verbs import add_json
+from preflight.commands import add_json
 from preflight.core.statistics import FEWEST, grouped, median, usual
 from preflight.core.text import did_you_mean, many, plain_json, printable
 from preflight.errors import UsageError
@@ -23,6 +23,7 @@ from preflight.history import reading
 from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
 from preflight.history.place import VARIABLE, place_of
 from preflight.report.terminal import labelled
+from preflight.verdict import NOT_FINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -129,7 +130,9 @@ def _last(measure: str, trend: Trend) -> _Last:
     )
 
 
-_RANK = {word: place for place, word in enumerate(("fail", "flaky", "unknown", "broken", "lost"))}
+_RANK = {str(outcome): place for place, outcome in enumerate(NOT_FINE[:5])}
+"""All that is worse than a warning."""
+
 _MOST_LINES = 12
 """Findings of one kind that are shown; all are in --json."""
 

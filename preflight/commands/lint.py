@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight import __version__
-from preflight.commands.verbs import add_json, print_answer
+from preflight.commands import add_json, print_answer
 from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint.lint import Linted

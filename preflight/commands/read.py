@@ -29,8 +29,8 @@ from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
+from preflight.commands import add_json, print_answer
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
-from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import open_stream
 from preflight.core.ledger import Entry
 from preflight.core.registry import Registry, load_folder, shipped_folder

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.commands import print_lines
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
-from preflight.commands.verbs import print_lines
 from preflight.core.files import read_regular, write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError

@@ -58,8 +58,8 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     if not operations:
         return None
     counts: Counter[int] = Counter()
-    for lasted_us, times in seen.items():
-        counts[bin_of(lasted_us)] += times
+    for lasted_us, often in seen.items():
+        counts[bin_of(lasted_us)] += often
     shares = {at: count / operations for at, count in counts.items()}
     return Spread(shares, operations, max(seen), number)
 

@@ -33,8 +33,10 @@ _KEY = "preflight"
 class Handoff(Struct, frozen=True, kw_only=True):
     """What the controller tells a worker when it starts."""
 
-    measured: str | bytes
-    """The file of the measurements; where it could not be written, what it would hold."""
+    path: str
+    """The file of the measurements; empty where it could not be written."""
+    content: bytes
+    """What it would hold then."""
     sha256: str
     found: Found | None
     """The nodes that the site's plugins named: only the controller asks them."""
@@ -67,11 +69,11 @@ class Handoff(Struct, frozen=True, kw_only=True):
 
     def _content(self) -> bytes:
         """What the controller measured, and not what somebody put in the file's place since."""
-        if isinstance(self.measured, bytes):
-            return self.measured
-        read = read_regular(Path(self.measured), LARGEST)
+        if not self.path:
+            return self.content
+        read = read_regular(Path(self.path), LARGEST)
         if hashlib.sha256(read).hexdigest() != self.sha256:
-            raise WireError(f"somebody changed {self.measured} while the run went on")
+            raise WireError(f"somebody changed {self.path} while the run went on")
         return read
 
 
@@ -79,8 +81,10 @@ def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: Found |
     """Tell a worker."""
     path = outputs.path / "measured.json"
     content = run.judgement.measured.encode()
+    written = path.name in outputs.written
     handoff = Handoff(
-        measured=str(path) if path.name in outputs.written else content,
+        path=str(path) if written else "",
+        content=b"" if written else content,
         sha256=hashlib.sha256(content).hexdigest(),
         found=found,
         planned=run.planned,

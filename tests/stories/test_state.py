@@ -67,7 +67,7 @@ def test_workers_judge_what_was_measured_and_nothing_else(here: Here) -> None:
         "import msgspec, pathlib\n"
         "def pytest_configure_node(node):\n"
         "    told = msgspec.msgpack.decode(node.workerinput['preflight'])\n"
-        "    path = pathlib.Path(told['measured'])\n"
+        "    path = pathlib.Path(told['path'])\n"
         "    path.write_bytes(path.read_bytes().replace(b'n2', b'n4'))\n"
     )
     told = here.judge("-n", "2")

@@ -261,8 +261,10 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
             night = msgspec.json.decode(content, type=_Night)
         except (OSError, ValueError, RecursionError):
             continue
-        if night.sweep != but and any(wave.stand == "done" for wave in night.waves):
-            found.append(night.former())
+        done = [wave for wave in night.waves if wave.stand == "done"]
+        if done and night.sweep != but:
+            whole = tuple(wave.nodes for wave in done if wave.whole)
+            found.append(Former(waves=tuple(wave.nodes for wave in done), whole=whole))
     return tuple(found)
 
 
@@ -286,12 +288,6 @@ class _Night(Struct, frozen=True):
 
     sweep: str = ""
     waves: tuple[_OfNight, ...] = ()
-
-    def former(self) -> Former:
-        return Former(
-            waves=tuple(wave.nodes for wave in self.waves if wave.stand == "done"),
-            whole=tuple(w.nodes for w in self.waves if w.stand == "done" and w.whole),
-        )
 
 
 _LABEL = 11
