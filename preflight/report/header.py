@@ -220,7 +220,8 @@ def header(
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         *(_LOADS if loads else []),
         *(_environ(fleet) if loads or rounds else []),
-        *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
+        *(_rounds(fleet, planned) if planned and rounds else []),
+        *(["rounds   none: one node has no pairs"] if total == 1 and not rounds else []),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         *estimate,
         *before(fleet, today()),
@@ -248,10 +249,6 @@ def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
         switches += f" ({fleet.topology_remark})"
     of_all = f"{len(planned.rounds)} of {planned.total}" if planned.total else "as planned"
     return [f"rounds   {of_all}, seed {planned.seed}; {switches}"]
-
-
-def _no_rounds(nodes: int) -> list[str]:
-    return ["rounds   none: one node has no pairs"] if nodes == 1 else []
 
 
 def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:

@@ -46,7 +46,6 @@ Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
 
 _WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
-_PAIR = "pair "
 
 
 def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:

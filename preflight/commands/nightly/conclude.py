@@ -176,9 +176,6 @@ def _waves(numbers: list[str]) -> str:
     return f"wave {numbers[0]}" if len(numbers) == 1 else f"waves {', '.join(numbers)}"
 
 
-BROKE = 3
-
-
 def conclude(
     folder: Path,
     sweep: Sweep,
@@ -202,7 +199,7 @@ def conclude(
     report, found = unite(whole, parts)
     outputs = outputs_of(folder, sweep)
     fine = report.exit == 0
-    report, unheard = _written(report, found, outputs, _folders(sweep))
+    report, unheard = _written(report, found, outputs, sweep)
     tidy_waves(folder, sweep.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
@@ -228,22 +225,18 @@ def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
 
 
 def _written(
-    report: Report, found: tuple[Finding, ...], outputs: Outputs, waves: Sequence[str]
+    report: Report, found: tuple[Finding, ...], outputs: Outputs, sweep: Sweep
 ) -> tuple[Report, str]:
     """Write the files, as a run does; return also why Prometheus was not told, if so."""
     report = outputs.write_report(report)
     told = Told(found=found, earlier=earlier(outputs.path), drains=draining())
-    drawn = fabric_of_waves([outputs.path / name for name in waves], report.blames)
+    waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
+    drawn = fabric_of_waves(waves, report.blames)
     outputs.write(PAGE, page(report, told, drawn).encode())
     _leave_events(report, found, outputs)
     with suppress(OSError):
         point_at(outputs.path)
     return report, outputs.tell_prometheus(report, found)
-
-
-def _folders(sweep: Sweep) -> list[str]:
-    """Of the waves that were begun; each has its own page there."""
-    return [wave.folder for wave in sweep.waves if wave.folder]
 
 
 def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:

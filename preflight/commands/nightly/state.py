@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.choice import Night, Whom
+from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Whom
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.statistics import grouped
 from preflight.core.text import many, printable, wrapped
@@ -215,9 +215,6 @@ class Standing:
 ANEW = "leave --resume out to begin anew"
 """How a refused sweep.json is told to whoever can only go on with it."""
 
-NIGHTS = 64
-"""Former sweeps that are read to plan the next one."""
-
 
 class Former(Struct, frozen=True, kw_only=True):
     """A night that is over."""
@@ -255,7 +252,7 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
     `but`: the id of the sweep that goes on now.
     """
     found: list[Former] = []
-    for folder in sweeps_in(into)[:NIGHTS]:
+    for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
             content = read_regular(folder / NAME, LARGEST)
             night = msgspec.json.decode(content, type=_Night)
