@@ -154,7 +154,7 @@ def _watch(words: Sequence[str]) -> int:
 def _judge_here(words: Sequence[str]) -> None:
     """Hand over to the scheduler's hook; where that is broken, exit as for a node not judged."""
     try:
-        importlib.import_module("preflight.commands.healthcheck").run(words)
+        importlib.import_module("preflight.commands.run").judge_node(words)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
         print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201

@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Look at whose conftest and ini files these are before root runs them; take a rank's part."""
     if early_config.known_args_namespace.preflight:
-        from preflight.session.root_guard import refuse_strangers
+        from preflight.session.site import refuse_strangers
 
         refuse_strangers(early_config)
         if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):

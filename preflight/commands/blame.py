@@ -5,23 +5,22 @@ So that a rule can be tried on what was measured before it may take nodes out of
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.commands.verbs import add_json, print_answer
-from preflight.core.files import read_regular, write_asked
+from preflight.commands import add_json, print_answer
+from preflight.core.files import write_asked
 from preflight.core.ledger import Entry
 from preflight.core.registry import load_folder, shipped_folder
-from preflight.core.text import printable, wrapped
+from preflight.core.statistics import grouped
+from preflight.core.text import first_few, many, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
@@ -29,21 +28,16 @@ from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
-from preflight.facts.model import Facts, Ports
-from preflight.facts.node import Reach
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.fleet.topology import read_switches
 from preflight.report.document import BlameRow, schema_of
+from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.picture.grid import Accused, accused
-from preflight.report.ready import blame_row, exit_code, readiness
-from preflight.report.sensitivity import missed_rows, missed_words
-from preflight.report.since import nodes_in
-from preflight.report.terminal import finding_lines
-from preflight.run.measured import LARGEST
+from preflight.report.ready import blame_row, exit_code, missed_rows, readiness
+from preflight.report.terminal import finding_lines, labelled, missed_words
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -51,18 +45,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.observed import Observed, Tried
+    from preflight.fabric.measure import Pair
+    from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.fabric.stored import Stored
     from preflight.facts.burn import Inside, OverNvlink
-    from preflight.report.document import Report
     from preflight.report.ready import Readiness
 
 
 SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
-
-_INDENT = " " * 11
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -105,27 +97,22 @@ def json_schema() -> dict[str, Any]:
 def lines(told: Told, width: int) -> list[str]:
     """Lay it out as a run's summary is."""
     what = (
-        f"{told.samples}: {_many(len(told.nodes), 'node')}, {_many(told.pairs, 'pair')} tried "
-        f"({_many(told.rails, 'rail')}, {_many(told.rounds, 'round')}), {told.backend}"
+        f"{told.samples}: {many(len(told.nodes), 'node')}, {many(told.pairs, 'pair')} tried "
+        f"({many(told.rails, 'rail')}, {many(told.rounds, 'round')}), {told.backend}"
     )
-    said = wrapped(what, first="samples    ", indent=_INDENT, width=width)
+    said = labelled("samples", what, width)
     for finding in told.findings:
         said += finding_lines(finding, told.nodes, width)
     if told.missed:
-        said += wrapped(told.missed, first="missed     ", indent=_INDENT, width=width)
+        said += labelled("missed", told.missed, width)
     for note in told.notes:
-        said += wrapped(note, first="note       ", indent=_INDENT, width=width)
+        said += labelled("note", note, width)
     if told.exclude:
-        words = f"{told.exclude}  --exclude={told.exclude}"
-        said += wrapped(words, first="not ready  ", indent=_INDENT, width=width)
+        said += labelled("not ready", f"{told.exclude}  --exclude={told.exclude}", width)
     said += [f"apart      {a} and {b} must not be in one job" for a, b in told.apart]
     blamed = len({name for one in told.findings if one.condemns for name in one.subjects})
     count = f"{blamed} blamed" if blamed else "nobody is blamed"
     return [*said, f"{count}    exit {told.exit}"]
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 _INVENTORIES = (".toml", ".yaml", ".yml")
@@ -185,19 +172,11 @@ class Judged(Struct, frozen=True, kw_only=True):
 _MOST = 8
 
 
-def untold(one: Tried) -> bool:
-    """Whether a pair was not judged for a reason that is said: no other rail clears it."""
-    return one.state == "not_run" and bool(one.error)
-
-
-def untold_words(observed: Observed) -> Iterator[str]:
-    """One line for each reason."""
-    found: dict[str, dict[str, None]] = {}
-    for one in filter(untold, observed.tried):
-        found.setdefault(one.error, {})[f"{one.a}-{one.b}"] = None
-    for why, pairs in found.items():
-        more = f" and {len(pairs) - _MOST} more" if len(pairs) > _MOST else ""
-        yield f"not judged: {', '.join([*pairs][:_MOST])}{more}: {why}"
+def _unjudged_words(observed: Observed) -> Iterator[str]:
+    """One line for each reason for which pairs were not judged: no other rail clears them."""
+    unjudged = [one for one in observed.tried if one.state == "not_run" and one.error]
+    for why, pairs in grouped((one.error, f"{one.a}-{one.b}") for one in unjudged).items():
+        yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST)}: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +208,7 @@ def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:
     sweep, known = rebuilt(observed)
     decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
     untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
-    note = f"{untimed} pair{'s' * (untimed != 1)} not judged: {UNTIMED}"
+    note = f"{many(untimed, 'pair')} not judged: {UNTIMED}"
     return _judged(decoded, sweep, observed, (note,) * bool(untimed))
 
 
@@ -237,8 +216,13 @@ def _judged(
     decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
 ) -> Judged:
     shared = (one for one in decoded.blames if one.kind == "systemic")
-    after = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
-    entries = (*_entries(decoded), *_inside(decoded, tuple(after)))
+    names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
+    nodes = {
+        (name,): _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
+        for name in names
+        if name in decoded.inside
+    }
+    entries = (*_entries("pair", decoded.pairs.items()), *_entries("node", nodes.items()))
     return Judged(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
@@ -246,28 +230,19 @@ def _judged(
         accused=accused(decoded.blames, observed),
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
-            *untold_words(observed),
+            *_unjudged_words(observed),
             *notes,
         ),
     )
 
 
-def _entries(decoded: Decoded) -> Iterator[Entry]:
+def _entries(
+    kind: str, subjects: Iterable[tuple[tuple[str, ...], Pair | _Node]]
+) -> Iterator[Entry]:
     for registered in load_folder(shipped_folder()):
-        if registered.check.stage == "fabric" and registered.subject == "pair":
-            for ends, pair in decoded.pairs.items():
-                verdict = registered.conclude(pair)
-                yield Entry(registered.check.id, subject(ends), ends, verdict)
-
-
-def _inside(decoded: Decoded, names: Sequence[str]) -> Iterator[Entry]:
-    for registered in load_folder(shipped_folder()):
-        if registered.check.stage == "fabric" and registered.subject == "node":
-            for name in (each for each in names if each in decoded.inside):
-                verdict = registered.conclude(
-                    _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
-                )
-                yield Entry(registered.check.id, subject((name,)), (name,), verdict)
+        if registered.check.stage == "fabric" and registered.subject == kind:
+            for names, one in subjects:
+                yield Entry(registered.check.id, subject(names), names, registered.conclude(one))
 
 
 def _missing(sweep: Sweep) -> Iterator[str]:
@@ -383,66 +358,3 @@ def _draw(path: Path, stored: Stored, judged: Judged) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     write_asked(path, page.encode())
-
-
-_FILE = "measured.json"
-_WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
-
-
-class Said(Struct, frozen=True):
-    """Of one measured.json what names anybody; the samples, which are most of it, stay unread."""
-
-    reach: dict[str, Reach] = {}
-    facts: dict[str, Facts] = {}
-    ports: dict[str, Ports] = {}
-    port_troubles: dict[str, str] = {}
-
-
-def said_in(folder: Path, report: Report) -> tuple[Said, ...]:
-    """All that is known of the nodes that were judged; UsageError where something is missing.
-
-    Without it a user or a serial number in a sentence could not be told from any other word.
-    """
-    told = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
-    known = {name for one in told for name in one.reach}
-    if missing := [name for name in _judged_sentences(report) if name not in known]:
-        raise UsageError(
-            f"--public cannot hide what it does not know: what was said of {fold(missing)} is not "
-            f"in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, see "
-            "--preflight-keep); give a run that came to its end, or a single wave of a sweep: "
-            f"preflight report {folder / 'wave-001'} --public"
-        )
-    return told
-
-
-def wave_folders(folder: Path) -> Iterator[Path]:
-    """The folders of a sweep's waves, also those of a try that was broken off; no link."""
-    for path in sorted(folder.glob("wave-*")):
-        if _WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            yield path
-
-
-def latest_tries(waves: Iterable[Path]) -> list[Path]:
-    """Of a wave that was done again, the last try: `wave-003-2` stands for `wave-003`."""
-    tries = {tuple(path.name.split("-")[1:2]): path for path in sorted(waves, key=_number)}
-    return list(tries.values())
-
-
-def _number(path: Path) -> list[tuple[int, str]]:
-    return natural(path.name)
-
-
-def _read(folder: Path) -> Said | None:
-    try:
-        return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=Said)
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _judged_sentences(report: Report) -> Iterator[str]:
-    """Nodes of which there is a verdict; that something was not run is our own sentence."""
-    known = frozenset(report.fleet.nodes)
-    rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
-    about = {row.subject for row in rows}
-    judged = {name for subject in about for name in nodes_in(subject, known)}
-    return (name for name in report.fleet.nodes if name in judged)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.commands.verbs import add_targets, fleet_of, remark
+from preflight.commands import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
 from preflight.errors import PreflightError, UsageError, WireError
@@ -31,8 +31,8 @@ from preflight.facts.model import Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
 from preflight.report.document import Report
-from preflight.report.public.hide import Addresses, Hider
-from preflight.report.public.known import secrets_of
+from preflight.report.hide import Addresses, Hider
+from preflight.report.secret_names import secrets_of
 from preflight.run.expected_verdicts import BUDGET_S
 from preflight.run.measured import Measured
 from preflight.run.probe_stage import CONNECT_S, DRIVER_S, PROBE_S

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec.structs import replace
 
-from preflight.commands.verbs import add_json, add_targets, fleet_of, print_lines, remark
+from preflight.commands import add_json, add_targets, fleet_of, print_lines, remark
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.commands.verbs import add_json, print_lines, remark
+from preflight.commands import add_json, print_lines, remark
 from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines

@@ -14,14 +14,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands.verbs import add_json
-from preflight.core.statistics import FEWEST, median, usual
-from preflight.core.text import did_you_mean, plain_json, printable, wrapped
+from preflight.commands import add_json
+from preflight.core.statistics import FEWEST, grouped, median, usual
+from preflight.core.text import did_you_mean, many, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
+from preflight.history import reading
 from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
 from preflight.history.place import VARIABLE, place_of
-from preflight.history.reading import reading
+from preflight.report.terminal import labelled
+from preflight.verdict import NOT_FINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -73,9 +75,7 @@ class _Last(NamedTuple):
 
 def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
     """One line per measure, under what its last night was measured."""
-    latest: dict[str, list[Trend]] = {}
-    for one in trends:
-        latest.setdefault(one.measure, []).append(one)
+    latest = grouped((one.measure, one) for one in trends)
     last_s = max((one.points[-1].started_s for one in trends), default=0.0)
     for place, (measure, own) in enumerate(latest.items()):
         newest = max(one.points[-1].started_s for one in own)
@@ -130,8 +130,9 @@ def _last(measure: str, trend: Trend) -> _Last:
     )
 
 
-_LABEL = 11
-_RANK = {word: place for place, word in enumerate(("fail", "flaky", "unknown", "broken", "lost"))}
+_RANK = {str(outcome): place for place, outcome in enumerate(NOT_FINE[:5])}
+"""All that is worse than a warning."""
+
 _MOST_LINES = 12
 """Findings of one kind that are shown; all are in --json."""
 
@@ -148,11 +149,7 @@ def document_lines(told: Told, width: int) -> list[str]:
         pieces = _gpu(told.gpu)
     else:
         pieces = _fleet(told, told.last)
-    lines: list[str] = []
-    for label, words in pieces:
-        first = f"{label:<{_LABEL}}"
-        lines += wrapped(words, first=first, indent=" " * _LABEL, width=width)
-    return lines
+    return [line for piece in pieces for line in labelled(*piece, width)]
 
 
 def _fleet(told: Told, last: Ran) -> Iterator[tuple[str, str]]:
@@ -232,7 +229,7 @@ def _worst(worst: Sequence[Standing], nights: int) -> Iterator[tuple[str, str]]:
 def _standing(one: Standing) -> str:
     if not one.judged:
         return "was judged in no run of these nights"
-    runs = f"{one.judged} run{'s' * (one.judged != 1)}"
+    runs = many(one.judged, "run")
     if not one.bad:
         return f"ready in all of {runs}"
     share = f"{100 * one.flaky / one.judged:.0f} %"
@@ -270,10 +267,8 @@ def _episodes(
     episodes: Sequence[Episode], *, with_about: bool = False
 ) -> Iterator[tuple[str, str]]:
     still = [_episode(one, with_about=with_about) for one in episodes if one.ended_s is None]
-    again: dict[tuple[str, str], list[Episode]] = {}
-    for one in episodes:
-        if one.ended_s is not None:
-            again.setdefault((one.check, one.about), []).append(one)
+    ended = (one for one in episodes if one.ended_s is not None)
+    again = grouped(((one.check, one.about), one) for one in ended)
     yield from _listed("open", still)
     yield from _listed("past", [_repeated(own, with_about=with_about) for own in again.values()])
     if not episodes:
@@ -296,7 +291,7 @@ def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
 
 def _episode(one: Episode, *, with_about: bool = False) -> str:
     about = f"{one.about}  " if with_about else ""
-    runs = f"{one.nights} run{'s' * (one.nights != 1)}"
+    runs = many(one.nights, "run")
     first, last = day(one.first_s), day(one.last_s)
     ended = f"on {first}" if first == last else f"{first} to {last}"
     when = f"since {first}" if one.ended_s is None else f"{ended}, fine on {day(one.ended_s)}"

@@ -9,24 +9,17 @@ import json
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from preflight import __version__
+from preflight.commands import add_targets, fleet_of, remark
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
-from preflight.commands.verbs import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
-from preflight.core.text import printable
+from preflight.core.text import many, printable
 from preflight.errors import UsageError
-from preflight.fabric.samples import Sweep
 from preflight.fabric.sane import refuse_absurd_sweep
-from preflight.facts.burn import Burned
-from preflight.facts.model import Facts
-from preflight.facts.node import Reach
 from preflight.fleet.baselines import UNITS
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host
@@ -39,7 +32,7 @@ from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import date
 
     from preflight.commands.learned_groups import LearnedGroup
@@ -56,7 +49,7 @@ def inventory_text(
     """Lay it out; `left_out` are the nodes of which nothing could be learned, and why."""
     learned = sum(len(group.hosts) for group in groups)
     lines = [
-        f"# Learned by preflight {__version__} on {day} from {_nodes(learned)} ({origin}).",
+        f"# Learned by preflight {__version__} on {day} from {many(learned, 'node')} ({origin}).",
         "# This is what was found, nobody's promise: what was missing that day is missing here.",
         "# Read it, correct it, and keep it under version control.",
     ]
@@ -102,10 +95,6 @@ def _node(host: Host) -> list[str]:
     return ["", f"[node.{_text(host.name)}]", *own] if own else []
 
 
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"
-
-
 def _value(value: float | str) -> str:
     if isinstance(value, str):
         return _text(value)
@@ -127,15 +116,12 @@ PROBE_S = 60.0
 SOME, NOTHING, INTERRUPTED = 1, 3, 2
 
 
-class _Seen(Struct, frozen=True, kw_only=True):
+class _Seen(NamedTuple):
     """Whom we asked, or a run did, and what they said."""
 
     hosts: tuple[Host, ...]
-    facts: Mapping[str, Facts]
-    reach: Mapping[str, Reach]
+    measured: Measured
     origin: str
-    sweep: Sweep | None = None
-    burned: Mapping[str, Burned] = {}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -151,14 +137,15 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         remark("interrupted: nothing is written")
         return INTERRUPTED
-    left_out = {host.name: why for host in seen.hosts if (why := _why_not(host.name, seen))}
+    measured = seen.measured
+    left_out = {h.name: why for h in seen.hosts if (why := _why_not(h.name, measured))}
     for name, why in left_out.items():
         remark(f"not learned: {name}: {why}")
     hosts = [host for host in seen.hosts if host.name not in left_out]
     if not hosts:
         remark("nothing is learned, and nothing written")
         return NOTHING
-    groups = learned_groups(hosts, seen.facts, seen.sweep, seen.burned)
+    groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
     text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # what could not be read again is no use
     _give(text, output)
@@ -167,12 +154,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace) -> _Seen:
     fleet = fleet_of(arguments)
-    ways = Ways(fleet.hosts)
+    ways, nonce = Ways(fleet.hosts), secrets.token_hex(16)
     try:
         reached = probe_fleet(
             fleet.hosts,
             ways,
-            secrets.token_hex(16),
+            nonce,
             deadline_s=PROBE_S,
             at_most=SETUP_AT_MOST,
             progress=lambda *_: None,
@@ -182,12 +169,12 @@ def _asked(arguments: argparse.Namespace) -> _Seen:
                 one.connection.close()
     finally:
         ways.close()
-    return _Seen(
-        hosts=fleet.hosts,
+    measured = Measured(
+        nonce=nonce,
         facts={name: one.facts for name, one in reached.items() if one.facts},
         reach={name: one.reach for name, one in reached.items()},
-        origin=fleet.origin,
     )
+    return _Seen(fleet.hosts, measured, fleet.origin)
 
 
 def _stored(arguments: argparse.Namespace) -> _Seen:
@@ -204,15 +191,8 @@ def _stored(arguments: argparse.Namespace) -> _Seen:
         ) from error
     if not measured.reach:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that asked some")
-    hosts = _hosts_of(measured, arguments)
-    return _Seen(
-        hosts=hosts,
-        facts=measured.facts,
-        reach=measured.reach,
-        origin=f"the run in {path.parent.name or path}",
-        sweep=measured.sweep,
-        burned=measured.burned,
-    )
+    origin = f"the run in {path.parent.name or path}"
+    return _Seen(_hosts_of(measured, arguments), measured, origin)
 
 
 def _hosts_of(measured: Measured, arguments: argparse.Namespace) -> tuple[Host, ...]:
@@ -232,11 +212,11 @@ def _host(name: str, measured: Measured) -> Host:
     return Host(name=name, address="127.0.0.1", transport="local", python=python)
 
 
-def _why_not(name: str, seen: _Seen) -> str:
-    reach = seen.reach.get(name)
-    if name not in seen.facts:
-        return reach.sentence if reach and reach.sentence else "it gave no facts"
-    return why_not(seen.facts[name])
+def _why_not(name: str, measured: Measured) -> str:
+    if name in measured.facts:
+        return why_not(measured.facts[name])
+    reach = measured.reach.get(name)
+    return reach.sentence if reach and reach.sentence else "it gave no facts"
 
 
 def _give(text: str, output: Path | None) -> None:

@@ -17,7 +17,8 @@ from preflight.burn.floors import baseline_of
 from preflight.burn.units import units
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_settings import is_workstation
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
+from preflight.core.text import many
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
@@ -142,10 +143,10 @@ def _untold(key: str, gpus: _Each) -> str:
 
 def _differing(key: str, gpus: _Each) -> str:
     """Who has which value, the most frequent first; power limits are alike within the slack."""
-    have: dict[str, list[str]] = {}
-    for name, each in gpus.items():
-        words = " and ".join(sorted({_said(gpu_value(gpu, key)) for gpu in each}))
-        have.setdefault(words, []).append(name)
+    have = grouped(
+        (" and ".join(sorted({_said(gpu_value(gpu, key)) for gpu in each})), name)
+        for name, each in gpus.items()
+    )
     values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
     if len(values) == 1 or _within_slack(key, values):
         return ""
@@ -280,13 +281,14 @@ def _burned(
     burned: Mapping[str, Burned], facts: Mapping[str, Facts], names: set[str]
 ) -> Iterator[tuple[str, Baseline]]:
     """What their GPUs reached under load: the median over parts of the best that each did."""
-    series: dict[str, list[float]] = {}
-    for name in sorted(names & burned.keys()):
-        for raw in units(name, burned[name], facts.get(name)):
-            if measure := baseline_of(raw):
-                series.setdefault(measure, []).append(raw.best)
+    series = grouped(
+        (measure, raw.best)
+        for name in sorted(names & burned.keys())
+        for raw in units(name, burned[name], facts.get(name))
+        if (measure := baseline_of(raw))
+    )
     for name, values in series.items():
-        yield name, Baseline(round(median(values), 3), _many(len(values), "reading"))
+        yield name, Baseline(round(median(values), 3), many(len(values), "reading"))
 
 
 def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
@@ -300,7 +302,7 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
         and summary.sizes[-1].size_bytes >= wire_from(pair.backend)
     ]  # fmt: skip
     if pairs:
-        yield "rail", Baseline(round(median(pairs), 3), _many(len(pairs), "pair"))
+        yield "rail", Baseline(round(median(pairs), 3), many(len(pairs), "pair"))
     inside = [
         one.sizes[-1].busbw_gbs
         for samples in sweep.inside
@@ -309,8 +311,4 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
         if one.state == "measured"
     ]
     if inside:
-        yield "all_reduce", Baseline(round(median(inside), 3), _many(len(inside), "node"))
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+        yield "all_reduce", Baseline(round(median(inside), 3), many(len(inside), "node"))

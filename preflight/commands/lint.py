@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight import __version__
-from preflight.commands.verbs import add_json, print_answer
-from preflight.core.text import printable, wrapped
+from preflight.commands import add_json, print_answer
+from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint.lint import Linted
 from preflight.lint.script import Severity
@@ -62,7 +62,7 @@ def _lines(files: Sequence[Linted], code: int, width: int) -> Iterator[str]:
     counted = [
         (severity.value, sum(len(one.of(severity)) for one in files)) for severity in Severity
     ]
-    told = ", ".join(f"{number} {word}{'s' * (number != 1)}" for word, number in counted)
+    told = ", ".join(many(number, word) for word, number in counted)
     ignored = sum(one.ignored for one in files)
     told += f", {ignored} ignored by comments" if ignored else ""
     yield f"{told}    exit {code}"

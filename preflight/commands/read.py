@@ -29,11 +29,12 @@ from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
+from preflight.commands import add_json, print_answer
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
-from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import open_stream
 from preflight.core.ledger import Entry
 from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.statistics import grouped
 from preflight.core.text import countable, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
@@ -179,10 +180,7 @@ def document(
 
 
 def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
-    found: dict[tuple[str, ...], list[Entry]] = {}
-    for each in entries:
-        found.setdefault(each.nodes, []).append(each)
-    return found
+    return grouped((each.nodes, each) for each in entries)
 
 
 def _held_back(verdict: Verdict, damaged: str) -> Verdict:

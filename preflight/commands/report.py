@@ -3,35 +3,104 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.commands.blame import hosts_of, judge_stored, latest_tries, said_in, wave_folders
+from preflight.commands import print_lines
+from preflight.commands.blame import hosts_of, judge_stored
+from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
-from preflight.core.files import write_asked
+from preflight.core.files import read_regular, write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
+from preflight.facts.model import Facts, Ports
+from preflight.facts.node import Reach
+from preflight.fleet.nodeset import fold, natural
 from preflight.report.document import encode
 from preflight.report.events import reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
-from preflight.report.html.page import Told, page
+from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
-from preflight.report.public.hide import Hider
-from preflight.report.public.known import secrets
-from preflight.report.since import found_in
+from preflight.report.page import Told, page
+from preflight.report.secret_names import secrets
+from preflight.report.since import found_in, nodes_in
 from preflight.report.terminal import summary, title
+from preflight.run.measured import LARGEST
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.report.document import BlameRow, Report
     from preflight.report.since import Night
+
+
+_FILE = "measured.json"
+
+
+class Said(Struct, frozen=True):
+    """Of one measured.json what names anybody; the samples, which are most of it, stay unread."""
+
+    reach: dict[str, Reach] = {}
+    facts: dict[str, Facts] = {}
+    ports: dict[str, Ports] = {}
+    port_troubles: dict[str, str] = {}
+
+
+def said_in(folder: Path, report: Report) -> tuple[Said, ...]:
+    """All that is known of the nodes that were judged; UsageError where something is missing.
+
+    Without it a user or a serial number in a sentence could not be told from any other word.
+    """
+    told = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
+    known = {name for one in told for name in one.reach}
+    if missing := [name for name in _judged_sentences(report) if name not in known]:
+        raise UsageError(
+            f"--public cannot hide what it does not know: what was said of {fold(missing)} is not "
+            f"in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, see "
+            "--preflight-keep); give a run that came to its end, or a single wave of a sweep: "
+            f"preflight report {folder / 'wave-001'} --public"
+        )
+    return told
+
+
+def wave_folders(folder: Path) -> Iterator[Path]:
+    """The folders of a sweep's waves, also those of a try that was broken off; no link."""
+    for path in sorted(folder.glob("wave-*")):
+        if WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def latest_tries(waves: Iterable[Path]) -> list[Path]:
+    """Of a wave that was done again, the last try: `wave-003-2` stands for `wave-003`."""
+    tries = {
+        tuple(path.name.split("-")[1:2]): path
+        for path in sorted(waves, key=lambda path: natural(path.name))
+    }
+    return list(tries.values())
+
+
+def _read(folder: Path) -> Said | None:
+    try:
+        return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=Said)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _judged_sentences(report: Report) -> Iterator[str]:
+    """Nodes of which there is a verdict; that something was not run is our own sentence."""
+    known = frozenset(report.fleet.nodes)
+    rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
+    about = {row.subject for row in rows}
+    judged = {name for subject in about for name in nodes_in(subject, known)}
+    return (name for name in report.fleet.nodes if name in judged)
 
 
 def fabric_of(
@@ -58,9 +127,6 @@ def fabric_of(
     return lambda most: fabric_section(observed, accused, sweep=sweep, told=True, most=most)
 
 
-_WIDTH = 100
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write what was asked for, the summary if nothing was; 0, or UsageError (exit 4)."""
     folder: Path = arguments.folder.expanduser()
@@ -81,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encode(shown).decode("ascii"))
     written = (arguments.prometheus, arguments.junit, arguments.html)
     if arguments.text or not (arguments.json or any(written)):
-        sys.stdout.write(_text(shown))
+        print_lines(lambda width: _lines(shown, width))
     return 0
 
 
@@ -100,11 +166,9 @@ def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider 
     return page(report, told, fabric_of(folder, report.blames, hider))
 
 
-def _text(report: Report) -> str:
-    width = min(shutil.get_terminal_size().columns, _WIDTH)
-    lines = summary(report, found_in(report), where="", hint="", width=width)
+def _lines(report: Report, width: int) -> list[str]:
     heading = f" {title(report)} ".center(width, "=")
-    return "".join(f"{line}\n" for line in (heading, *lines))
+    return [heading, *summary(report, found_in(report), where="", hint="", width=width)]
 
 
 _EXAMPLE = """\

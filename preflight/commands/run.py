@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Own = Callable[[argparse.ArgumentParser], object]
 
+
 USAGE: Final = 4
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
@@ -77,6 +78,28 @@ def start(
         sys.stdout.flush()
     words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
     os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+PROGRAM: Final = """
+import os, sys
+try:
+    from preflight.hook.entry import main
+except BaseException as error:
+    told = "preflight: it cannot be loaded (%s), so this node was not judged; install it again"
+    sys.stderr.write(told % type(error).__name__ + chr(10))
+    os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
+main()
+"""
+"""For `python -I -c`: Python itself exits 1 where a module cannot be loaded, as for a sick node."""
+
+
+def judge_node(words: Sequence[str]) -> NoReturn:
+    """Become an isolated Python that judges this node; `words` begin with the verb.
+
+    `preflight healthcheck` judges it with all its GPUs, from time to time, for Slurm or cron;
+    `preflight prolog` those of the job that is about to start, in seconds.
+    """
+    start(words, program=PROGRAM)
 
 
 def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -135,7 +158,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run pytest on our own configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
-    told = _parser().parse_args(argv, argparse.Namespace(words=[], workers=False))
+    parser = option_parser(
+        "preflight run",
+        "Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
+        "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
+    )
+    told = parser.parse_args(argv, argparse.Namespace(words=[], workers=False))
     folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in told.folder)
     return pytest.main(
         [
@@ -193,14 +221,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
-
-
-def _parser() -> _Parser:
-    return option_parser(
-        "preflight run",
-        "Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
-        "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
-    )
 
 
 def option_parser(prog: str, description: str, own: Own | None = None) -> _Parser:

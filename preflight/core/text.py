@@ -198,6 +198,11 @@ def first_few(names: Sequence[str], most: int) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def many(number: int, word: str) -> str:
+    """Count in words: "1 node", "3 nodes"."""
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 def did_you_mean(word: str, known: Any) -> str:
     """End a sentence with the nearest known word, or with all of them if they are few."""
     tried = names = list(known)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from msgspec import Struct
 from sqlalchemy import and_, case, exists, func, or_, select
 
+from preflight.core.statistics import grouped
 from preflight.history.answers import Episode, Standing
 from preflight.history.run_record import BAD
 from preflight.history.tables import (
@@ -261,7 +262,5 @@ def _checks(
         .group_by(BLAMED.c.node_id, EPISODES.c.check_id)
         .order_by(runs.desc(), EPISODES.c.check_id)
     )
-    found: dict[int, list[tuple[str, int]]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.node_id, []).append((row.check_id, row.runs))
+    found = grouped((row.node_id, (row.check_id, row.runs)) for row in connection.execute(query))
     return {node: tuple(checks[:MOST_CHECKS]) for node, checks in found.items()}

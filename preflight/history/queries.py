@@ -66,7 +66,7 @@ def trends(
     """Every series of a node in the window."""
     found = _points(
         connection,
-        _any,
+        lambda _, unit: unit,
         MEASURES.c.node_id == node,
         RUNS.c.started_s >= since_s,
         measure=measure,
@@ -110,15 +110,16 @@ def series(
 
     for name, known in nodes.items():
         own = MEASURES.c.node_id == known.id
-        host = _points(connection, _of_host, own, *good(known.id))
+        host = _points(
+            connection, lambda _, unit: None if of_gpu(unit) else unit, own, *good(known.id)
+        )
         keep(name, host)
         here = and_(PLACES.c.node_id == known.id, PLACES.c.until_run.is_(None))
         for gpu in connection.execute(select(PLACES, GPUS.c.uuid).join(GPUS).where(here)):
             for place in connection.execute(select(PLACES).where(PLACES.c.gpu_id == gpu.gpu_id)):
-                rename = _here if place.id == gpu.id else _taken_along
                 sat = _points(
                     connection,
-                    partial(rename, place.slot),
+                    partial(_in_slot, place.slot, place.id == gpu.id),
                     *while_there(place, MEASURES.c.node_id, MEASURES.c.run_id),
                     *good(place.node_id),
                 )
@@ -182,26 +183,15 @@ def _condemned(node: int) -> SqlalchemySelect[tuple[int]]:
     )
 
 
-def _any(_: str, unit: str) -> str | None:
-    return unit
-
-
-def _of_host(_: str, unit: str) -> str | None:
-    return None if of_gpu(unit) else unit
-
-
 def _wherever(slot: int, _: str, unit: str) -> str | None:
     """Of a GPU in a slot, whatever it was called for that."""
     rest = of_slot(unit, slot)
     return None if rest is None else f"GPU {rest}".rstrip()
 
 
-def _here(slot: int, _: str, unit: str) -> str | None:
-    return of_slot(unit, slot)
-
-
-def _taken_along(slot: int, measure: str, unit: str) -> str | None:
-    return of_slot(unit, slot) if measure in OF_DEVICES else None
+def _in_slot(slot: int, here: bool, measure: str, unit: str) -> str | None:  # noqa: FBT001  partial
+    """Of a GPU in a slot; of one that it has left, only what it took along."""
+    return of_slot(unit, slot) if here or measure in OF_DEVICES else None
 
 
 def _as_trends(found: _Found) -> tuple[Trend, ...]:

@@ -42,7 +42,7 @@ from sqlalchemy.pool import NullPool
 
 from preflight.errors import UsageError
 from preflight.history.place import in_words
-from preflight.history.run_record import NAME, HistoryError, read_coverage
+from preflight.history.run_record import NAME, Covered, HistoryError, read_coverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -71,7 +71,7 @@ def _text_id() -> Column[int]:
 META = Table(
     "preflight_history",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    _id(),
     Column("schema_version", Integer, nullable=False),
     Column("writes", Integer, nullable=False),  # changed first by every writer: it is the lock
 )
@@ -96,16 +96,9 @@ RUNS = Table(
     Column("seconds", Float, nullable=False),
     Column("tier", String(16), nullable=False),
     Column("preflight", String(32), nullable=False),
-    Column("nodes", Integer, nullable=False),
-    Column("ready", Integer, nullable=False),
-    Column("not_ready", Integer, nullable=False),
+    *(Column(name, Integer, nullable=False) for name in ("nodes", "ready", "not_ready")),
     Column("systemic", SmallInteger, nullable=False),
-    Column("pairs", Integer),
-    Column("pairs_run", Integer),
-    Column("pairs_known", Integer),
-    Column("leaf_pairs", Integer),
-    Column("leaf_pairs_run", Integer),
-    Column("leaf_pairs_known", Integer),
+    *(Column(name, Integer) for name in Covered.__struct_fields__),
     # Of which sweep it is a wave: "" for a run by itself.
     Column("sweep", String(64), nullable=False, server_default=""),
 )

@@ -28,7 +28,7 @@ from preflight.report.since import Night, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from preflight.verdict import Verdict
@@ -255,13 +255,11 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
 def _entries(began: Began, said: Sequence[Said]) -> tuple[Entry, ...]:
     known = frozenset(began.nodes)
     ledger = Ledger()
-    ledger.expect(_owed(began, known))
+    ledger.expect(
+        (check, nodes_of(each, known))
+        for check, subjects in began.owed.items()
+        for each in (began.nodes if subjects == EVERY_NODE else subjects)
+    )
     for one in said:
         ledger.record(one.check, nodes_of(one.subject, known), verdict_of(one))
     return ledger.settle("the run ended before it was judged, as when it is killed")
-
-
-def _owed(began: Began, known: frozenset[str]) -> Iterator[Key]:
-    for check, subjects in began.owed.items():
-        for each in began.nodes if subjects == EVERY_NODE else subjects:
-            yield check, nodes_of(each, known)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, size
+from preflight.core.text import and_more, many, size
 from preflight.fleet.nodeset import fold
-from preflight.report.html.markup import macros
-from preflight.report.picture.grid import CELLS, LATE, best_of, cells, grid, panels
-from preflight.report.picture.histograms import ROWS, charts, standing_out, worst
-from preflight.report.picture.panels import draw, thumbnail
-from preflight.report.picture.style import LEGEND, style
-from preflight.report.sensitivity import at_size, two_digits
+from preflight.report.fabric_grid import CELLS, LATE, best_of, cells, grid, panels
+from preflight.report.fabric_histograms import ROWS, charts, standing_out, worst
+from preflight.report.fabric_panels import draw, thumbnail
+from preflight.report.markup import LEGEND, macros, style
+from preflight.report.terminal import at_size, two_digits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.report.document import MissedRow
-    from preflight.report.picture.grid import Accused, Cell
+    from preflight.report.fabric_grid import Accused, Cell
 
 LARGEST = 2 << 20
 """Bytes of the page; rows are left out, and it says so, until it fits."""
@@ -43,7 +42,7 @@ def fabric_page(
     """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
 
     def whole(section: str) -> str:
-        page = macros(_TEMPLATE).page(style(), section, sharpness(missed))
+        page = macros(_TEMPLATE).page(style("fabric.css"), section, sharpness(missed))
         return f"<!DOCTYPE html>\n{page}\n"
 
     most = LARGEST - len(whole("").encode())
@@ -109,7 +108,7 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     words = [
         f"{len(observed.nodes)} nodes",
         f"{pairs} pairs",
-        f"{rails} rail{'s' * (rails != 1)}",
+        many(rails, "rail"),
         observed.backend or "nothing was measured",
         f"sorted by {leaves} leaf switches" if leaves else "no topology known: sorted by name",
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from preflight.core.statistics import grouped
+from preflight.core.text import many
 from preflight.core.thresholds import Told, shipped
 from preflight.core.thresholds import words as words_of
 from preflight.facts.basics import Count
@@ -137,8 +138,7 @@ def after(told: Overrides) -> list[tuple[str, str]]:
     """Label and line of each, for the summary; a waiver says what it was good for."""
     lines = []
     for one, label, end in _waivers(told):
-        many = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
-        good = many if one.verdicts else "nothing to waive in this run"
+        good = many(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
         lines.append((label, f"{_waiver(one)}{end or f' ({good})'}"))
     return lines + [("off", words) for words in _switches(told)]
 
@@ -198,7 +198,7 @@ def header(
 ) -> list[str]:
     """Lay out the header; nothing in it is secret. `estimate`: its lines on time, as they are."""
     total = len(fleet.hosts)
-    nodes = "1 node" if total == 1 else f"{total} nodes"
+    nodes = many(total, "node")
     gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
     promised = f", {gpus} GPUs promised" if gpus else ", nothing promised"
     sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
@@ -206,7 +206,7 @@ def header(
         f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
     rounds = len(planned.rounds) if planned else 0
-    fabric = f", {rounds} round{'s' if rounds != 1 else ''} of pairs" if rounds else ""
+    fabric = f", {many(rounds, 'round')} of pairs" if rounds else ""
     whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
     who = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
@@ -220,7 +220,8 @@ def header(
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
         *(_LOADS if loads else []),
         *(_environ(fleet) if loads or rounds else []),
-        *(_rounds(fleet, planned) if planned and rounds else _no_rounds(total)),
+        *(_rounds(fleet, planned) if planned and rounds else []),
+        *(["rounds   none: one node has no pairs"] if total == 1 and not rounds else []),
         f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
         *estimate,
         *before(fleet, today()),
@@ -250,14 +251,10 @@ def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
     return [f"rounds   {of_all}, seed {planned.seed}; {switches}"]
 
 
-def _no_rounds(nodes: int) -> list[str]:
-    return ["rounds   none: one node has no pairs"] if nodes == 1 else []
-
-
 def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
     if not fleet.ranks:
         return f"{at_most} at a time"
-    ranks = "1 rank" if fleet.ranks == 1 else f"{fleet.ranks} ranks"
+    ranks = many(fleet.ranks, "rank")
     again = "; a failed rank would start preflight anew: use --max-restarts=0"
     return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
 

@@ -23,12 +23,12 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import natural
 from preflight.report.document import encode
 from preflight.report.events import NAME as EVENTS
-from preflight.report.events import Ended, Events, read_events
+from preflight.report.events import REPORT, Ended, Events, read_events
 from preflight.report.exports import refuse_unread, write_metrics
 from preflight.report.ready import excluded, launchable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from preflight.report.document import Report
     from preflight.report.findings import Finding
@@ -101,17 +101,7 @@ KEEP = 30
 NIGHTS = 30
 """Earlier runs that a page compares with."""
 
-FINISHED = "report.json"
-OURS = frozenset(
-    (
-        FINISHED,
-        "ready.hosts",
-        "measured.json",
-        "report.html",
-        "fabric.html",
-        EVENTS,
-    )
-)
+OURS = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", "fabric.html", EVENTS))
 """Every file that a run writes, or that earlier versions wrote."""
 
 _STAMP = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
@@ -164,28 +154,22 @@ def tidy(path: Path, keep: int) -> list[str]:
         whole = [name for name in others if _removable(above, name)]
         for name in whole[: max(0, len(whole) - (keep - 1))]:
             with suppress(OSError):
-                if _removed(above, name):
+                if remove_folder(above, name, OURS, needs=REPORT):
                     gone.append(name)
     return gone
 
 
 def _stamps(above: int) -> list[str]:
     """Names of runs in a folder, oldest first."""
-    with _readable(above) as handle:
-        return sorted((n for n in _names(handle) if _STAMP.fullmatch(n)), key=natural)
+    return sorted(filter(_STAMP.fullmatch, names_in(above)), key=natural)
 
 
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
-
-
-@contextmanager
-def _readable(folder: int) -> Iterator[int]:
-    """A handle that can be listed, of a folder that is held by its path only."""
+def names_in(folder: int) -> list[str]:
+    """What is in a folder that is held, if only by its path."""
     handle = os.open(".", _FOLDER, dir_fd=folder)
     try:
-        yield handle
+        with os.scandir(handle) as entries:
+            return [entry.name for entry in entries]
     finally:
         os.close(handle)
 
@@ -217,35 +201,41 @@ def _night(folder: int) -> Night | None:
 def _removable(above: int, name: str) -> bool:
     """Whether all that is in there was written by a run of ours that came to its end."""
     with suppress(OSError), _opened(above, name) as folder:
-        return bool(_whole(folder))
+        return REPORT in (_whole(folder, OURS) or ())
     return False
 
 
-def _whole(folder: int) -> list[str]:
-    """The files of such a run, its report last; none where it is not one."""
-    names = sorted(_names(folder), key=lambda one: one == FINISHED)
+def _whole(folder: int, files: Collection[str]) -> list[str] | None:
+    """The files of a folder of ours, its report last; None where anything else is in it."""
+    names = sorted(names_in(folder), key=lambda one: one == REPORT)
     regular = all(
         stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
     )
     own = os.fstat(folder).st_uid == os.geteuid()
-    ours = own and regular and FINISHED in names and all(map(_written_by_us, names))
-    return names if ours else []
+    written = (left[1] if (left := _TEMPORARY.fullmatch(name)) else name for name in names)
+    return names if own and regular and all(name in files for name in written) else None
 
 
-def _written_by_us(name: str) -> bool:
-    left = _TEMPORARY.fullmatch(name)
-    return (left[1] if left else name) in OURS
+def remove_folder(above: int, name: str, files: Collection[str], *, needs: str = "") -> bool:
+    """Remove a folder of ours that holds nothing but such files; False where it is none by now.
 
-
-def _removed(above: int, name: str) -> bool:
-    """Remove a run; False where something else bears its name by now."""
+    `needs`: the file that tells it from others, if any does.
+    """
     with _opened(above, name) as folder:
-        names = _whole(folder)
+        names = _whole(folder, files)
+        if names is None or (needs and needs not in names):
+            return False
         for own in names:
             os.unlink(own, dir_fd=folder)
-    if names:
-        os.rmdir(name, dir_fd=above)
-    return bool(names)
+    os.rmdir(name, dir_fd=above)
+    return True
+
+
+def new_folder(into: Path, began_s: float) -> Path:
+    """The folder of a new run in a folder of runs; names sort by time."""
+    stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
+    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
+    return next((into / name for name in names if not (into / name).exists()), into / stamp)
 
 
 @dataclass
@@ -272,12 +262,7 @@ class Outputs:
         """Use the operator's folder, else a new one per run under the working folder."""
         if chosen:
             return cls(working / Path(chosen).expanduser())
-        stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
-        folder = working / RUNS
-        names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
-        return cls(
-            next((folder / name for name in names if not (folder / name).exists()), folder / stamp)
-        )
+        return cls(new_folder(working / RUNS, began_s))
 
     def refuse_unusable(self) -> None:
         """Say before anything is measured that nothing could be written; UsageError (exit 4)."""
@@ -323,6 +308,10 @@ class Outputs:
         except ValueError:
             return str(self.path)
 
+    def at(self, name: str) -> str:
+        """Where a file of it is, as a person would type it; nothing where it was not written."""
+        return f"{self.shown}/{name}" if name in self.written else ""
+
     def write(self, name: str, content: bytes) -> None:
         """Write one file in one piece. A full disk costs its place there, never the verdicts.
 
@@ -344,7 +333,7 @@ class Outputs:
         """
         ready = launchable(report.fleet)
         self.write("ready.hosts", "".join(f"{name}\n" for name in ready).encode())
-        self.write(FINISHED, encode(report))
+        self.write(REPORT, encode(report))
         if self.exclude_file is not None:
             nodes = excluded(report.fleet)
             self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")

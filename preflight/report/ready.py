@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.structs import replace
 
+from preflight.fabric.decoding.sensitivity import missed
 from preflight.fabric.judge import turn_of
 from preflight.fleet.nodeset import fold, two_of
-from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow, row_of
+from preflight.report.document import (
+    BlameRow,
+    FleetRow,
+    MissedRow,
+    PairRow,
+    SizeRow,
+    VerdictRow,
+    row_of,
+)
 from preflight.report.findings import counts
 from preflight.verdict import BUSY, UNSEEN, Outcome
 
@@ -18,6 +28,7 @@ if TYPE_CHECKING:
     from preflight.core.ledger import Entry
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
+    from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
 
@@ -234,6 +245,28 @@ def pair_rows(
 def blame_row(one: Blame) -> BlameRow:
     """A component that is to blame."""
     return row_of(BlameRow, one, pairs=tuple(one.pairs))
+
+
+_MISSED_ROWS = 512
+
+
+def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tuple[MissedRow, ...]:
+    """The dullest looks first: those that only a frequent event would have been seen in.
+
+    `blamed`: nodes that are condemned already; what was measured with them says nothing of others.
+    """
+    if observed is None:
+        return ()
+    out = frozenset(blamed)
+    left = replace(
+        observed,
+        nodes=tuple(name for name in observed.nodes if name not in out),
+        tried=tuple(one for one in observed.tried if out.isdisjoint((one.a, one.b))),
+        digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
+    )
+    return tuple(
+        convert(one, MissedRow, from_attributes=True) for one in missed(left, _MISSED_ROWS)
+    )
 
 
 def excluded(fleet: FleetRow) -> str:

@@ -176,11 +176,10 @@ def found_in(report: Report) -> tuple[Finding, ...]:
 def entries_of(report: Report) -> tuple[Entry, ...]:
     """Every verdict as it was entered."""
     known = frozenset(report.fleet.nodes)
-    return tuple(_entry(row, known) for row in report.verdicts)
-
-
-def _entry(row: VerdictRow, known: frozenset[str]) -> Entry:
-    return Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
+    return tuple(
+        Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
+        for row in report.verdicts
+    )
 
 
 def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:

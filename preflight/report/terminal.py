@@ -1,24 +1,31 @@
-"""What a tired engineer reads: findings first, then whom to launch on, then the trust line."""
+"""What a tired engineer reads: findings, whom to launch on, how much was seen, the trust line."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
 from preflight.core.statistics import grouped
-from preflight.core.text import printable, shortened, wrapped
+from preflight.core.text import printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
-from preflight.report.sensitivity import coverage_words, missed_words
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fleet.model import Fleet
-    from preflight.report.document import FleetRow, Report, VerdictRow
+    from preflight.report.document import (
+        CoverageRow,
+        FleetRow,
+        MissedRow,
+        MissedSizeRow,
+        Report,
+        VerdictRow,
+    )
     from preflight.report.findings import Finding
     from preflight.report.ready import Readiness
 
@@ -94,14 +101,15 @@ def summary(
     lines += _not_run(report, width)
     lines += _looked_at(report, width)
     lines.append(_counts(report.counts, report))
-    lines += _labelled("report", where, width) if where else []
-    lines += _labelled("page", page, width) if page else []
+    lines += labelled("report", where, width) if where else []
+    lines += labelled("page", page, width) if page else []
     if found:
         lines.append(f"why        preflight checks {found[0].check}")
-    return lines + (_labelled("next", hint, width) if hint else [])
+    return lines + (labelled("next", hint, width) if hint else [])
 
 
-def _labelled(label: str, words: str, width: int) -> list[str]:
+def labelled(label: str, words: str, width: int) -> list[str]:
+    """Lay out what a label is about, beside it."""
     return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
@@ -112,7 +120,7 @@ def _looked_at(report: Report, width: int) -> list[str]:
         told.append(("coverage", coverage_words(report.coverage)))
     if words := missed_words(report.missed):
         told.append(("missed", words))
-    return [line for label, words in told for line in _labelled(label, words, width)]
+    return [line for label, words in told for line in labelled(label, words, width)]
 
 
 def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
@@ -149,7 +157,7 @@ def _nodes(report: Report, width: int) -> list[str]:
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
         told.append(("left out", f"{_of_all(fleet, names)} not looked at: {why}"))
-    lines = [line for label, words in told for line in _labelled(label, words, width)]
+    lines = [line for label, words in told for line in labelled(label, words, width)]
     return lines + [f"apart      {a} and {b} must not be in one job" for a, b in fleet.apart]
 
 
@@ -210,3 +218,95 @@ def next_command(
     if fleet.ranks:
         return f"to look at {these}: torchrun on them, or --preflight-nodes='{names}' over SSH"
     return f"to look again at {these}: add --preflight-nodes='{names}'"
+
+
+def missed_words(rows: Sequence[MissedRow]) -> str:
+    """Say it of the dullest look; nothing where nothing was measured."""
+    if not rows:
+        return ""
+    worst = rows[0]
+    slower = "" if worst.slower is None else f"a loss of {worst.slower:.0%} of bandwidth"
+    if worst.one_in is None or worst.every_s is None:
+        if slower:
+            where = f"on rail {worst.rail} of {worst.node}"
+            return f"{where} {slower} would have been caught with 99 %, spikes not: {_why(worst)}"
+        return (
+            "too few healthy pairs to compare with: failures, floors and promises were judged, "
+            "spikes and small losses were not"
+        )
+    loss = f", and {slower}" if slower else ""
+    return (
+        f"on rail {worst.rail} of {worst.node}, where the look was dullest, "
+        f"a spike on 1 in {two_digits(worst.one_in):,} operations would have been caught with 99 %"
+        f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
+        f"{_sizes(worst)}"
+    )
+
+
+def _why(row: MissedRow) -> str:
+    """Why no rate of spikes would have been named, and what to type."""
+    if row.events is None:
+        return "the others had too many; run when the nodes have less to do"
+    needed = f"{row.events} are needed, too many for {row.loaded_s:.2g} s of load"
+    return f"{needed}; measure longer: --preflight-tier=deep or --preflight-catch-rate"
+
+
+def at_size(one: MissedSizeRow) -> str:
+    """What would have been caught at one size alone: "1 in 350 over 1 ms", or "no rate"."""
+    if one.one_in is None:
+        return "no rate"
+    return f"1 in {two_digits(one.one_in):,} over {time_us(one.over_us)}"
+
+
+def _sizes(worst: MissedRow) -> str:
+    """The ends of the ladder: spikes that come at one size only need to be more frequent."""
+    if len(worst.sizes) < 2:  # noqa: PLR2004  one size says nothing new
+        return ""
+    ends = (worst.sizes[0], worst.sizes[-1])
+    said = "; ".join(f"{size(one.size_bytes)}: {at_size(one)}" for one in ends)
+    return f" (at one size only: {said})"
+
+
+def two_digits(number: float) -> int:
+    """Two digits: more would be promised than is known."""
+    step = int(10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1))
+    return math.floor(number / step) * step
+
+
+def coverage_words(seen: CoverageRow) -> str:
+    """Say it in words, with how to come to the rest."""
+    more = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
+    if seen.repairs:
+        more += f"; {seen.repairs:,} for partners of nodes that are out"
+    if seen.retests:
+        more += f"; {seen.retests:,} measured again"
+    if seen.pairs_run == seen.pairs:
+        return f"{_every(seen.pairs)} this run{more}"
+    this_run = f"{seen.pairs_run:,} of {seen.pairs:,} pairs this run"
+    return f"{this_run}{_others(seen)}{more}"
+
+
+def _every(pairs: int) -> str:
+    return "the only pair" if pairs == 1 else f"all {pairs:,} pairs"
+
+
+def _others(seen: CoverageRow) -> str:
+    if seen.pairs_known is None and seen.rounds >= seen.rounds_total > 0:
+        return " (all were planned: the others are not run, with the reason)"
+    if seen.pairs_known is None:
+        return " (all: --preflight-sweep=exhaustive, or night by night: --preflight-history=DIR)"
+    more = seen.pairs_known > seen.pairs_run
+    known = f", {seen.pairs_known:,} with earlier ones" if more else ""
+    if seen.runs_left:
+        runs = "run" if seen.runs_left == 1 else "runs"
+        return f"{known}; all in {seen.runs_left:,} more {runs} like this"
+    if seen.runs_left is None:
+        return f"{known}; suspects take its only round: give --preflight-budget=SECONDS"
+    lacking = seen.pairs - seen.pairs_known
+    return f", all{f' but {lacking:,}' if lacking else ''} with earlier ones"
+
+
+def _leaf_pairs(seen: CoverageRow) -> str:
+    known = seen.leaf_pairs_known
+    more = f", {known:,} with earlier runs" if known and known > seen.leaf_pairs_run else ""
+    return f"leaf pairs {seen.leaf_pairs_run:,} of {seen.leaf_pairs:,}{more}"

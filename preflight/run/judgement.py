@@ -46,7 +46,6 @@ Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
 
 _WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
-_PAIR = "pair "
 
 
 def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
@@ -56,11 +55,6 @@ def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
         for host in hosts
         if check in host.off
     }
-
-
-def switched_off(why: str) -> Verdict:
-    """The verdict of a check that the site does not want on a subject."""
-    return not_run(why, off=True)
 
 
 def with_numbers(verdict: Verdict, used: Mapping[str, Told]) -> Verdict:
@@ -184,7 +178,9 @@ class Judgement:
         if key not in self._verdicts:
             why = self.off(check_id, names)
             reached = (
-                switched_off(why) if why else self._reach_verdict(self._registry[check_id], names)
+                not_run(why, off=True)
+                if why
+                else self._reach_verdict(self._registry[check_id], names)
             )
             self._verdicts[key] = waive(
                 check_id,
@@ -233,9 +229,9 @@ class Judgement:
         if blocker:
             return not_run(blocker, blocked=True)
         if registered.subject == "pair":
-            pair = self._pair(names)
-            if isinstance(pair, Verdict):
-                return pair
+            pair = self.sweep.pairs.get((names[0], names[1]))
+            if pair is None:
+                return not_run("the sweep did not reach this pair")
             return self._known_only(registered, self._conclude(registered, pair, Thresholds()))
         node = self._node(names[0])
         node.limit.used.clear()
@@ -370,10 +366,6 @@ class Judgement:
             units = measured.planned.units if measured.planned else {}
             self._burn = judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)
         return self._burn
-
-    def _pair(self, names: Names) -> Pair | Verdict:
-        pair = self.sweep.pairs.get((names[0], names[1]))
-        return pair if pair is not None else not_run("the sweep did not reach this pair")
 
 
 def _of_all(hosts: Sequence[Host]) -> dict[str, Told]:

@@ -36,10 +36,17 @@ from preflight.run.expected_verdicts import (
 )
 from preflight.run.interface_stage import strangers, told_of
 from preflight.run.judgement import Judgement, stages_needed
-from preflight.run.load_stages import SLOTS, BurnStage, may_have_rails, sweep_fleet
 from preflight.run.measured import Measured
-from preflight.run.ports_stage import PortPlan, PortStage, cut_links
 from preflight.run.probe_stage import Reached, probe_fleet
+from preflight.run.stages import (
+    SLOTS,
+    BurnStage,
+    PortPlan,
+    PortStage,
+    cut_links,
+    may_have_rails,
+    sweep_fleet,
+)
 from preflight.transport.ways import Ways
 from preflight.verdict import Outcome, not_run
 

@@ -21,8 +21,8 @@ from preflight.errors import UsageError
 from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.fleet.nodeset import fold
+from preflight.history import reading
 from preflight.history.place import SWEEP, in_words, make, place_of, there
-from preflight.history.reading import reading
 from preflight.history.run_record import (
     Covered,
     Found,

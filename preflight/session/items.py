@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import Struct
 
 from preflight.check import FLEET, subject
 from preflight.core.statistics import grouped
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
+
+
+class Reached(Struct, frozen=True):
+    """A verdict of an item, as it travels from an xdist worker."""
+
+    check: str
+    nodes: tuple[str, ...]
+    verdict: Verdict
 
 
 class Unfit(Exception):  # noqa: N818  it is a finding about a node, not an error of ours
@@ -77,12 +86,13 @@ class CheckItem(pytest.Item):
 
     run: Run
     keys: list[Key]
-    verdicts: Sequence[tuple[Key, Verdict]] = ()
+    verdicts: Sequence[Reached] = ()
 
     def runtest(self) -> None:
         """Pass, skip or fail by the worst verdict."""
-        self.verdicts = [(key, self.run.judgement.verdict(*key)) for key in self.keys]
-        worst = min((v for _, v in self.verdicts), key=lambda v: WORST_FIRST.index(v.outcome))
+        self.verdicts = [Reached(*key, self.run.judgement.verdict(*key)) for key in self.keys]
+        verdicts = (one.verdict for one in self.verdicts)
+        worst = min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
         self.user_properties.append(("preflight_outcome", str(worst.outcome)))
         self.user_properties.append(("preflight_sentence", printable(worst.sentence)))
         if worst.outcome is Outcome.NOT_RUN:

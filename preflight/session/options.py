@@ -27,10 +27,10 @@ from preflight.run.estimate import expected
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import LARGEST, Measured
-from preflight.session import xdist
 from preflight.session.history import open_history
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
+from preflight.session.xdist import Handoff
 from preflight.transport.fanout import SETUP_AT_MOST
 
 if TYPE_CHECKING:
@@ -54,21 +54,13 @@ RANDOM_SEEDS = 1_000_000
 
 
 def choose_rounds(
-    config: pytest.Config,
-    fleet: Fleet,
-    settings: Settings,
-    replayed: Measured | None,
-    stages: Collection[Stage],
-) -> tuple[Planned | None, Nightly | None, list[str], Expected | None]:
+    config: pytest.Config, fleet: Fleet, settings: Settings, stages: Collection[Stage]
+) -> tuple[Planned, Nightly | None, list[str], Expected | None]:
     """Plan the rounds and open the history; UsageError for a history that is of no use.
 
     `stages`: those that the run will measure. The lines tell what they should take; by the last, a
     run whose plan cannot fit is refused. None: the operator gave the number of rounds.
     """
-    if hasattr(config, "workerinput"):
-        return xdist.planned(config.workerinput), None, [], None
-    if replayed is not None:
-        return replayed.planned, None, [], None
     nodes = tuple(host.name for host in fleet.hosts)
     history = _history(config, fleet, settings)
     past, wall_s = history.past if history else None, settings.wall_s
@@ -193,6 +185,7 @@ class Chosen:
 def read_options(config: pytest.Config) -> Chosen:
     """Read everything; UsageError in one line that says what to type."""
     _refuse_rivals(config)
+    handoff = Handoff.to(config)
     registry = _registry(config)
     began_s = time.time()
     settings = Settings(
@@ -200,7 +193,7 @@ def read_options(config: pytest.Config) -> Chosen:
         fail_fast=config.getoption("preflight_fail_fast") or _patience(config),
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
-        sections=() if hasattr(config, "workerinput") else ask_sections(config),
+        sections=() if handoff else ask_sections(config),
         at_most=config.getoption("preflight_at_once") or SETUP_AT_MOST,
         kernel_log_since_s=seconds_back(config.getoption("preflight_kernel_log_since")),
         catch_rate=config.getoption("preflight_catch_rate"),
@@ -211,10 +204,10 @@ def read_options(config: pytest.Config) -> Chosen:
     )
     outputs.exclude_file = _file(config, "preflight_exclude_file")
     outputs.keep, outputs.metrics = _keep(config), _file(config, "preflight_prometheus")
-    if not config.option.collectonly and not hasattr(config, "workerinput"):
+    if not config.option.collectonly and not handoff:
         outputs.refuse_unusable()
     rank_0 = leading(config)
-    found = None if rank_0 else _found(config)
+    found = handoff.found if handoff else None if rank_0 else _found(config)
     fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
     refuse_unknown(fleet.spoken, [one.check.id for one in registry])
     need = config.getoption("preflight_need")
@@ -225,7 +218,12 @@ def read_options(config: pytest.Config) -> Chosen:
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
     stages = stages_needed(registry, asked)
-    planned, history, estimate, ahead = choose_rounds(config, fleet, settings, replayed, stages)
+    given = handoff or replayed
+    planned, history, estimate, ahead = (
+        (given.planned, None, list[str](), None)
+        if given is not None
+        else choose_rounds(config, fleet, settings, stages)
+    )
     return Chosen(
         fleet=fleet,
         found=found,
@@ -308,9 +306,7 @@ def _patience(config: pytest.Config) -> FailFast:
 
 
 def _found(config: pytest.Config) -> Found | None:
-    """Ask the site's plugins, unless the operator named the nodes; a worker is told the answer."""
-    if hasattr(config, "workerinput"):
-        return xdist.found(config.workerinput)
+    """Ask the site's plugins, unless the operator named the nodes."""
     named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -152,8 +152,8 @@ class Session:
             if is_terse(session.config):
                 hush(session.config, terminal)
         self._interrupts.hold()
-        if self._is_worker:
-            xdist.take(cast("Any", session.config).workerinput, self.run)
+        if handoff := xdist.Handoff.to(session.config):
+            handoff.take(self.run)
 
     def pytest_unconfigure(self) -> None:
         """Give Ctrl-C back to whoever runs pytest inside of a program."""

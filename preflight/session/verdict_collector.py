@@ -22,27 +22,28 @@ from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, row_of
+from preflight.report.events import REPORT
 from preflight.report.exports import class_of
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
-from preflight.report.html.page import PAGE, Told, page
 from preflight.report.outputs import earlier
-from preflight.report.picture.grid import accused
+from preflight.report.page import PAGE, Told, page
 from preflight.report.ready import (
     blame_row,
     exit_code,
     fleet_row,
+    missed_rows,
     of_entries,
     pair_rows,
     readiness,
 )
-from preflight.report.sensitivity import missed_rows
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
-from preflight.session.items import CheckItem, is_terse
+from preflight.session.items import CheckItem, Reached, is_terse
 from preflight.session.items import tell as terse_words
-from preflight.verdict import Outcome, Verdict
+from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -71,11 +72,12 @@ class Conclusion:
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
-        there = self.report.verdicts and "report.json" in self.outputs.written
-        written = f"{self.outputs.shown}/report.json" if there else ""
-        where = "; ".join(filter(None, (written, self.outputs.told, self.unheard)))
-        page = f"{self.outputs.shown}/{PAGE}" if PAGE in self.outputs.written else ""
-        return summary(self.report, self.found, where=where, page=page, hint=self.hint, width=width)
+        outputs = self.outputs
+        where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, self.unheard)))
+        drawn = outputs.at(PAGE)
+        return summary(
+            self.report, self.found, where=where, page=drawn, hint=self.hint, width=width
+        )
 
 
 @uncollected()
@@ -275,10 +277,7 @@ class Tally:
         """Put them into plain types, which travel between processes."""
         data = yield
         if hasattr(report, "preflight_verdicts"):
-            data["preflight_verdicts"] = [
-                {"check": check, "nodes": list(nodes), "verdict": msgspec.to_builtins(verdict)}
-                for (check, nodes), verdict in report.preflight_verdicts
-            ]
+            data["preflight_verdicts"] = msgspec.to_builtins(report.preflight_verdicts)
         return data
 
     @pytest.hookimpl(wrapper=True)
@@ -286,10 +285,7 @@ class Tally:
         """Read them where they arrive."""
         report = yield
         if hasattr(report, "preflight_verdicts"):
-            report.preflight_verdicts = [
-                ((one["check"], tuple(one["nodes"])), msgspec.convert(one["verdict"], Verdict))
-                for one in report.preflight_verdicts
-            ]
+            report.preflight_verdicts = msgspec.convert(report.preflight_verdicts, list[Reached])
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -298,9 +294,9 @@ class Tally:
         if self._xml is not None and (keys := self._keys_of.get(report.nodeid)):
             # By default it is the path of the checks, which differs between installations.
             self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
-        arrived: Sequence[tuple[Key, Verdict]] = getattr(report, "preflight_verdicts", ())
-        for key, verdict in arrived:
-            self._ledger.record(*key, verdict)
+        arrived: Sequence[Reached] = getattr(report, "preflight_verdicts", ())
+        for one in arrived:
+            self._ledger.record(one.check, one.nodes, one.verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
             # A worker that died, another plugin's set-up, or an ordinary test of the operator.
             self._ledger.lose(self._keys_of.get(report.nodeid, ()), _last_line(report))

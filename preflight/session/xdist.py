@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from preflight.check import STAGES
 from preflight.core.files import read_regular
 from preflight.errors import WireError
 from preflight.fabric.planner import Planned
 from preflight.fleet.sources import Found
+from preflight.run.judgement import Key
 from preflight.run.measured import LARGEST, Measured
 from preflight.run.run import STOPPED_AT_FIRST, Run
 from preflight.verdict import Outcome, Verdict
@@ -25,60 +27,70 @@ if TYPE_CHECKING:
     from preflight.report.outputs import Outputs
 
 
-_MEASURED = "preflight_measured"
-_DIGEST = "preflight_measured_sha256"
-_SKIPPED = "preflight_skipped"
-_FOUND = "preflight_found"
-_PLANNED = "preflight_planned"
+_KEY = "preflight"
 
 
-def give(luggage: dict[str, Any], run: Run, outputs: Outputs, found: Found | None) -> None:
-    """Name the file of the measurements; where it could not be written, send what it would hold."""
+class Handoff(Struct, frozen=True, kw_only=True):
+    """What the controller tells a worker when it starts."""
+
+    path: str
+    """The file of the measurements; empty where it could not be written."""
+    content: bytes
+    """What it would hold then."""
+    sha256: str
+    found: Found | None
+    """The nodes that the site's plugins named: only the controller asks them."""
+    planned: Planned
+    """Which pairs there are: a worker's own seed and clock would choose others."""
+    skipped: tuple[Key, ...]
+    """What is not judged since the run stopped."""
+
+    @classmethod
+    def to(cls, config: pytest.Config) -> Handoff | None:
+        """What this process was told; None where it is the controller."""
+        if not hasattr(config, "workerinput"):
+            return None
+        return msgspec.msgpack.decode(config.workerinput[_KEY], type=cls)
+
+    def take(self, run: Run) -> None:
+        """Put a worker's run where the controller's run is."""
+        try:
+            measured = Measured.decode(self._content())
+        except (WireError, OSError) as error:
+            broken = Verdict(
+                outcome=Outcome.BROKEN,
+                sentence=f"its worker could not read what was measured: {error}",
+                advice="give a folder that nobody else may write to: --preflight-report=DIR",
+            )
+            measured = Measured(nonce=run.nonce, skipped=dict.fromkeys(STAGES, broken))
+        run.judgement.advance(measured)
+        for key in self.skipped:
+            run.judgement.skip(*key, STOPPED_AT_FIRST)
+
+    def _content(self) -> bytes:
+        """What the controller measured, and not what somebody put in the file's place since."""
+        if not self.path:
+            return self.content
+        read = read_regular(Path(self.path), LARGEST)
+        if hashlib.sha256(read).hexdigest() != self.sha256:
+            raise WireError(f"somebody changed {self.path} while the run went on")
+        return read
+
+
+def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: Found | None) -> None:
+    """Tell a worker."""
     path = outputs.path / "measured.json"
-    written = path.name in outputs.written
     content = run.judgement.measured.encode()
-    luggage[_MEASURED] = str(path) if written else content
-    luggage[_DIGEST] = hashlib.sha256(content).hexdigest()
-    luggage[_FOUND] = msgspec.json.encode(found)
-    luggage[_PLANNED] = msgspec.json.encode(run.planned)
-    luggage[_SKIPPED] = [[check, list(nodes)] for check, nodes in run.stopped]
-
-
-def found(luggage: dict[str, Any]) -> Found | None:
-    """Tell a worker which nodes the site's plugins named: only the controller asks them."""
-    return msgspec.json.decode(luggage[_FOUND], type=Found | None)
-
-
-def planned(luggage: dict[str, Any]) -> Planned:
-    """Tell a worker which pairs there are: its own seed and clock would choose others."""
-    return msgspec.json.decode(luggage[_PLANNED], type=Planned)
-
-
-def take(luggage: dict[str, Any], run: Run) -> None:
-    """Put a worker's run where the controller's run is."""
-    try:
-        measured = Measured.decode(_content(luggage))
-    except (WireError, OSError) as error:
-        broken = Verdict(
-            outcome=Outcome.BROKEN,
-            sentence=f"its worker could not read what was measured: {error}",
-            advice="give a folder that nobody else may write to: --preflight-report=DIR",
-        )
-        measured = Measured(nonce=run.nonce, skipped=dict.fromkeys(STAGES, broken))
-    run.judgement.advance(measured)
-    for check, nodes in luggage[_SKIPPED]:
-        run.judgement.skip(check, tuple(nodes), STOPPED_AT_FIRST)
-
-
-def _content(luggage: dict[str, Any]) -> bytes:
-    """What the controller measured, and not what somebody put in the file's place since."""
-    content = luggage[_MEASURED]
-    if isinstance(content, bytes):
-        return content
-    read = read_regular(Path(content), LARGEST)
-    if hashlib.sha256(read).hexdigest() != luggage[_DIGEST]:
-        raise WireError(f"somebody changed {content} while the run went on")
-    return read
+    written = path.name in outputs.written
+    handoff = Handoff(
+        path=str(path) if written else "",
+        content=b"" if written else content,
+        sha256=hashlib.sha256(content).hexdigest(),
+        found=found,
+        planned=run.planned,
+        skipped=tuple(run.stopped),
+    )
+    workerinput[_KEY] = msgspec.msgpack.encode(handoff)
 
 
 Version = tuple[int, int, int]

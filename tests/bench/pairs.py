@@ -13,7 +13,7 @@ from msgspec import Struct
 from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget, SweepPlan, measured_share
 from preflight.fabric.schedule import circle_rounds
 from preflight.fleet.model import Job
-from preflight.run.load_stages import sweep_fleet
+from preflight.run.stages import sweep_fleet
 from tests.bench.probing import DEADLINE_S, connected, some
 from tests.bench.ratio import Bound, Row, extremes, faster, in_turns, interval, seconds
 from tests.bench.sweeping import whole

@@ -20,7 +20,7 @@ from preflight.fabric.schedule import circle_rounds
 from preflight.facts.model import Attempt, MasterPort, Ports
 from preflight.facts.node import Clock, Reach
 from preflight.run.measured import Measured
-from preflight.run.ports_stage import DATA_PORTS
+from preflight.run.stages import DATA_PORTS
 from tests.bench.synthetic_facts import ENVIRONMENT, GPUS, facts
 from tests.lab import nvidia_smi
 from tests.lab.nvml.scenario import h100

@@ -12,7 +12,7 @@ import pytest
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
-from preflight.history.reading import reading
+from preflight.history import reading
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run

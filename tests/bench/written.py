@@ -17,8 +17,8 @@ from preflight.core.ledger import Ledger
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.events import NAME, Began, Ended, owed, read_events
-from preflight.report.html.page import PAGE
 from preflight.report.outputs import Outputs
+from preflight.report.page import PAGE
 from preflight.report.since import at
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.history import reading
 from preflight.history.place import Place, place_of
-from preflight.history.reading import reading
 from preflight.history.run_record import Cost, Covered, Done, Found, Machine, Night, Numbers, Slot
 from preflight.session.history import prepared
 from tests.bench.outside import cost

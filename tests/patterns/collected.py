@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight.hang.diagnose.places import knowledge
 from preflight.hang.explain.symptom import shipped
-from preflight.report.public.hide import Hider
+from preflight.report.hide import Hider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +143,7 @@ def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
                 (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),
             )
     hider = Hider({"n1": "node", "gpu7": "node", "alice": "user", "on hold": "reason"})
-    yield hider._pattern, ("preflight/report/public/hide.py:Hider", "sub")
+    yield hider._pattern, ("preflight/report/hide.py:Hider", "sub")
     told = knowledge()
     place = "preflight/hang/diagnose/places.toml"
     for row in told.place:

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.observed import observe
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
-from preflight.report.html.page import PAGE, Told, page
-from preflight.report.picture.grid import accused
+from preflight.report.page import PAGE, Told, page
 from preflight.report.since import found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.lab.browser import Browser, why_no_browser

@@ -64,9 +64,10 @@ def test_workers_judge_what_was_measured_and_nothing_else(here: Here) -> None:
     """A measured.json swapped behind the controller's back is judged by no worker, and told."""
     here.check("site.a", "conclude(ok('fine'))")
     (here.folder / "conftest.py").write_text(
-        "import pathlib\n"
+        "import msgspec, pathlib\n"
         "def pytest_configure_node(node):\n"
-        "    path = pathlib.Path(node.workerinput['preflight_measured'])\n"
+        "    told = msgspec.msgpack.decode(node.workerinput['preflight'])\n"
+        "    path = pathlib.Path(told['path'])\n"
         "    path.write_bytes(path.read_bytes().replace(b'n2', b'n4'))\n"
     )
     told = here.judge("-n", "2")

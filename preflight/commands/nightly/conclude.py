@@ -6,15 +6,13 @@ wave writes, in folders of our own that are named as a wave's, of sweeps that ca
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.nightly.state import read_sweep, sweeps_in
+from preflight.commands.nightly.state import WAVE, read_sweep, sweeps_in
 from preflight.commands.nightly.sweeper import SCREEN, WaveError, read_report
 from preflight.commands.nightly.united import (
     Part,
@@ -27,20 +25,27 @@ from preflight.commands.nightly.united import (
 )
 from preflight.core.files import open_folder
 from preflight.core.registry import draining
+from preflight.core.statistics import grouped
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.report.events import REPORT, Began
-from preflight.report.html.page import PAGE, Told, page
-from preflight.report.outputs import FINISHED, OURS, Outputs, earlier, point_at
+from preflight.report.outputs import (
+    OURS,
+    Outputs,
+    earlier,
+    names_in,
+    point_at,
+    remove_folder,
+)
+from preflight.report.page import PAGE, Told, page
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.commands.nightly.screen import Screen
-    from preflight.commands.nightly.state import Former, Sweep
+    from preflight.commands.nightly.state import Former, Screen, Sweep
     from preflight.report.document import Report
     from preflight.report.findings import Finding
     from preflight.report.since import Bad, Night
@@ -72,9 +77,7 @@ def change_lines(
 
 def _named(bad: Iterable[Bad], nodes: Collection[str]) -> str:
     """Check by check, folded: "gpu.count gpu[003,005]; fabric.allreduce pair gpu001-gpu002"."""
-    by_check: dict[str, list[str]] = {}
-    for one in bad:
-        by_check.setdefault(one.check, []).append(one.subject)
+    by_check = grouped((one.check, one.subject) for one in bad)
     said = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
     more = f"; and {len(said) - _MOST_CHANGES} more checks" if len(said) > _MOST_CHANGES else ""
     return "; ".join(said[:_MOST_CHANGES]) + more
@@ -116,9 +119,6 @@ def owed_to(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verd
     return owed
 
 
-_WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITTEN = OURS | {SCREEN}
 
 
@@ -133,7 +133,7 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
     others = [each for each in sweeps_in(folder.parent) if each.name < folder.name]
     for old in others[keep - 1 :]:
         with suppress(OSError, UsageError):
-            if (old / FINISHED).is_file() and read_sweep(old).finished and _put_away(old):
+            if (old / REPORT).is_file() and read_sweep(old).finished and _put_away(old):
                 gone.append(old.name)
     return gone
 
@@ -141,40 +141,11 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
 def _put_away(sweep: Path) -> bool:
     """Whether there was anything."""
     some = False
-    with open_folder(sweep, make=False) as held:
-        above = os.open(".", _FOLDER, dir_fd=held)
-        try:
-            with os.scandir(above) as entries:
-                names = [entry.name for entry in entries if _WAVE.fullmatch(entry.name)]
-            for name in names:
-                with suppress(OSError):
-                    some |= _remove(above, name)
-        finally:
-            os.close(above)
+    with open_folder(sweep, make=False) as above:
+        for name in filter(WAVE.fullmatch, names_in(above)):
+            with suppress(OSError):
+                some |= remove_folder(above, name, _WRITTEN)
     return some
-
-
-def _remove(above: int, name: str) -> bool:
-    """Remove a wave's folder whole, or leave it whole where there is something else in it."""
-    folder = os.open(name, _FOLDER, dir_fd=above)
-    try:
-        with os.scandir(folder) as entries:
-            inside = [entry.name for entry in entries]
-        ours = os.fstat(folder).st_uid == os.geteuid()
-        if not ours or not all(_is_ours(folder, each) for each in inside):
-            return False
-        for each in inside:
-            os.unlink(each, dir_fd=folder)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=above)
-    return True
-
-
-def _is_ours(folder: int, name: str) -> bool:
-    left = _TEMPORARY.fullmatch(name)
-    regular = stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    return regular and (left[1] if left else name) in _WRITTEN
 
 
 _SAID = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
@@ -183,10 +154,11 @@ _MOST = 4 << 20
 
 def unremembered(folder: Path, sweep: Sweep) -> dict[str, str]:
     """What waves said of a history that could not be read or written, by the waves that did."""
-    said: dict[str, list[str]] = {}
-    for number, wave in enumerate(sweep.waves, 1):
-        if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN)):
-            said.setdefault(trouble, []).append(str(number))
+    said = grouped(
+        (trouble, str(number))
+        for number, wave in enumerate(sweep.waves, 1)
+        if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN))
+    )
     return {_waves(numbers): trouble for trouble, numbers in said.items()}
 
 
@@ -202,9 +174,6 @@ def _trouble(screen: Path) -> str:
 
 def _waves(numbers: list[str]) -> str:
     return f"wave {numbers[0]}" if len(numbers) == 1 else f"waves {', '.join(numbers)}"
-
-
-BROKE = 3
 
 
 def conclude(
@@ -230,16 +199,14 @@ def conclude(
     report, found = unite(whole, parts)
     outputs = outputs_of(folder, sweep)
     fine = report.exit == 0
-    report, unheard = _written(report, found, outputs, _folders(sweep))
+    report, unheard = _written(report, found, outputs, sweep)
     tidy_waves(folder, sweep.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
     screen.title(title(report, unsaved=fine and report.exit != 0))
-    where = f"{outputs.shown}/report.json" if REPORT in outputs.written else ""
-    where = "; ".join(filter(None, (where, outputs.told, unheard)))
-    page_at = f"{outputs.shown}/{PAGE}" if PAGE in outputs.written else ""
-    hint = _hint(sweep, report)
-    for line in summary(report, found, where=where, page=page_at, hint=hint, width=screen.width):
+    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, unheard)))
+    drawn, hint = outputs.at(PAGE), _hint(sweep, report)
+    for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
         screen.labelled(label, text)
@@ -258,22 +225,18 @@ def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
 
 
 def _written(
-    report: Report, found: tuple[Finding, ...], outputs: Outputs, waves: Sequence[str]
+    report: Report, found: tuple[Finding, ...], outputs: Outputs, sweep: Sweep
 ) -> tuple[Report, str]:
     """Write the files, as a run does; return also why Prometheus was not told, if so."""
     report = outputs.write_report(report)
     told = Told(found=found, earlier=earlier(outputs.path), drains=draining())
-    drawn = fabric_of_waves([outputs.path / name for name in waves], report.blames)
+    waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
+    drawn = fabric_of_waves(waves, report.blames)
     outputs.write(PAGE, page(report, told, drawn).encode())
     _leave_events(report, found, outputs)
     with suppress(OSError):
         point_at(outputs.path)
     return report, outputs.tell_prometheus(report, found)
-
-
-def _folders(sweep: Sweep) -> list[str]:
-    """Of the waves that were begun; each has its own page there."""
-    return [wave.folder for wave in sweep.waves if wave.folder]
 
 
 def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:

@@ -1,13 +1,18 @@
-"""`sweep.json`: where a sweep stands, written whole after each step, so that a killed one goes on.
+"""Where a sweep stands: in `sweep.json`, and on the screen.
 
-It also tells later nights who was looked at, and with whom.
+The file is written whole after each step, so that a killed sweep goes on; it also tells later
+nights who was looked at, and with whom. The screen has a line as a wave begins, its findings, and a
+line as it ends.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -15,20 +20,27 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.idle import Whom
-from preflight.commands.nightly.screen import clock
-from preflight.commands.nightly.waves import Night
+from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Whom
 from preflight.core.files import read_regular, write_atomically
+from preflight.core.statistics import grouped
+from preflight.core.text import many, printable, wrapped
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
+from preflight.fleet.nodeset import fold
 from preflight.report.outputs import KEEP
+from preflight.report.terminal import finding_line, labelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.waves import Wave
+    from preflight.commands.nightly.choice import Wave
+    from preflight.report.document import FleetRow
+    from preflight.report.findings import Finding
 
+
+WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
+"""The folder of a wave's try."""
 
 SCHEMA, NAME, LARGEST = 1, "sweep.json", 64 << 20
 TOO_OLD_S = 12 * 3600.0
@@ -203,9 +215,6 @@ class Standing:
 ANEW = "leave --resume out to begin anew"
 """How a refused sweep.json is told to whoever can only go on with it."""
 
-NIGHTS = 64
-"""Former sweeps that are read to plan the next one."""
-
 
 class Former(Struct, frozen=True, kw_only=True):
     """A night that is over."""
@@ -243,22 +252,17 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
     `but`: the id of the sweep that goes on now.
     """
     found: list[Former] = []
-    for folder in sweeps_in(into)[:NIGHTS]:
+    for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
             content = read_regular(folder / NAME, LARGEST)
             night = msgspec.json.decode(content, type=_Night)
         except (OSError, ValueError, RecursionError):
             continue
-        if night.sweep != but and any(wave.stand == "done" for wave in night.waves):
-            found.append(night.former())
+        done = [wave for wave in night.waves if wave.stand == "done"]
+        if done and night.sweep != but:
+            whole = tuple(wave.nodes for wave in done if wave.whole)
+            found.append(Former(waves=tuple(wave.nodes for wave in done), whole=whole))
     return tuple(found)
-
-
-def new_folder(into: Path, began_s: float) -> Path:
-    """The folder of a new sweep; names sort by time."""
-    stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
-    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
-    return next((into / name for name in names if not (into / name).exists()), into / stamp)
 
 
 def sweeps_in(into: Path) -> list[Path]:
@@ -282,8 +286,88 @@ class _Night(Struct, frozen=True):
     sweep: str = ""
     waves: tuple[_OfNight, ...] = ()
 
-    def former(self) -> Former:
-        return Former(
-            waves=tuple(wave.nodes for wave in self.waves if wave.stand == "done"),
-            whole=tuple(w.nodes for w in self.waves if w.stand == "done" and w.whole),
-        )
+
+_LABEL = 11
+_WIDEST, _NARROWEST = 100, 40
+
+
+class Screen:
+    """Lines on standard output; on a terminal, the one of a wave that runs is rewritten."""
+
+    def __init__(self) -> None:
+        self._live = sys.stdout.isatty()
+        self._shown = 0
+        self.width = max(_NARROWEST, min(shutil.get_terminal_size().columns, _WIDEST))
+
+    def line(self, text: str = "") -> None:
+        """Print a line as it is."""
+        self._write(f"{self._cleared()}{text}\n")
+
+    def labelled(self, label: str, text: str) -> None:
+        """Print a label and what it is about, wrapped."""
+        for line in labelled(label, text, self.width):
+            self.line(line)
+
+    def title(self, text: str) -> None:
+        """Head the summary."""
+        self.line(f" {text} ".center(self.width, "="))
+
+    def header(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Say who is swept, how, until when, and where it is written."""
+        for label, text in rows:
+            self.labelled(label, text)
+        self.line()
+
+    def begins(self, at: str, nodes: Sequence[str], left: int, done_at: datetime | None) -> None:
+        """Say which wave begins, how many nodes come after it, and when all will be done."""
+        after = f"{left} after them" if left else "the last ones"
+        about = f", all done about {done_at:%H:%M}" if done_at else ""
+        self.labelled(f"wave {at}", f"{fold(nodes)}  {many(len(nodes), 'node')}, {after}{about}")
+
+    def goes_on(self, at: str, since_s: float, phase: str) -> None:
+        """Rewrite the line of the wave that runs; nothing where nobody watches."""
+        if self._live:
+            text = f"wave {at}  {timedelta(seconds=int(since_s))}  {phase}"[: self.width - 1]
+            self._write(f"\r{text.ljust(self._shown)}")
+            self._shown = len(text)
+
+    def found(self, findings: Sequence[Finding]) -> None:
+        """Show what a wave condemns, each cause in a line or two."""
+        for one in (each for each in findings if each.condemns):
+            nodes = all("-" not in name for name in one.subjects)
+            about = fold(one.subjects) if nodes else ", ".join(map(printable, one.subjects[:4]))
+            words = finding_line(one.outcome, about, one.check, one.sentence)
+            indent = " " * (_LABEL + 7)
+            for line in wrapped(words, first=" " * _LABEL, indent=indent, width=self.width):
+                self.line(line)
+
+    def ends(self, fleet: FleetRow, seconds: float) -> None:
+        """Say how a wave came out."""
+        counts = ((len(fleet.ready), "ready"), (len(fleet.not_ready), "not ready"),
+                  (len(fleet.unjudged), "not judged"))  # fmt: skip
+        said = ", ".join(f"{number} {word}" for number, word in counts if number)
+        self.labelled("", f"{said}  {seconds:.0f} s")
+
+    def left_out(self, why: Mapping[str, str], *, after: str = "") -> None:
+        """Name nodes that are not looked at; those with one reason in one line."""
+        for reason, names in grouped((reason, name) for name, reason in why.items()).items():
+            self.labelled("left out", f"{fold(names)}  {len(names)}{after}: {reason}")
+
+    def _cleared(self) -> str:
+        shown, self._shown = self._shown, 0
+        return f"\r{' ' * shown}\r" if shown else ""
+
+    def _write(self, text: str) -> None:
+        """A terminal that is gone, a full disk: costs these lines, and not the night."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError:
+            # What is held back would fail once more at the end, and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._live = False
+
+
+def clock(seconds_from_now: float) -> datetime:
+    """The time on the wall after so long."""
+    return datetime.fromtimestamp(time.time() + seconds_from_now).astimezone()

@@ -1,11 +1,17 @@
 """Runs the waves of a sweep, one after the other, and writes down after each where it stands.
 
+A wave is `preflight run` in a process of its own, which ends when the sweep's does. A sweep that is
+killed cannot tell it: the kernel does, and the wave writes down what it knows and leaves its nodes,
+as after any SIGTERM. It is started as `python -I -m preflight.commands.nightly.sweeper PID LOCK
+WORDS...` by the sweep with that process id.
+
 The kernel's own lock on a file: it ends with whoever holds it, however he ended. A wave's process
 holds it as well, so that nobody begins before the wave of a killed sweep has left its nodes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -17,14 +23,12 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from preflight.commands.nightly.idle import SlurmError
+from preflight.commands.nightly.choice import SlurmError, plan_waves
 from preflight.commands.nightly.state import Standing
-from preflight.commands.nightly.waves import plan_waves
 from preflight.core.files import open_folder, open_new, read_regular
 from preflight.core.text import legible
 from preflight.core.trust import who_may_plant
@@ -38,58 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.idle import Chooser, Chosen
-    from preflight.commands.nightly.screen import Screen
-    from preflight.commands.nightly.state import Former, Sweep
+    from preflight.commands.nightly.choice import Chooser, Chosen
+    from preflight.commands.nightly.state import Former, Screen, Sweep
 
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})")
-
-LONGEST_S, SHORTEST_S = 30 * 86400, 60
 
 LEAST_SHARE = 1 / 12
 """Of a tier's usual time, what a wave is not begun with less of: 5 minutes of the hour of `deep`.
 Chosen: that pays for the logins, the burn-in's first measures and every pair of 16 nodes once."""
-
-
-def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
-    """When the sweep must end, of `--until=06:00` and `--budget=5h` the earlier; UsageError.
-
-    `now` has the time zone in which the operator's clock hangs.
-    """
-    ends = [_until(until, now)] if until is not None else []
-    if budget is not None:
-        ends.append(now + timedelta(seconds=span_s(budget)))
-    return min(ends, default=None)
-
-
-def span_s(text: str) -> float:
-    """Read 90m, 5h, 1.5h, 2d as seconds; UsageError."""
-    found = _SPAN.fullmatch(text.strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0
-    if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise UsageError(f"--budget={text[:40]!a}: give the sweep's time as in 90m, 5h or 1.5h")
-    return seconds
-
-
-def _until(text: str, now: datetime) -> datetime:
-    """The next time the clock shows that; a date may be given: 2026-11-23T06:00."""
-    wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
-    found = _TIME.fullmatch(text.strip())
-    try:
-        if found is None:
-            ends = datetime.fromisoformat(text.strip())
-            ends = ends if ends.tzinfo else ends.replace(tzinfo=now.tzinfo)
-        else:
-            ends = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
-            ends += timedelta(days=ends <= now)
-    except ValueError as error:
-        raise wrong from error
-    if ends <= now:
-        raise UsageError(f"--until={text[:40]!a} has passed: give a time to come")
-    return ends
 
 
 def wave_budget_s(usual_s: float, left_s: float | None, waves: int) -> float | None:
@@ -134,7 +93,7 @@ class WaveProcess:
             sys.executable,
             "-I",
             "-m",
-            "preflight.commands.nightly.child",
+            "preflight.commands.nightly.sweeper",
             str(os.getpid()),
             str(lock),
         ]
@@ -198,6 +157,29 @@ class WaveProcess:
         except OSError:
             return []
         return [legible(line, 160) for line in text.splitlines()]
+
+
+_PR_SET_PDEATHSIG: Final = 1
+"""prctl(2), Linux."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Judge as `preflight run WORDS` does; the exit codes are the same."""
+    parent, lock, *words = argv
+    end_with(int(parent))
+    # Held by this process, and by nothing that it starts.
+    fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    from preflight.commands.run import main as judge
+
+    return judge(words)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel send SIGTERM when the parent dies; leave if it has died by now."""
+    with suppress(OSError, AttributeError):  # another kernel: then Ctrl-C and SIGTERM are passed on
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(2)
 
 
 def read_report(folder: Path) -> Report:
@@ -465,3 +447,7 @@ def _holder(lock: int) -> str:
         since = time.strftime(" since %Y-%m-%d %H:%M", time.localtime(int(words[2])))
         return f"another sweep runs (process {int(words[0])} on {words[1]}{since})"
     return "another sweep runs"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -17,16 +17,17 @@ from msgspec.structs import replace
 from preflight.check import FLEET
 from preflight.commands.nightly.state import Sweep
 from preflight.core.ledger import Entry
+from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.observed import Observed
 from preflight.fabric.stored import read_stored
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
-from preflight.report.html.page import waves_of
-from preflight.report.picture.grid import accused
+from preflight.report.page import waves_of
 from preflight.report.ready import counts_as_failure, of_entries
 from preflight.report.since import blame_of, entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
@@ -35,27 +36,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.waves import Night
+    from preflight.commands.nightly.choice import Night
     from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
-    from preflight.report.public.hide import Hider
+    from preflight.report.hide import Hider
 
 
 ASKED = "reach.answer"
 """The check under which it stands that a node was not judged at all: the first of all questions."""
 
 
-def on_node(name: str, verdict: Verdict) -> Entry:
-    """What stands for a node of which there is no report."""
-    return Entry(ASKED, name, (name,), verdict)
-
-
 def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
     """One verdict for each check that judged every wave as a whole, by the number of the wave."""
-    rows: dict[str, list[tuple[int, VerdictRow]]] = {}
-    for number, report in reports.items():
-        for row in report.verdicts:
-            if row.subject == FLEET:
-                rows.setdefault(row.check, []).append((number, row))
+    rows = grouped(
+        (row.check, (number, row))
+        for number, report in reports.items()
+        for row in report.verdicts
+        if row.subject == FLEET
+    )
     for check, told in rows.items():
         yield Entry(check, FLEET, (), _joined(told, len(reports)))
 
@@ -65,9 +62,7 @@ def _joined(told: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
     worst = min((row.outcome for _, row in told), key=WORST_FIRST.index)
     same = [(number, row) for number, row in told if row.outcome is worst]
     first = same[0][1]
-    by_sentence: dict[str, list[int]] = {}
-    for number, row in same:
-        by_sentence.setdefault(row.sentence, []).append(number)
+    by_sentence = grouped((row.sentence, number) for number, row in same)
     alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
     words = by_sentence if alone else (_of(*one) for one in by_sentence.items())
     return Verdict(
@@ -203,7 +198,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
 def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
     """All verdicts: those on nodes and pairs as they are, those on each wave's whole as one."""
     own = [entry for part in parts for entry in entries_of(part.report) if entry.nodes]
-    owed = [on_node(name, verdict) for name, verdict in whole.owed.items()]
+    owed = [Entry(ASKED, name, (name,), verdict) for name, verdict in whole.owed.items()]
     return (*own, *of_the_fleet({part.number: part.report for part in parts}), *owed)
 
 

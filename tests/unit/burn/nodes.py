@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from preflight.burn.collect import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
 from preflight.fleet.model import Host, Job
-from preflight.run.load_stages import BurnStage
+from preflight.run.stages import BurnStage
 from preflight.transport.ways import transport_for
 from tests.unit.fabric.nodes import below, wait_for
 

@@ -14,7 +14,7 @@ import pytest
 
 from preflight.burn.judge import judge_burn
 from preflight.fleet.model import Host
-from preflight.run import load_stages as stage
+from preflight.run import stages as stage
 from tests.unit.burn.nodes import SHORT, Node, long_gemm, mostly_stopped, named, ours, until
 from tests.unit.fabric.nodes import HAS_TORCH
 
@@ -123,7 +123,7 @@ def test_out_of_time_nobody_is_blamed() -> None:
 
 
 CONTROLLER = """\
-from preflight.run import load_stages as burn
+from preflight.run import stages as burn
 from tests.unit.burn.nodes import Node, long_gemm
 burn.LEASE_S = 4.0
 Node(long_gemm(limit_s=100, samples=100_000), slots=2, name="gone").burned()

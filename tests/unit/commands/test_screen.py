@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.commands.nightly.screen import Screen
+from preflight.commands.nightly.state import Screen
 
 if TYPE_CHECKING:
     import pytest

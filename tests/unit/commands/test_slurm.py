@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.commands.nightly.idle import (
+from preflight.commands.nightly.choice import (
     Chooser,
     SlurmError,
     chooser,

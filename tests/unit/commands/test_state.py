@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.nightly.begin import cut_short, read_words
 from preflight.commands.nightly.conclude import unremembered
 from preflight.commands.nightly.state import (
     Sweep,
     WaveState,
     former_nights,
     latest,
-    new_folder,
     read_sweep,
 )
+from preflight.commands.sweep import cut_short, read_words
 from preflight.errors import UsageError
+from preflight.report.outputs import new_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

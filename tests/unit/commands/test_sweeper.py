@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from preflight.commands.nightly import sweeper as module
+from preflight.commands.nightly.choice import chooser
 from preflight.commands.nightly.conclude import conclude
-from preflight.commands.nightly.idle import chooser
-from preflight.commands.nightly.screen import Screen
-from preflight.commands.nightly.state import Sweep, WaveState, former_nights, read_sweep
+from preflight.commands.nightly.state import Screen, Sweep, WaveState, former_nights, read_sweep
 from preflight.commands.nightly.sweeper import Sweeper, locked
+from preflight.history import reading
 from preflight.history.place import place_of
-from preflight.history.reading import reading
 from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:

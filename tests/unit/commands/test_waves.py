@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.commands.nightly.waves import nights_to_all, plan_waves
+from preflight.commands.nightly.choice import nights_to_all, plan_waves
 
 
 def _names(count: int) -> list[str]:

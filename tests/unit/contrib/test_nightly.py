@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.nightly.begin import read_words
+from preflight.commands.sweep import read_words
 from preflight.hook.model import HookConfig
 
 NIGHTLY = Path(__file__).parents[3] / "contrib" / "nightly"

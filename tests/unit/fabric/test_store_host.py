@@ -12,7 +12,7 @@ from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import cut_off, host_first, roster
 from preflight.fabric.schedule import circle_rounds
-from preflight.run.ports_stage import cut_links
+from preflight.run.stages import cut_links
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import attempt, ports

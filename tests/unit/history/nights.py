@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.core.files import open_folder
+from preflight.history import reading
 from preflight.history.place import Place, make, place_of
-from preflight.history.reading import reading
 from preflight.history.run_record import Found, Machine, Night, Numbers, Slot, unswept
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.history.reading import reading
+from preflight.history import reading
 from tests.unit.history.nights import (
     FIRST_S,
     NIGHT_S,

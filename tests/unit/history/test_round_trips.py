@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from preflight.history.reading import reading
+from preflight.history import reading
 from preflight.history.run_record import DIGITS, Cost, Done, Past
 from preflight.history.writing import packed, writing
 from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots

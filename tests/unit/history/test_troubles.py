@@ -19,9 +19,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from preflight.errors import UsageError
-from preflight.history import tables
+from preflight.history import reading, tables
 from preflight.history.place import NAME, Place, in_words, place_of
-from preflight.history.reading import reading
 from preflight.history.run_record import HistoryError, unswept
 from preflight.history.tables import METADATA, RUNS
 from preflight.history.writing import writing

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
 from preflight.fabric.schedule import circle_rounds
+from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_page
-from preflight.report.picture.grid import accused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.report.document import CoverageRow
-from preflight.report.sensitivity import coverage_words
+from preflight.report.terminal import coverage_words
 
 
 def seen(

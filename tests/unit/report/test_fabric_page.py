@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import Observed, observe
+from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import LARGEST, fabric_page
-from preflight.report.picture.grid import Accused, accused
-from preflight.report.picture.style import LEGEND, STEPS, step
+from preflight.report.markup import LEGEND, STEPS, step
 from tests.unit.fabric.synthetic import blame, hosts, sweep
 from tests.unit.report.fabrics import fabric, picture_of
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.report.html.page import LARGEST, Told, page
+from preflight.report.page import LARGEST, Told, page
 from preflight.report.since import Night, found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.unit.report.nights import BENT, report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from preflight.report.document import MissedRow
-from preflight.report.sensitivity import missed_words
+from preflight.report.terminal import missed_words
 
 
 def test_the_dullest_look_is_named() -> None:

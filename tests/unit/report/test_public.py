@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
-from preflight.report.html.page import Told, page
-from preflight.report.public import hide
-from preflight.report.public.hide import Hider, any_of
-from preflight.report.public.known import secrets, secrets_of
+from preflight.report.hide import Hider, any_of
+from preflight.report.page import Told, page
+from preflight.report.secret_names import secrets, secrets_of
 from preflight.report.since import found_in
 from preflight.report.terminal import summary
 from preflight.verdict import fail

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.report.public.hide import Addresses
+from preflight.report.hide import Addresses
 
 V4, V6 = st.ip_addresses(v=4), st.ip_addresses(v=6)
 NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fe80::/64")

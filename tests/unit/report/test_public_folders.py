@@ -23,8 +23,8 @@ from preflight.facts.network import Resolved
 from preflight.facts.node import Reach
 from preflight.report.document import encode
 from preflight.report.events import Began, Events, reread
-from preflight.report.public.hide import Hider
-from preflight.report.public.known import secrets
+from preflight.report.hide import Hider
+from preflight.report.secret_names import secrets
 from preflight.report.since import found_in, night_of
 from preflight.run.measured import Measured
 from preflight.verdict import fail, not_run

@@ -17,7 +17,7 @@ from preflight.facts.burn import Burned, Proof
 from preflight.facts.network import ConfFile, ConfSetting
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host, Job, Promise
-from preflight.run import load_stages as stage
+from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import Judgement, stages_needed
 from preflight.run.measured import Measured, Silent

@@ -14,8 +14,8 @@ from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
+from preflight.history import reading
 from preflight.history.place import NAME, place_of
-from preflight.history.reading import reading
 from preflight.history.run_record import NAME as OLD_NAME
 from preflight.history.run_record import Cost, Coverage, Done, Past
 from preflight.run.expected_verdicts import Settings

@@ -24,7 +24,7 @@ from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
 from preflight.report.document import row_of
-from preflight.report.picture.style import STEPS
+from preflight.report.markup import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -23,12 +23,12 @@ from msgspec import Struct
 
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
-from preflight.report.public.known import NAMED, NAMING, PLAIN, short_of
+from preflight.report.secret_names import NAMED, NAMING, PLAIN, short_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.report.public.known import Kind
+    from preflight.report.secret_names import Kind
 
 
 _Trie = dict[str, "_Trie"]

@@ -13,7 +13,6 @@ import base64
 import hashlib
 import shlex
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -24,11 +23,9 @@ from preflight.report.document import moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
 from preflight.report.header import after
-from preflight.report.html.markup import date_of, escaped, folded, many, span_of, template
-from preflight.report.picture.style import COLOURS, figures
-from preflight.report.sensitivity import coverage_words, missed_words
+from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
 from preflight.report.since import Night, alike, before, night_of, nodes_in, since
-from preflight.report.terminal import title
+from preflight.report.terminal import coverage_words, missed_words, title
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -53,9 +50,8 @@ _PARTS = (
     ("trends", "Trends"),
     ("coverage", "Coverage"),
 )
-_HERE = Path(__file__).parent
-_STYLE = COLOURS + figures() + (_HERE / "look.css").read_text(encoding="utf-8")
-_SCRIPT = (_HERE / "act.js").read_text(encoding="utf-8")
+_STYLE = style() + file("look.css")
+_SCRIPT = file("act.js")
 
 
 def _hash(content: str) -> str:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.core.statistics import median
-from preflight.report.picture.grid import CUT_SHORT, by_leaf
-from preflight.report.picture.style import BROKEN, NO_PEERS, STEPS, label, number, step, text
+from preflight.report.fabric_grid import CUT_SHORT, by_leaf
+from preflight.report.markup import BROKEN, NO_PEERS, STEPS, label, number, step, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Observed
-    from preflight.report.picture.grid import Accused, Against, Cell, Endpoint, Grid, Panel, Row
-    from preflight.report.picture.style import Step
+    from preflight.report.fabric_grid import Accused, Against, Cell, Endpoint, Grid, Panel, Row
+    from preflight.report.markup import Step
 
 
 _LETTER = {

@@ -107,7 +107,8 @@ def secrets(report: Report, *said: object, earlier: Sequence[Night] = ()) -> dic
     `said`: what nodes said of themselves, of any shape; their sentences may repeat it. `earlier`:
     the runs that its page compares with.
     """
-    known = (*_of_leaves(report), *_of_people(report), *_of_nights(earlier, report))
+    leaves = ((leaf, "leaf") for leaf in report.fleet.leaves.values())
+    known = (*leaves, *_of_people(report), *_of_nights(earlier, report))
     told = (report.verdicts, report.blames, list(report.suspicions), *said)
     return secrets_of(report.fleet.nodes, *told, known=known)
 
@@ -144,11 +145,6 @@ def domain_of(name: str) -> str:
     """Of `gpu041.corp.example` what says whose it is; a single word is no secret."""
     rest = name.partition(".")[2] if short_of(name) else ""
     return rest if "." in rest else ""
-
-
-def _of_leaves(report: Report) -> Iterator[tuple[str, Kind]]:
-    for leaf in report.fleet.leaves.values():
-        yield leaf, "leaf"
 
 
 def _of_people(report: Report) -> Iterator[tuple[str, Kind]]:

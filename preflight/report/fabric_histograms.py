@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, size, time_us
+from preflight.core.text import and_more, many, size, time_us
 from preflight.fleet.nodeset import fold
-from preflight.report.picture.grid import CUT_SHORT
-from preflight.report.picture.style import STEPS, number, text
+from preflight.report.fabric_grid import CUT_SHORT
+from preflight.report.markup import STEPS, number, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.report.picture.grid import Accused, Cell, Endpoint, Panel
+    from preflight.report.fabric_grid import Accused, Cell, Endpoint, Panel
 
     Ends = PairSamples | Digest
 
@@ -58,8 +58,8 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     if not operations:
         return None
     counts: Counter[int] = Counter()
-    for lasted_us, many in seen.items():
-        counts[bin_of(lasted_us)] += many
+    for lasted_us, often in seen.items():
+        counts[bin_of(lasted_us)] += often
     shares = {at: count / operations for at, count in counts.items()}
     return Spread(shares, operations, max(seen), number)
 
@@ -122,8 +122,7 @@ def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
 
 def _said(one: Spread) -> str:
     longest = time_us(one.longest_us)
-    pairs = "1 pair" if one.pairs == 1 else f"{one.pairs} pairs"
-    return f"{one.operations} operations of {pairs}, longest {longest}"
+    return f"{one.operations} operations of {many(one.pairs, 'pair')}, longest {longest}"
 
 
 class _Axes:

@@ -1,0 +1,159 @@
+"""How our pages look: templates, five colours, light or dark, and escaped text.
+
+What a template does not write itself is text, whoever wrote it. The reds are ColorBrewer's OrRd,
+"colorblind safe" and of falling lightness (on a dark screen of rising lightness); a pair that gave
+no time has a letter, so nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+from msgspec import Struct
+
+from preflight.core.text import printable, shortened, visible
+from preflight.fleet.nodeset import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jinja2 import Template
+
+
+_FILES = Path(__file__).with_name("templates")
+_MINUTE, _LONG, _HOUR = 60, 5400, 3600
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_MOST_NAMED = 8
+
+
+@cache
+def template(name: str) -> Template:
+    """Compile a template; its own line breaks and indentation are no part of the page."""
+    from jinja2 import Environment, StrictUndefined
+
+    page = Environment(autoescape=True, finalize=escaped, undefined=StrictUndefined)
+    page.filters |= {"folded": folded, "printable": printable, "count": "{:,}".format}
+    return page.from_string("".join(line.strip() for line in file(name).splitlines()))
+
+
+def macros(name: str) -> Any:
+    """The macros of a template, each a function whose result is markup."""
+    return template(name).module
+
+
+def escaped(words: object) -> Markup:
+    """Escape for an element or a quoted attribute; no control or direction character is left."""
+    if isinstance(words, Markup):
+        return words
+    return Markup(html.escape(visible(str(words))))  # noqa: S704  escaped
+
+
+def many(number: int, word: str) -> str:
+    """Count in words: "1 node", "1,000 nodes"."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+def date_of(started: str) -> str:
+    """Say when as people do; what is no date stays as it is."""
+    try:
+        when = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    zone = when.strftime("%Z") or "UTC"
+    return f"{when.day} {when:%b %Y %H:%M} {zone}"
+
+
+def span_of(seconds: float) -> str:
+    """Say how long: "41 s", "12 min", "2.5 h"."""
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _LONG else f"{seconds / _HOUR:.1f} h"
+
+
+def folded(subjects: Iterable[str]) -> str:
+    """Fold node names into a pattern; pairs and sets, and what is no host name, are listed."""
+    plain: list[str] = []
+    rest: list[str] = []
+    for name in subjects:
+        (plain if _PLAIN.fullmatch(name) else rest).append(name)
+    return ", ".join([*([fold(plain)] if plain else []), *shortened(rest, _MOST_NAMED)])
+
+
+class Step(Struct, frozen=True):
+    """One colour of the scale."""
+
+    css: str
+    colour: str
+    dark: str
+    """The same on a dark screen."""
+    words: str
+    up_to: float = 0.0
+    """Times as long as the peers take, exclusively."""
+    strong: bool = False
+    """Whether what is written on it must be of the page's own colour."""
+
+
+NO_PEERS = Step("cp", "#9ecae1", "#2f5a73", "no peers to compare with")
+BROKEN = Step(
+    "cx",
+    "#111111",
+    "#ffffff",
+    "no result: C corrupt, H hung, N no connection, A absent, E error",
+    strong=True,
+)
+STEPS = (
+    Step("c0", "#e9e5da", "#2a2d32", "as its peers (under 1.1 x, or by chance)", 1.1),
+    Step("c1", "#fdd49e", "#5a4020", "1.1 to 1.5 x", 1.5),
+    Step("c2", "#fc8d59", "#a85a24", "1.5 to 2.5 x", 2.5),
+    Step("c3", "#d7301f", "#f08a4b", "2.5 to 5 x", 5.0, strong=True),
+    Step("c4", "#7f0000", "#ffd3a8", "5 x and more", float("inf"), strong=True),
+)
+LEGEND = (*STEPS, BROKEN, NO_PEERS)
+
+
+def step(ratio: float | None) -> Step:
+    """The colour of a pair that takes `ratio` times as long as its peers; None: it has none."""
+    if ratio is None:
+        return NO_PEERS
+    return next((one for one in STEPS if ratio < one.up_to), STEPS[-1])
+
+
+def _fills() -> str:
+    """Style rules that fill the shapes of each class; the reader's system says light or dark."""
+    light = "".join(f".{one.css}{{fill:{one.colour}}}" for one in LEGEND)
+    dark = "".join(f".{one.css}{{fill:{one.dark}}}" for one in LEGEND)
+    return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+
+
+def file(name: str) -> str:
+    """A file of this room that is no Python."""
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def style(*layout: str) -> str:
+    """All rules of a page: colours, drawings, and its layout; no address, no font, no image."""
+    return file("colours.css") + "".join(map(file, layout)) + file("figures.css") + _fills()
+
+
+_LABEL = 26
+
+
+def text(words: str) -> str:
+    """Escape for an element or a quoted attribute; control characters are dropped."""
+    return html.escape(printable(words))
+
+
+def label(name: str) -> str:
+    """Cut a name to what fits beside a row, and escape it."""
+    return text(name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}…")
+
+
+def number(value: float) -> str:
+    """Write a coordinate in few characters: a large fabric has thousands."""
+    return f"{value:.1f}".rstrip("0").rstrip(".")

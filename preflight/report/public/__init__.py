@@ -1,1 +1,0 @@
-"""A report that may leave the house: what names hosts, users and hardware is replaced, alike."""
