@@ -25,7 +25,7 @@ from preflight.errors import UsageError
 from preflight.hang.explain.model import Hit, Place, Speaker
 from preflight.hang.explain.tracebacks import Tracebacks, speaker_of, speaker_of_file, time_of
 from preflight.hang.explain.watchdog import Summaries
-from preflight.hang.watch.settings import LEFT
+from preflight.hang.watch.evidence import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
