@@ -14,24 +14,24 @@ from msgspec.structs import replace
 from preflight.facts.boards import known
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
-from preflight.hang.explain.model import (
+from preflight.hang.explain.exceptions import in_time, of_exceptions, own_faults, with_script
+from preflight.hang.explain.symptom import (
+    RANKING,
+    Category,
     Explanation,
     culprits,
     decoded,
     number_of,
     proofs,
 )
-from preflight.hang.explain.symptom import RANKING, Category
-from preflight.hang.explain.tracebacks import in_time
-from preflight.hang.explain.watchdog import of_exceptions, own_faults, survivors, with_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.facts.boards import Grade
-    from preflight.hang.explain.model import Hit
+    from preflight.hang.explain.exceptions import Raised
     from preflight.hang.explain.scan import Found
-    from preflight.hang.explain.tracebacks import Raised
+    from preflight.hang.explain.symptom import Hit
 
 
 _LATER = 10
@@ -226,7 +226,7 @@ def explain(found: Found) -> Explanation:
     survived = _survived(found)
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
     late = watchdog.judge(hits, found.ranks, found.world)
-    thrown = own_faults(found.raised, survivors(hits))
+    thrown = own_faults(found.raised, watchdog.survivors(hits))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
