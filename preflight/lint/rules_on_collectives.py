@@ -9,10 +9,19 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import alone_words, init_calls, timeout_words, wraps_model
 from preflight.lint.operations import operation, reached
 from preflight.lint.ranks import divided
-from preflight.lint.script import Found, Severity, Who, once, rule
+from preflight.lint.script import (
+    Found,
+    Severity,
+    Who,
+    alone_words,
+    init_calls,
+    once,
+    rule,
+    timeout_words,
+    wraps_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

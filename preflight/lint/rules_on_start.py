@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import (
+from preflight.lint.ranks import variable
+from preflight.lint.script import (
     DDP,
+    Found,
+    Severity,
     backend,
     constant,
     entry,
     init_calls,
     makes_group,
+    once,
     own_gpu,
+    rule,
     spawns,
     timeout_words,
 )
-from preflight.lint.ranks import variable
-from preflight.lint.script import Found, Severity, once, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
