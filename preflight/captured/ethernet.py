@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured
 from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import plain
 from preflight.facts.basics import device_name

@@ -12,7 +12,7 @@ from collections import Counter as Counted
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.boards import natural

@@ -1,4 +1,4 @@
-"""Topologies as pasted: ibnetdiscover, ibswinfo and `nvidia-smi topo -m`.
+"""Topologies as pasted: ibnetdiscover, ibswinfo, `nvidia-smi topo -m` and `topo -p2p`.
 
 How far the NICs are is not judged from it: the matrix has no PCI paths to compare with peers.
 """
@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured
+from preflight.captured.smi_fields import Listing
 from preflight.checks.gpu.deviations import odd_cells
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.core.text import plain
@@ -300,3 +301,44 @@ def _links(ends: list[tuple[str, str]]) -> tuple[NvLink, ...]:
 def _nvlinks(code: str) -> int:
     """Count the links of "NV18"; 0 for every other way."""
     return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,2}", code) else 0
+
+
+_P2P_STATUS: Final = {
+    "OK": "ok",
+    "CNS": "chipset not supported",
+    "GNS": "GPU not supported",
+    "TNS": "IOH topology not supported",
+    "NS": "not supported",
+    "DR": "disabled by regkey",
+    "U": "unknown",
+}
+
+
+def parse_p2p(text: str) -> Listing | None:
+    """Read `topo -p2p r`; None where it is no such matrix."""
+    rows: dict[int, list[str]] = {}
+    header: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
+        words = line.split()
+        if len(words) > 1 and all(re.fullmatch(r"GPU\d{1,3}", word) for word in words):
+            header = words
+        elif header and words and re.fullmatch(r"GPU\d{1,3}", words[0]):
+            rows[int(words[0][3:])] = words[1:]
+    codes = {code for row in rows.values() for code in row if code != "X"}
+    if not header or not codes or not codes <= set(_P2P_STATUS):
+        return None
+    count = len(header)
+    whole = sorted(rows) == list(range(count)) and all(len(row) == count for row in rows.values())
+    pairs = tuple(
+        GpuPair(a, b, "unknown", p2p_read=_worse(rows[a][b], rows[b][a]))
+        for a in range(count)
+        for b in range(a + 1, count)
+        if len(rows.get(a, ())) > b and len(rows.get(b, ())) > a
+    )
+    gpus = tuple(Gpu(index=at, uuid="", name="", bus_id="") for at in range(count))
+    return Listing(gpus, damaged="" if whole else "its matrix is not whole", pairs=pairs)
+
+
+def _worse(there: str, back: str) -> str:
+    """Of two directions the one that is refused."""
+    return _P2P_STATUS.get(back if there == "OK" else there, "unknown")
