@@ -22,7 +22,7 @@ from preflight.hang.diagnose.model import (
 
 if TYPE_CHECKING:
     from preflight.facts.job import PortLook
-    from preflight.hang.diagnose.job import Case, Wire
+    from preflight.hang.diagnose.job_ranks import Case, Wire
     from preflight.hang.diagnose.model import Seat
 
 _SPINS, _IDLES = 90, 5

@@ -31,7 +31,7 @@ from preflight.hang.flight_recorder import Allowance, Call, Recording, opened
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.hang.diagnose.job import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 _APART_S = 120.0

@@ -10,7 +10,7 @@ from preflight.hang.diagnose.model import Diagnosis, count, line_of, named, rank
 
 if TYPE_CHECKING:
     from preflight.facts.job import NodeLook
-    from preflight.hang.diagnose.job import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
-from preflight.hang.diagnose.job import Case, case_of, jobs_of
+from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
 from preflight.hang.diagnose.model import (
     Diagnosis,
     count,

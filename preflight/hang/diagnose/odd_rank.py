@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.job import moved
+from preflight.hang.diagnose.job_ranks import moved
 from preflight.hang.diagnose.model import (
     IDLE,
     Diagnosis,
@@ -38,7 +38,7 @@ from preflight.hang.diagnose.places import (
 
 if TYPE_CHECKING:
     from preflight.facts.job import Frame
-    from preflight.hang.diagnose.job import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.facts.job import Frame
-    from preflight.hang.diagnose.job import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
     from preflight.hang.diagnose.places import Place
 

@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preflight.hang.watch import children as signals
+from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.hang.watch.children import Children
+    from preflight.hang.watch.signals import Children
 
 
 LONGEST = 8 << 20

@@ -9,8 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.hang.watch import children as signals
-from preflight.hang.watch.children import Children, ModuleRun, Relay, Witness, end_as
+from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
     RECORDER_FOLDER,
     Plan,
@@ -26,6 +25,7 @@ from preflight.hang.watch.evidence import (
 from preflight.hang.watch.examine import FOUND, NOBODY, PROGRESSES
 from preflight.hang.watch.output import Cap, Output, Trimmer, logs
 from preflight.hang.watch.progress import RankProcess, Track, ranks_of, reading_of, stalled
+from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
