@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.text import plain
 from preflight.facts.model import WIRE, Driver, Facts, Python
+
+if TYPE_CHECKING:
+    import re
 
 
 class Captured(Struct, frozen=True, kw_only=True):
@@ -50,3 +55,27 @@ def bare_facts(host: str = "captured") -> Facts:
         python=Python("", ""),
         driver=Driver("untold"),
     )
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text as a tool printed them: no escapes, no control characters, no tabs."""
+    return plain(text).expandtabs().splitlines()
+
+
+_ERROR_LINES = 20
+
+
+def short_error(text: str, error: re.Pattern[str]) -> re.Match[str] | None:
+    """What a tool said in place of an answer: such a text is short, a log is something else."""
+    return error.search(text) if len(text.splitlines()) <= _ERROR_LINES else None
+
+
+def json_of(text: str, half: re.Pattern[str]) -> tuple[Any, str]:
+    """The JSON of a text, else None and what is wrong; `half`: how one begins that is cut off."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text), ""
+        except (ValueError, RecursionError):
+            if half.match(text):
+                return None, "the JSON is cut off or garbled"
+    return None, ""

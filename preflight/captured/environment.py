@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from preflight.captured import Captured, bare_facts
 from preflight.checks.env.values import read as value_remark
@@ -385,10 +385,10 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
     return found
 
 
-def told(settings: dict[str, str]) -> dict[str, str]:
+def _shown(settings: dict[str, str]) -> dict[str, str]:
     """Without the values that only the shell knows, unless the name alone is the mistake."""
     return {
-        name: "" if UNTOLD in value else value
+        name: "" if UNTOLD in value else starred(value)
         for name, value in settings.items()
         if UNTOLD not in value or (name not in LAUNCH_NAMES and name not in variables())
     }
@@ -422,44 +422,32 @@ def read(text: str) -> Captured | None:
         return None
     environ = dump(text)
     if environ is not None:
-        environ = _starred(environ)
-        return _captured(DUMP, environ, _damage(text, cut=_dump_is_cut(text))) if environ else None
+        environ = {name: starred(value) for name, value in environ.items()}
+        damaged = _damage(text, cut=_dump_is_cut(text))
+        return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
     damaged = _damage(text, cut=is_cut(text))
     if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
         damaged = f"it starts ranks over {MOST_LAUNCHES} times: give each script by itself"
-    by_node = {name: _starred(told(settings)) for name, settings in nodes(script).items()}
+    by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
     if by_node:
-        return _several(by_node, damaged, one_job=True)
-    turns = {f"line {one.line}": _starred(told(one.settings)) for one in script.launches}
+        checks = (*_CHECKS, "env.ranks")
+        worst = _worst(by_node.values())
+        return _captured(SCRIPT, damaged, checks=checks, environ=worst, environs=by_node)
+    turns = {f"line {one.line}": _shown(one.settings) for one in script.launches}
     turns = {name: settings for name, settings in turns.items() if _says_something(settings)}
     if len({tuple(sorted(settings.items())) for settings in turns.values()}) > 1:
-        return _several(turns, damaged, one_job=False)
-    merged = _starred(told(script.settings)) | next(iter(turns.values()), {})
+        worst = _worst(turns.values())
+        return _captured(SCRIPT, damaged, environ=worst, environs=turns, one_job=False)
+    merged = _shown(script.settings) | next(iter(turns.values()), {})
     if not _says_something(merged) and not any(is_ours(name) for name in script.settings):
         return None
-    return _captured(SCRIPT, merged, damaged)
+    return _captured(SCRIPT, damaged, environ=merged)
 
 
-def _starred(settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: starred(value) for name, value in settings.items()}
-
-
-def _captured(kind: str, environ: dict[str, str], damaged: str) -> Captured:
-    return Captured(kind=kind, facts=bare_facts(), checks=_CHECKS, environ=environ, damaged=damaged)
-
-
-def _several(by_name: Mapping[str, dict[str, str]], damaged: str, *, one_job: bool) -> Captured:
-    return Captured(
-        kind=SCRIPT,
-        facts=bare_facts(),
-        checks=(*_CHECKS, "env.ranks") if one_job else _CHECKS,
-        environ=_worst(by_name.values()),
-        environs=dict(by_name),
-        one_job=one_job,
-        damaged=damaged,
-    )
+def _captured(kind: str, damaged: str, **rest: Any) -> Captured:
+    return Captured(kind=kind, damaged=damaged, facts=bare_facts(), **{"checks": _CHECKS, **rest})
 
 
 def _worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -227,18 +227,13 @@ def _gpu(
         readings.put("mig_enabled", part[2][2].strip(), v.switch)
     if len(part) > 1:
         _memory(readings, part[1][1].strip())
-    told = Gpu(
+    return readings.gpu(
         index=number,
         uuid="",
         name=v.words(name) or "",
         bus_id=bus(part[0][1].split()[0]) if part[0][1].split() else "",
-        memory_total_mib=readings.values.get("memory_total_mib"),
-        memory_used_mib=readings.values.get("memory_used_mib"),
-        mig_enabled=readings.values.get("mig_enabled"),
         processes=None if processes is None else tuple(processes.get(number, ())),
-        health=readings.health(),
     )
-    return told, readings.doubts(f"GPU {number}")
 
 
 def _memory(readings: Readings, printed: str) -> None:
