@@ -102,8 +102,10 @@ class Readings:
     def gpu(self, *, index: int, **identity: Any) -> tuple[Gpu, tuple[Doubt, ...]]:
         """The GPU that they are of, and what is printed of it and cannot be read."""
         health = self.health()
-        own = ("memory_total_mib", "memory_used_mib", "mig_enabled")
-        values = {name: self.values.get(name) for name in own}
+        values: dict[str, Any] = {
+            name: self.values.get(name)
+            for name in ("memory_total_mib", "memory_used_mib", "mig_enabled")
+        }
         told = Gpu(index=index, health=health, **values, **identity)
         doubts = tuple(
             Doubt(

@@ -46,6 +46,29 @@ class Example(Struct, frozen=True, forbid_unknown_fields=True):
     fields: dict[str, str] = {}
 
 
+class Circumstance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a symptom means something else than by itself: where all that is named here holds."""
+
+    numbers: dict[str, tuple[int, ...]] = {}
+    """Fields, each with one of these numbers."""
+    greater: tuple[str, str] | None = None
+    """Two fields, the first of which is the greater number."""
+    met: str = ""
+    """Another symptom that the logs hold."""
+    several: str = ""
+    """A field of which the logs tell more than one value: `{several}` in the remark."""
+    world: int = 0
+    """The number of ranks."""
+    category: Category = "unknown"
+    confidence: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    remark: str = ""
+    """Added to the sentence."""
+    lesser: bool = False
+    """A cause is but a sign then."""
+    moot: bool = False
+    """A hint does not matter then."""
+
+
 class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One thing that a log may say, and what that means."""
 
@@ -77,6 +100,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """By field: what a text in any field says in place of the field's number."""
     words: dict[str, dict[str, str]] = {}
     """By field: what its numbers mean, told as `{FIELD_words}`; "" for all others."""
+    when: tuple[Circumstance, ...] = ()
+    """The first that holds is told in place of category and confidence."""
+    survived_by: str = ""
+    """A fact that tells, further down in the same file, that this ended nobody."""
     cause: str
     advice: str
     check: str = ""
