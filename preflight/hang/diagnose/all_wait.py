@@ -63,7 +63,10 @@ def _resent(case: Case) -> Diagnosis | None:
         advice="measure that path alone, look at its cable, port and switch; start the job "
         "again without that node if it stays",
         line=line_of(case.waiting),
-        evidence=(*(_proof(one) for one in shown), *_port_proofs(case)),
+        evidence=(
+            *(_proof(one) for one in shown),
+            *(f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]),
+        ),
         confidence=sure,
         alternatives=(Alternative("link", "a firewall or route between them", 0.2),),
         next=f"pytest --preflight --preflight-nodes={','.join(sorted(set(sum(pairs, ()))))}",
@@ -113,8 +116,7 @@ def _proof(wire: Wire) -> str:
 
 def _ports(case: Case) -> Diagnosis | None:
     """One node's port shows errors or is down, and no other node's is."""
-    mine = {seat.node for seat in case.seats}
-    if any(one.look and one.look.ports is None for one in case.state.nodes if one.node in mine):
+    if any(look.ports is None for look in case.looks.values()):
         return None  # a port that nobody read may be as bad
     odd = _odd_ports(case)
     nodes = sorted({node for node, _, _ in odd})
@@ -135,8 +137,7 @@ def _ports(case: Case) -> Diagnosis | None:
 
 
 def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
-    mine = {seat.node for seat in case.seats}
-    looks = {node: look for node, look in case.state.looks.items() if node in mine}
+    looks = case.looks
     up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
     found = []
     for node, look in looks.items():
@@ -148,10 +149,6 @@ def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
             elif any(bad.values()):
                 found.append((node, port, f"counts errors ({moved})"))
     return found
-
-
-def _port_proofs(case: Case) -> list[str]:
-    return [f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]]
 
 
 # -- GPUs

@@ -123,6 +123,12 @@ class Case:
     """Kinds of what started the ranks and still waits for them."""
 
     @cached_property
+    def looks(self) -> dict[str, NodeLook]:
+        """What those nodes showed that have ranks of the job."""
+        ours = {one.node for one in self.seats}
+        return {node: look for node, look in self.state.looks.items() if node in ours}
+
+    @cached_property
     def read(self) -> tuple[Seat, ...]:
         """Ranks whose place is known."""
         return tuple(one for one in self.seats if one.place is not None)
@@ -198,13 +204,12 @@ class Case:
     def _flows(self) -> bool:
         """Most of the job's nodes move data through their RDMA ports: no rank's kernel tells."""
         spans = {one.node: one.look.look_s for one in self.seats}
-        looks = {node: look for node, look in self.state.looks.items() if node in spans}
         moved_bytes = [
             max((p.received for p in look.ports or () if "/" in p.name), default=0)
             / max(spans[node], 0.1)
-            for node, look in looks.items()
+            for node, look in self.looks.items()
         ]
-        return sum(each >= _FLOW for each in moved_bytes) * 2 > len(looks)
+        return sum(each >= _FLOW for each in moved_bytes) * 2 > len(self.looks)
 
     @cached_property
     def quiet_s(self) -> float | None:

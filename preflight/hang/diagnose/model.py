@@ -225,9 +225,13 @@ def lint_of(seats: Iterable[Seat]) -> str:
 
 
 def line_of(seats: Iterable[Seat]) -> str:
-    """The user's line of the first that has one: `/home/u/train.py:88 in evaluate`."""
-    user = _user_frame(seats)
-    return f"{user.file}:{user.line} in {user.function}" if user else ""
+    """The user's line of the first that has one."""
+    return line_words(_user_frame(seats))
+
+
+def line_words(frame: Frame | None) -> str:
+    """`/home/u/train.py:88 in evaluate`."""
+    return f"{frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
 _MANY = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}

@@ -29,7 +29,9 @@ from preflight.hang.diagnose.places import (
     LOCKED,
     OTHERS,
     Place,
+    channel_of,
     channel_words,
+    knowledge,
     library,
     main_frames,
     place_of,
@@ -42,33 +44,10 @@ if TYPE_CHECKING:
     from preflight.hang.diagnose.model import Seat
 
 
-EVEN = "make the ranks do equally many steps: drop_last=True, equal batches, join()"
-_ADVICE = {
-    "data": "find out why its next batch does not come: its workers, files, share of the data",
-    "checkpoint": "let it finish, or look at the file system; raise the time-out of the group for "
-    "such work (init_process_group(timeout=...)), or let all ranks save",
-    "end": EVEN,
-    "compile": "let it finish; compile before the first collective, and share the cache",
-    "download": "take the request off the step's way; let one rank do it before the others start",
-    "debugger": "leave the debugger, or run one process only under it",
-    "lock": "see what holds the lock: a thread of its own, or another process",
-    "process": "see what the process that it started does",
-}
 _EXIT = (
     "read its own output first: an error may have ended its script (preflight explain LOG), or it "
     "ran out of steps before the others (drop_last=True, equal batches, join())"
 )
-_BY_CHANNEL = {
-    "waits for a file system": "look at the file system: mount, server, dmesg of its node",
-    "waits for a disk": "look at the disk: iostat, dmesg of its node",
-    "waits for a pipe": "see who holds the pipe's other end (ls -l /proc/PID/fd), and why it is "
-    "silent",
-    "waits for a lock on a file": "see who holds the lock (/proc/locks, lsof FILE)",
-    "waits for a process that it started": _ADVICE["process"],
-    "waits for somebody to type": "it asks for input, which nobody gives: take that out of the job",
-}
-"""What to do about a line of the user's own, by what the kernel says that it sleeps in."""
-
 _OTHERWISE = (
     "look at that line: let all ranks do it, or make it short; what one rank does alone must "
     "end before the group's time-out"
@@ -88,10 +67,8 @@ def advice_for(seat: Seat) -> str:
     """By what it is at, else by what the kernel says that it sleeps in."""
     if exits(seat):
         return _EXIT
-    kind = seat.kind
-    if kind == CODE and (said := _BY_CHANNEL.get(channel_words(seat.look.wait_channel))):
-        return said
-    return _ADVICE.get(kind, _OTHERWISE)
+    by_channel = channel_of(seat.look.wait_channel).advice if seat.kind == CODE else ""
+    return by_channel or knowledge().advice.get(seat.kind, _OTHERWISE)
 
 
 def exits(seat: Seat) -> bool:
@@ -255,7 +232,7 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
             culprits=rank_names(few),
             sentence=f"{named(few)} {doing(few[0], len(few))}, which {count(len(case.ended))} "
             "do not come to: they have finished",
-            advice=EVEN,
+            advice=knowledge().advice["end"],
             line=line_of(few),
             evidence=evidence(case, few),
             confidence=0.7,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import median
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import Diagnosis, count, named, rank_names, ranks, verb
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    line_words,
+    named,
+    rank_names,
+    ranks,
+    verb,
+)
 from preflight.hang.diagnose.places import short
 
 if TYPE_CHECKING:
@@ -162,7 +170,7 @@ def _told(
             if nodes
             else "its share of the work, its cores, its clocks"
         ),
-        line=f"{line.file}:{line.line} in {line.function}" if line is not None else "",
+        line=line_words(line),
         evidence=(
             *(f"rank {one.rank}: {own[one.rank]:.0%} of {unit}" for one in seats[:6]),
             f"the others: {min(rest):.0%} to {max(rest):.0%}",
