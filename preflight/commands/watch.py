@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.hang.watch.evidence import DEBUGS, FOLDERS, name, plan, set_in_files
+from preflight.hang.watch.evidence import DEBUGS, FOLDERS, folder_name, plan, set_in_files
 from preflight.hang.watch.watch import (
     CAP_MIB,
     EXAMINE,
@@ -147,7 +147,7 @@ def _number(option: str, typed: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    folder = os.path.join(os.path.realpath(options.base), name())  # noqa: PTH118  a name, no path yet
+    folder = os.path.join(os.path.realpath(options.base), folder_name())  # noqa: PTH118  a name, no path yet
     decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)
     for left in decided.left:
         yield "# " + left.sentence.replace("\n", " ")

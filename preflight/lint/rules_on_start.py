@@ -219,7 +219,7 @@ _STARTED: Final = ("accelerate.Accelerator", "deepspeed.initialize")
 @rule("cuda-visible-devices", Severity.WARNING)
 def cuda_visible_devices(script: Script) -> Iterator[Found]:
     """The script sets the GPUs that its ranks see, whatever the launcher gave them."""
-    started = makes_group(script) or any(True for _ in script.called(_STARTED))
+    started = makes_group(script) or script.calls_any(_STARTED)
     if not started or spawns(script):
         return  # one process, or one that chooses the GPUs of the ranks that it starts
     for line, value, place in _set(script):

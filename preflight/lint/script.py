@@ -65,6 +65,11 @@ class Place:
     """Lines of the loops around it, the outermost first."""
 
     @property
+    def loop(self) -> tuple[str, tuple[int, ...]]:
+        """The innermost loop, or the function itself: what stands in the same turn of it."""
+        return self.function, self.loops
+
+    @property
     def guard(self) -> Guard | None:
         """The innermost condition that keeps some ranks away."""
         return self.guards[-1] if self.guards else None
@@ -142,6 +147,10 @@ class Script:
         """The calls of functions by these resolved names, in the order of the script."""
         found = sorted(at for name in set(names) for at in self._places.get(name, ()))
         return (self.calls[at] for at in found)
+
+    def calls_any(self, names: Iterable[str]) -> bool:
+        """Whether one of these functions is called."""
+        return any(name in self._places for name in names)
 
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
@@ -304,7 +313,7 @@ def is_distributed(script: Script) -> bool:
         return True
     if any(call.name.startswith("torch.distributed.") for call in script.calls):
         return True
-    return any(True for _ in script.called([*_WRAPS, "transformers.Trainer"]))
+    return script.calls_any([*_WRAPS, "transformers.Trainer"])
 
 
 def makes_group(script: Script) -> bool:
@@ -314,7 +323,7 @@ def makes_group(script: Script) -> bool:
 
 def wraps_model(script: Script) -> bool:
     """Whether it wraps a model by itself, so that its backward passes need every rank."""
-    return any(True for _ in script.called(_WRAPS))
+    return script.calls_any(_WRAPS)
 
 
 @once

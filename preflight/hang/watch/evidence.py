@@ -223,13 +223,13 @@ _MODE = 0o750
 _AS_MANY = 100
 
 
-def name() -> str:
+def folder_name() -> str:
     """What a folder made now is called, before somebody else's of that name."""
     host = os.uname().nodename.partition(".")[0]
     return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{host}"
 
 
-def make(base: Path) -> Path:
+def make_folder(base: Path) -> Path:
     """Make a new one there, named by the time and this host; OSError where that cannot be.
 
     Two nodes of one job start within a second, often in one shared folder. As root nobody else may
@@ -237,7 +237,7 @@ def make(base: Path) -> Path:
     """
     if os.geteuid() == 0 and (said := who_may_change(base)):
         raise PermissionError(errno.EPERM, said)
-    stem = name()
+    stem = folder_name()
     real = Path(os.path.realpath(base))
     real.mkdir(parents=True, exist_ok=True)
     for number in range(_AS_MANY):
@@ -291,6 +291,9 @@ def tidy(folder: Path) -> None:
             with suppress(OSError):
                 Path(place).rmdir()
 
+
+FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
+"""Exit codes of `preflight.hang.watch.examine`; the second of a stall, the third of an end."""
 
 COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
 """Of the table of samples: a row is one look at one rank."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import plain_json, printable
 from preflight.errors import PreflightError, UsageError
-from preflight.hang.watch.evidence import write
+from preflight.hang.watch.evidence import FOUND, NOBODY, PROGRESSES, UNKNOWN, write
 from preflight.hang.watch.progress import ranks_of
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Fleet
     from preflight.hang.diagnose.model import JobState, NodeState
-
-FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
-"""Exit codes; the second of a stall, the third of an end."""
 
 _WIDTH = 100
 

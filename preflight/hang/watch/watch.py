@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
+    FOUND,
+    NOBODY,
+    PROGRESSES,
     RECORDER_FOLDER,
     Plan,
     Record,
     ask_for_dumps,
-    make,
+    make_folder,
     makes_pipes,
     outdated,
     plan,
     set_in_files,
     tidy,
 )
-from preflight.hang.watch.examine import FOUND, NOBODY, PROGRESSES
 from preflight.hang.watch.output import Cap, Output, Trimmer, logs
 from preflight.hang.watch.progress import RankProcess, Track, ranks_of, reading_of, stalled
 from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
@@ -165,7 +167,7 @@ def stalled_after_s(options: Options, heartbeat_s: str | None) -> float:
 
 def _make(base: Path) -> Path | None:
     try:
-        return make(base)
+        return make_folder(base)
     except OSError as error:
         say(
             f"no evidence can be kept in {base} ({error.strerror or error}): the launch goes on "

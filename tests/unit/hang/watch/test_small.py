@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from preflight.hang.watch import evidence, examine
-from preflight.hang.watch.evidence import ask_for_dumps, make, makes_pipes, outdated, tidy
+from preflight.hang.watch.evidence import ask_for_dumps, make_folder, makes_pipes, outdated, tidy
 from preflight.hang.watch.watch import Options, stalled_after_s
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_older_names_that_torch_warns_of(
 
 def test_only_who_listens_is_asked(tmp_path: Path) -> None:
     """A rank that has gone, a file in the place of a pipe and a link hold nobody up."""
-    folder = make(tmp_path)
+    folder = make_folder(tmp_path)
     assert makes_pipes(folder)
     pipes = folder / "recorder"
     for name in ("rank_0.pipe", "rank_1.pipe"):
@@ -71,7 +71,7 @@ def test_only_who_listens_is_asked(tmp_path: Path) -> None:
 
 def test_two_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     """Started within a second, in one place."""
-    assert len({make(tmp_path) for _ in range(3)}) == 3
+    assert len({make_folder(tmp_path) for _ in range(3)}) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
@@ -79,7 +79,7 @@ def test_root_keeps_no_evidence_where_a_stranger_could_lead_it(tmp_path: Path) -
     """Torch and NCCL write by the folder's name, and we cut files off and remove them."""
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(PermissionError, match=f"{tmp_path} belongs to"):
-        make(tmp_path / "new")
+        make_folder(tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
