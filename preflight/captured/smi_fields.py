@@ -9,6 +9,7 @@ Where a reading has several, the first that is told stands.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, ValidationError, convert
@@ -135,38 +136,6 @@ def number_of(word: str) -> int | None:
     return int(word.partition(" ")[0]) if _COUNT.fullmatch(word) else None
 
 
-def celsius(word: str) -> int | None:
-    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
-    degrees = _whole(word, "C")
-    return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
-
-
-def mebibytes(word: str) -> int | None:
-    """Read "12 MiB"."""
-    return _whole(word, "MiB")
-
-
-def percent(word: str) -> int | None:
-    """Read "30 %"."""
-    return _whole(word, "%")
-
-
-def lanes(word: str) -> int | None:
-    """Read "16x"; a link without lanes is none."""
-    return _whole(word, "x") or None
-
-
-def watts(word: str) -> float | None:
-    """Read "43.89 W"."""
-    return _measured(word, "W")
-
-
-def seconds(word: str) -> float | None:
-    """Read "204642816 us"."""
-    found = _measured(word, "us")
-    return None if found is None else found / 1e6
-
-
 def _whole(word: str, unit: str) -> int | None:
     found = _measured(word, unit)
     return None if found is None else int(found)
@@ -176,6 +145,28 @@ def _measured(word: str, unit: str) -> float | None:
     """A number with that unit, or bare as csv prints it where asked to; never with another."""
     match = _NUMBER.fullmatch(word)
     return float(match[1]) if match and match[2] in ("", unit) else None
+
+
+mebibytes, percent = partial(_whole, unit="MiB"), partial(_whole, unit="%")
+watts = partial(_measured, unit="W")
+"""Read "12 MiB", "30 %", "43.89 W"."""
+
+
+def celsius(word: str) -> int | None:
+    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
+    degrees = _whole(word, "C")
+    return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
+
+
+def lanes(word: str) -> int | None:
+    """Read "16x"; a link without lanes is none."""
+    return _whole(word, "x") or None
+
+
+def seconds(word: str) -> float | None:
+    """Read "204642816 us"."""
+    found = _measured(word, "us")
+    return None if found is None else found / 1e6
 
 
 def switch(word: str) -> bool | None:
