@@ -1,36 +1,214 @@
 """A job's environment as somebody captured it: `env`, /proc/PID/environ, or a launch script.
 
-Nothing is run: of a script, what is assigned counts, whatever `if` stands around it; comments are
-no settings, and a value that only the shell could work out is not judged.
+Settings stand there in whatever form people keep them: scripts, YAML, Dockerfiles, Python, `env`
+itself. Nothing is run: of a script, what is assigned counts, whatever `if` stands around it;
+comments are no settings, and a value that only the shell could work out (`$(hostname)`, a variable
+that nothing sets) is UNTOLD and not judged.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from preflight.captured.captured import Captured, bare_facts
-from preflight.captured.settings import (
-    LAUNCH_NAMES,
-    UNTOLD,
-    Known,
-    assignment,
-    commands,
-    dump,
-    expanded,
-    is_cut,
-    is_ours,
-    items,
-    logical_lines,
-    structured,
-)
+from preflight.captured import Captured, bare_facts
 from preflight.checks.env.values import read as value_remark
-from preflight.checks.env.variables import variables
+from preflight.checks.env.variables import nobody, unread, variables
 from preflight.core.text import starred
+from preflight.fleet.job_environment import ASSIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+UNTOLD: Final = "\0"
+
+_LONGEST: Final = 128 << 10
+"""Characters of a line that shlex splits: Linux takes no longer word, and shlex copies each anew
+for every character."""
+
+_OPERATOR: Final = re.compile(r"[;&|()<>]+")
+_EXPANSION: Final = re.compile(
+    r"\$\{([A-Za-z_]\w*)(?::?[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)|\$\{[^}]*\}?|`[^`]*`?|\$[(0-9@*#?!$]?"
+)
+_COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
+_PROMPT: Final = re.compile(r"^(?:\+{1,3} |\$ |[\w.-]+@[\w.-]+[^$#\n]{0,60}[$#] )")
+_ENDS_OPEN: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, those that end in a backslash joined, prompts taken off."""
+    kept, began = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        began = began or number
+        if _ENDS_OPEN.search(line) and not line.lstrip().startswith("#"):
+            kept += line[:-1] + " "
+            continue
+        yield began, _PROMPT.sub("", kept + line, count=1)
+        kept, began = "", 0
+    if kept:
+        yield began, kept
+
+
+def is_cut(text: str) -> bool:
+    """Whether a script ends in the middle of a line or of a quoted word."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    if _ENDS_OPEN.search(last):
+        return True
+    return not text.endswith("\n") and (len(last) > _LONGEST or _unbalanced(last))
+
+
+def commands(line: str) -> list[list[str]]:
+    """The simple commands of a line, each as its words; comments are none."""
+    words = _words(line)
+    found: list[list[str]] = [[]]
+    for word in words:
+        if _OPERATOR.fullmatch(word):
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [one for one in found if one]
+
+
+class Known(dict[str, str]):
+    """Variables by name, and how many characters of their values may yet be filled in elsewhere.
+
+    Linux takes no more in one environment, and 40 lines that each double a value fill any memory.
+    """
+
+    left: int = 1 << 20
+
+
+def expanded(value: str, known: Known) -> str:
+    """The value with what is known filled in; UNTOLD where a part of it is not, or is too much."""
+
+    def fill(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        if name in known:
+            known.left -= len(known[name])
+            return known[name] if known.left >= 0 else UNTOLD
+        return found[2] if found[2] is not None else UNTOLD
+
+    filled = _EXPANSION.sub(fill, value)
+    return UNTOLD if UNTOLD in filled else filled
+
+
+def _words(line: str) -> list[str]:
+    bare = line if '"' in line or "'" in line else _COMMENT.sub("", line)
+    if len(bare) > _LONGEST:
+        return _up_to_quotes(bare)
+    lexer = shlex.shlex(bare, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if word.startswith("#"):
+                break
+            words.append(word)
+    except ValueError:  # a quote that another line closes
+        return _up_to_quotes(bare)
+    return words
+
+
+def _up_to_quotes(line: str) -> list[str]:
+    return [re.sub(r"['\"].*", "$", word) for word in line.split()]
+
+
+def _unbalanced(line: str) -> bool:
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+_NAME: Final = r"([A-Za-z_][A-Za-z0-9_]*)"
+_FORMS: Final = tuple(
+    re.compile(form)
+    for form in (
+        rf"^\s*[\"']?{_NAME}[\"']?\s*:\s++(.*?),?(?:(?<!\s)\s+)?$",  # YAML, JSON, a Python dict
+        rf"^\s*(?:setenv|ENV|env)\s+{_NAME}\s+(\S(?:.*\S)?)\s*$",  # csh, Dockerfile
+        rf"^\s*os\.environ\[[\"']{_NAME}[\"']\]\s*=\s*+(.*\S)\s*$",
+        rf"^\s*os\.(?:environ\.setdefault|putenv)\([\"']{_NAME}[\"'],\s*+(.+)\)\s*$",
+    )
+)
+_ITEM: Final = re.compile(rf"^\s*+-?\s*+name\s*:\s*[\"']?{_NAME}[\"']?\s*$")
+_VALUE: Final = re.compile(r"^\s*+-?\s*+value\s*:\s*+(.*\S|)\s*$")
+_QUOTED: Final = re.compile(r"([\"'])(.*)\1")
+_DUMP_LINE: Final = re.compile(rf"^{_NAME}=(.*)$")
+_COMMAND_AFTER: Final = re.compile(
+    r"^\w+=\S*\s+(?:\w+=|\S*\b(?:python|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed)\b)"
+)
+_MOST_OTHER_LINES: Final = 0.3
+
+LAUNCH_NAMES: Final = (
+    "NPROC_PER_NODE",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a check reads this variable, or says that nobody does."""
+    if name in LAUNCH_NAMES or name in variables() or name in nobody():
+        return True
+    return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
+
+
+def structured(line: str) -> tuple[str, str] | None:
+    """A setting that is no shell's: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
+    for form in _FORMS:
+        found = form.match(line)
+        if found and is_ours(found[1]):
+            return found[1], _unquoted(found[2])
+    return None
+
+
+def items(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Kubernetes' form: `- name: X` with `value: "Y"` on the next line."""
+    for at, line in enumerate(lines[:-1]):
+        name, value = _ITEM.match(line), _VALUE.match(lines[at + 1])
+        if name and value and is_ours(name[1]):
+            yield name[1], _unquoted(value[1])
+
+
+def dump(text: str) -> dict[str, str] | None:
+    """What `env` or /proc/PID/environ printed, each value to the letter; None if it is no such."""
+    whole = text.replace("\0", "\n")
+    lines = [line for line in whole.split("\n") if line.strip()]
+    if not whole.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
+        lines = lines[:-1]  # cut off there
+    found = [_DUMP_LINE.match(line) for line in lines]
+    pairs = {one[1]: one[2].removesuffix("\r") for one in found if one}
+    others = sum(one is None for one in found)
+    if not pairs or others > _MOST_OTHER_LINES * len(lines):
+        return None
+    shell = re.compile(r"^\s*(?:export|set|if|fi|echo|source|cd|module|torchrun|srun|#!)\b|^#")
+    if any(_COMMAND_AFTER.match(line) or shell.match(line) for line in lines):
+        return None
+    if any("$" in value for name, value in pairs.items() if is_ours(name)):
+        return None
+    return {name: value for name, value in pairs.items() if is_ours(name) or name in _SLURM_SETS}
+
+
+def assignment(word: str) -> tuple[str, str] | None:
+    """`NAME=VALUE`, also as `-eNAME=VALUE`."""
+    found = ASSIGNMENT.fullmatch(word) or re.fullmatch(rf"-[ex]{_NAME}=(.*)", word, re.DOTALL)
+    return (found[1], found[2]) if found else None
+
+
+def _unquoted(value: str) -> str:
+    found = _QUOTED.fullmatch(value)
+    if found:
+        return found[2]
+    bare = re.sub(r"(?s)(?<!\s)\s+#.*", "", value)
+    return UNTOLD if re.search(r"[(){}]|\bf[\"']", bare) else bare
 
 
 _STARTERS: Final = re.compile(
@@ -59,6 +237,8 @@ _SLURM: Final = {
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
     "gpus-per-node": "SLURM_GPUS_PER_NODE",
 }
+"""Options by the variable that Slurm exports for each."""
+_SLURM_SETS: Final = (*_SLURM.values(), "SLURM_GPUS_ON_NODE")
 _MAY_SAY: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
 """Lines without any of these set and start nothing: splitting a long log into words takes long."""
 
@@ -205,10 +385,10 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
     return found
 
 
-def told(settings: dict[str, str]) -> dict[str, str]:
+def _shown(settings: dict[str, str]) -> dict[str, str]:
     """Without the values that only the shell knows, unless the name alone is the mistake."""
     return {
-        name: "" if UNTOLD in value else value
+        name: "" if UNTOLD in value else starred(value)
         for name, value in settings.items()
         if UNTOLD not in value or (name not in LAUNCH_NAMES and name not in variables())
     }
@@ -242,44 +422,32 @@ def read(text: str) -> Captured | None:
         return None
     environ = dump(text)
     if environ is not None:
-        environ = _starred(environ)
-        return _captured(DUMP, environ, _damage(text, cut=_dump_is_cut(text))) if environ else None
+        environ = {name: starred(value) for name, value in environ.items()}
+        damaged = _damage(text, cut=_dump_is_cut(text))
+        return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
     damaged = _damage(text, cut=is_cut(text))
     if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
         damaged = f"it starts ranks over {MOST_LAUNCHES} times: give each script by itself"
-    by_node = {name: _starred(told(settings)) for name, settings in nodes(script).items()}
+    by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
     if by_node:
-        return _several(by_node, damaged, one_job=True)
-    turns = {f"line {one.line}": _starred(told(one.settings)) for one in script.launches}
+        checks = (*_CHECKS, "env.ranks")
+        worst = _worst(by_node.values())
+        return _captured(SCRIPT, damaged, checks=checks, environ=worst, environs=by_node)
+    turns = {f"line {one.line}": _shown(one.settings) for one in script.launches}
     turns = {name: settings for name, settings in turns.items() if _says_something(settings)}
     if len({tuple(sorted(settings.items())) for settings in turns.values()}) > 1:
-        return _several(turns, damaged, one_job=False)
-    merged = _starred(told(script.settings)) | next(iter(turns.values()), {})
+        worst = _worst(turns.values())
+        return _captured(SCRIPT, damaged, environ=worst, environs=turns, one_job=False)
+    merged = _shown(script.settings) | next(iter(turns.values()), {})
     if not _says_something(merged) and not any(is_ours(name) for name in script.settings):
         return None
-    return _captured(SCRIPT, merged, damaged)
+    return _captured(SCRIPT, damaged, environ=merged)
 
 
-def _starred(settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: starred(value) for name, value in settings.items()}
-
-
-def _captured(kind: str, environ: dict[str, str], damaged: str) -> Captured:
-    return Captured(kind=kind, facts=bare_facts(), checks=_CHECKS, environ=environ, damaged=damaged)
-
-
-def _several(by_name: Mapping[str, dict[str, str]], damaged: str, *, one_job: bool) -> Captured:
-    return Captured(
-        kind=SCRIPT,
-        facts=bare_facts(),
-        checks=(*_CHECKS, "env.ranks") if one_job else _CHECKS,
-        environ=_worst(by_name.values()),
-        environs=dict(by_name),
-        one_job=one_job,
-        damaged=damaged,
-    )
+def _captured(kind: str, damaged: str, **rest: Any) -> Captured:
+    return Captured(kind=kind, damaged=damaged, facts=bare_facts(), **{"checks": _CHECKS, **rest})
 
 
 def _worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:

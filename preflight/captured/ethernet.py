@@ -6,13 +6,11 @@ looked for at any depth.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured, json_of, lines_of, short_error
 from preflight.checks.net.test_ethernet import kind_of
-from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.network import Counter, Ethernet, Interface, Network
 from preflight.facts.node import parsed
@@ -43,13 +41,13 @@ _LARGEST: Final = 2**53
 
 def read_ethtool(text: str) -> Captured | None:
     """Read every interface that a text shows the settings or the statistics of; None for others."""
-    lines = plain(text).expandtabs().splitlines()
+    lines = lines_of(text)
     if any(_HEAD.match(line) for line in lines):
         return _settings(lines)
     if any(_STATISTICS.match(line) for line in lines):
         return _statistics(lines)
-    error = _ERROR.search(text)
-    if error is None or len(lines) > 20:  # noqa: PLR2004 (an error is short; a log is something else)
+    error = short_error(text, _ERROR)
+    if error is None:
         return None
     return _captured("ethtool", None, f"it holds an error: {error.group().strip()[:120]}")
 
@@ -153,13 +151,9 @@ _RATE: Final = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kKmMgGtT]?)(?:b(?
 
 def read_interfaces_json(text: str) -> Captured | None:
     """Read the interfaces of a JSON text; None where it holds none."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return None
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError):
-        damaged = "the JSON is cut off or garbled"
-        return _captured(KIND, None, damaged) if _CUT.match(text) else None
+    tree, damaged = json_of(text, _CUT)
+    if tree is None:
+        return _captured(KIND, None, damaged) if damaged else None
     rows = {_name(row["ifname"]): row for row in _rows(tree) if _name(row["ifname"])}
     if not rows:
         return None

@@ -12,7 +12,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
 from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log

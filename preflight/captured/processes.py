@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    _Row = tuple[re.Match[str], bool, set[int]]
+    """A line, whether it is of a GPU's device, and of which ports."""
 
 
 _PID: Final = r"(?P<pid>[0-9]{1,10})"
@@ -53,11 +56,6 @@ def columns_of(line: str) -> dict[str, str] | None:
     if told["command"].rstrip().endswith(_DEFUNCT):
         told.setdefault("state", "Z")
     return told
-
-
-def is_search(command: str) -> bool:
-    """Whether it is the grep that the listing went through."""
-    return _GREP.match(command) is not None
 
 
 def unbracketed(command: str, state: str) -> str:
@@ -105,36 +103,44 @@ _FEWEST: Final = 2
 
 def fuser(text: str) -> tuple[Process, ...] | None:
     """Who has a GPU's device mapped or a port open, as `fuser -v` lists it."""
-    held: dict[int, Process] = {}
-    ports: dict[int, set[int]] = defaultdict(set)
-    opens: set[int] = set()
-    file = ""
-    for line in text.splitlines():
-        found = _FUSER.match(line)
-        if found is None:
-            continue
-        file = found["file"] or file
-        pid = int(found["pid"])
-        held.setdefault(pid, _process(found.groupdict()))
-        opens |= {pid} if _GPU_FILE.match(file) else set()
-        ports[pid] |= {int(file.split("/")[0])} if file[:1].isdecimal() else set()
-    return _joined(held.values(), opens, ports)
+
+    def rows() -> Iterator[_Row]:
+        file = ""
+        for line in text.splitlines():
+            if found := _FUSER.match(line):
+                file = found["file"] or file
+                ports = {int(file.split("/")[0])} if file[:1].isdecimal() else set()
+                yield found, bool(_GPU_FILE.match(file)), ports
+
+    return _holders(rows())
 
 
 def lsof(text: str) -> tuple[Process, ...] | None:
     """Who has a GPU's device open or listens on a port, as `lsof` lists it."""
     if not re.search(r"^COMMAND\s+PID\s+(?:TID\s+)?", text, re.MULTILINE):
         return None
+    return _holders(
+        (found, bool(_GPU_FILE.search(line)), {int(o["port"]) for o in _LISTENS.finditer(line)})
+        for line in text.splitlines()
+        if (found := _LSOF.match(line))
+    )
+
+
+def _holders(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
+    """Each process with what it holds; None for nobody."""
     held: dict[int, Process] = {}
     ports: dict[int, set[int]] = defaultdict(set)
     opens: set[int] = set()
-    for line in text.splitlines():
-        if found := _LSOF.match(line):
-            pid = int(found["pid"])
-            held.setdefault(pid, _process(found.groupdict()))
-            opens |= {pid} if _GPU_FILE.search(line) else set()
-            ports[pid] |= {int(one["port"]) for one in _LISTENS.finditer(line)}
-    return _joined(held.values(), opens, ports)
+    for found, gpu, its in rows:
+        pid = int(found["pid"])
+        held.setdefault(pid, _process(found.groupdict()))
+        opens |= {pid} if gpu else set()
+        ports[pid] |= {port for port in its if port < 1 << 16}
+    listens = {pid: tuple(sorted(its)) for pid, its in ports.items()}
+    joined = (
+        replace(one, holds_gpu=pid in opens, listens=listens[pid]) for pid, one in held.items()
+    )
+    return tuple(joined) or None
 
 
 def pmon(text: str) -> tuple[Process, ...] | None:
@@ -152,7 +158,7 @@ def pmon(text: str) -> tuple[Process, ...] | None:
 def ps(text: str) -> tuple[Process, ...] | None:
     """Rows of `ps`, by its header or by its shape; less the grep that it went through."""
     found = _listed(text)
-    return None if found is None else tuple(row for row in found if not is_search(row.command))
+    return None if found is None else tuple(row for row in found if not _GREP.match(row.command))
 
 
 def _listed(text: str) -> tuple[Process, ...] | None:
@@ -215,19 +221,6 @@ def _process(told: Mapping[str, str]) -> Process:
         age_s=_seconds(told.get("elapsed", "")),
         wchan=told.get("wchan", "").strip("-")[:512],
         stuck_s=0.0 if state[:1] == "D" else None,
-    )
-
-
-def _joined(
-    held: Iterable[Process], opens: set[int], ports: dict[int, set[int]]
-) -> tuple[Process, ...] | None:
-    """Each with what it holds; None for nobody."""
-    listens = {
-        pid: tuple(sorted(port for port in its if port < 1 << 16)) for pid, its in ports.items()
-    }
-    return (
-        tuple(replace(one, holds_gpu=one.pid in opens, listens=listens[one.pid]) for one in held)
-        or None
     )
 
 

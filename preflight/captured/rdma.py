@@ -6,13 +6,12 @@ prompts between: what counts are the words.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter as Counted
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured, json_of, short_error
 from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.boards import natural
@@ -151,8 +150,8 @@ def parse_ports(text: str) -> Captured | None:
             checks = _ONE_PORT if one_port else _CHECKS[kind]
             nics = tuple(_nic(device) for device in devices)
             return captured(kind, checks, damaged, nics=nics, problems=missing)
-    error = _ERROR.search(text)
-    if error is None or len(lines) > 20:  # noqa: PLR2004 (an error is short; a log is something else)
+    error = short_error(text, _ERROR)
+    if error is None:
         return None
     said = text[error.start() :].strip().splitlines()[0][:120]
     damaged = f"it holds an error and no port: {said}"
@@ -230,7 +229,7 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
     return NicPort(
         port=number,
         state=state if _STATES.fullmatch(state) else "",
-        phys_state=words.get("physical state", words.get("phys state", "")),
+        phys_state=words.get("physical state", ""),
         rate=words.get("rate", ""),
         link_layer=words.get("link layer", ""),
         netdev=device_name(words.get("netdev", "")),
@@ -249,8 +248,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
         ):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):
-            both = {**words, "physical state": words.get("phys state", "")} | words
-            lacking = [word for word in wanted if not both.get(word)]
+            lacking = [word for word in wanted if not words.get(word)]
             if lacking:
                 yield f"{device.name} port {number} has no {lacking[0]}"
             elif words.get("link layer", _LAYERS[0]).lower() not in _LAYERS:
@@ -260,7 +258,9 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
 
 
 def _key(text: str) -> str:
-    return " ".join(text.lower().replace("_", " ").split())
+    """As ibstat has it; ibstatus says `phys state`."""
+    words = " ".join(text.lower().replace("_", " ").split())
+    return "physical state" if words == "phys state" else words
 
 
 _RDMA: Final = re.compile(
@@ -282,13 +282,9 @@ class _Parts:
 
 def parse_sysfs(text: str) -> Captured | None:
     """Read a JSON object of paths; None where it is none, or holds no RDMA device."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError):
-        damaged = "the JSON is cut off or garbled"
-        return _tree(None, (), damaged) if _CUT.match(text) else None
+    tree, damaged = json_of(text, _CUT)
+    if damaged:
+        return _tree(None, (), damaged)
     if not isinstance(tree, dict) or not any("/infiniband/" in path for path in tree):
         return None
     parts = _sorted({plain(k): plain(v).strip() for k, v in tree.items() if isinstance(v, str)})

@@ -9,6 +9,7 @@ Where a reading has several, the first that is told stands.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, ValidationError, convert
@@ -75,14 +76,6 @@ class Readings:
         """It is printed, and neither a reading nor a word for why there is none."""
         self._unread.setdefault(field, word[:_WORDS_CHARS])
 
-    def doubts(self, who: str) -> tuple[Doubt, ...]:
-        """What is printed of that GPU and cannot be read."""
-        return tuple(
-            Doubt(field, f"{who}: its {field.replace('_', ' ')} reads {word!r}: no such reading")
-            for field, word in self._unread.items()
-            if self.values.get(field) is None or field == "clock_reasons"
-        )
-
     def lack(self, *fields: str) -> None:
         """The text says that the board has no such readings."""
         for field in fields:
@@ -95,14 +88,34 @@ class Readings:
     def health(self) -> GpuHealth:
         """The typed readings; a value that no GPU can have is an error."""
         refused = {
-            kind: tuple(line for line in lines if kind == "errors" or line not in self.values)
+            kind: [line for line in lines if kind == "errors" or line not in self.values]
             for kind, lines in self._refused.items()
         }
-        known = {name: value for name, value in self.values.items() if name in _FIELDS}
-        try:
-            return convert({**known, **refused}, GpuHealth)
-        except ValidationError:
-            return convert({**_possible(known, refused), **refused}, GpuHealth)
+        possible = {}
+        for name in [name for name in self.values if name in _FIELDS]:
+            try:
+                convert({name: self.values[name]}, GpuHealth)
+                possible[name] = self.values[name]
+            except ValidationError:
+                refused["errors"].append(f"{name}: absurd value")
+        return convert({**possible, **refused}, GpuHealth)
+
+    def gpu(self, *, index: int, **identity: Any) -> tuple[Gpu, tuple[Doubt, ...]]:
+        """The GPU that they are of, and what is printed of it and cannot be read."""
+        health = self.health()
+        values: dict[str, Any] = {
+            name: self.values.get(name)
+            for name in ("memory_total_mib", "memory_used_mib", "mig_enabled")
+        }
+        told = Gpu(index=index, health=health, **values, **identity)
+        doubts = tuple(
+            Doubt(
+                field, f"GPU {index}: its {field.replace('_', ' ')} reads {word!r}: no such reading"
+            )
+            for field, word in self._unread.items()
+            if self.values.get(field) is None or field == "clock_reasons"
+        )
+        return told, doubts
 
     def _refuse(self, kind: str, field: str, line: str) -> None:
         if not field or line not in self._refused[kind]:
@@ -110,17 +123,6 @@ class Readings:
 
 
 _FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "errors"}
-
-
-def _possible(known: dict[str, Any], refused: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    kept = {}
-    for name, value in known.items():
-        try:
-            convert({name: value}, GpuHealth)
-            kept[name] = value
-        except ValidationError:
-            refused["errors"] = (*refused["errors"], f"{name}: absurd value")
-    return kept
 
 
 def is_refused(word: str) -> bool:
@@ -134,38 +136,6 @@ def number_of(word: str) -> int | None:
     return int(word.partition(" ")[0]) if _COUNT.fullmatch(word) else None
 
 
-def celsius(word: str) -> int | None:
-    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
-    degrees = _whole(word, "C")
-    return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
-
-
-def mebibytes(word: str) -> int | None:
-    """Read "12 MiB"."""
-    return _whole(word, "MiB")
-
-
-def percent(word: str) -> int | None:
-    """Read "30 %"."""
-    return _whole(word, "%")
-
-
-def lanes(word: str) -> int | None:
-    """Read "16x"; a link without lanes is none."""
-    return _whole(word, "x") or None
-
-
-def watts(word: str) -> float | None:
-    """Read "43.89 W"."""
-    return _measured(word, "W")
-
-
-def seconds(word: str) -> float | None:
-    """Read "204642816 us"."""
-    found = _measured(word, "us")
-    return None if found is None else found / 1e6
-
-
 def _whole(word: str, unit: str) -> int | None:
     found = _measured(word, unit)
     return None if found is None else int(found)
@@ -175,6 +145,28 @@ def _measured(word: str, unit: str) -> float | None:
     """A number with that unit, or bare as csv prints it where asked to; never with another."""
     match = _NUMBER.fullmatch(word)
     return float(match[1]) if match and match[2] in ("", unit) else None
+
+
+mebibytes, percent = partial(_whole, unit="MiB"), partial(_whole, unit="%")
+watts = partial(_measured, unit="W")
+"""Read "12 MiB", "30 %", "43.89 W"."""
+
+
+def celsius(word: str) -> int | None:
+    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
+    degrees = _whole(word, "C")
+    return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
+
+
+def lanes(word: str) -> int | None:
+    """Read "16x"; a link without lanes is none."""
+    return _whole(word, "x") or None
+
+
+def seconds(word: str) -> float | None:
+    """Read "204642816 us"."""
+    found = _measured(word, "us")
+    return None if found is None else found / 1e6
 
 
 def switch(word: str) -> bool | None:
@@ -367,18 +359,13 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
     if values.get("margin_c") is not None:
         values["margin_c"] -= values.get("slowdown_at") or 0
     index = position if block.index is None else block.index
-    told = Gpu(
+    return readings.gpu(
         index=index,
         uuid=_text(pairs, ("uuid", "gpu_uuid")),
         name=_text(pairs, ("product_name", "name", "gpu_name")),
         bus_id=bus(block.bus_id or _text(pairs, ("pci.bus_id", "gpu_bus_id", "pci/bus_id"))),
-        memory_total_mib=values.get("memory_total_mib"),
-        memory_used_mib=values.get("memory_used_mib"),
-        mig_enabled=values.get("mig_enabled"),
         processes=_processes(pairs),
-        health=readings.health(),
     )
-    return told, readings.doubts(f"GPU {index}")
 
 
 def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
@@ -424,13 +411,9 @@ def _ecc(readings: Readings, pairs: Pairs) -> None:
     for field, values in sums.items():
         told = [number for value in values if (number := number_of(value.strip("[] "))) is not None]
         for value in values if len(told) < len(values) and not any(told) else ():
-            readings.put(field, value, _not_a_number)
+            readings.put(field, value, lambda _: None)
         if len(told) == len(values) or any(told):
             readings.put(field, str(sum(told)), number_of)
-
-
-def _not_a_number(word: str) -> None:
-    del word
 
 
 def _ecc_field(span: str, rest: str) -> str:
@@ -469,7 +452,7 @@ def _reasons(readings: Readings, pairs: Pairs) -> None:
             readings.doubt("clock_reasons", f"{reason}: {value}")
         active += [reason] * bool(on)
     if refused and not active:
-        readings.put("clock_reasons", refused, _not_a_number)
+        readings.put("clock_reasons", refused, lambda _: None)
     elif told:
         readings.values["clock_reasons"] = tuple(dict.fromkeys(active))
 

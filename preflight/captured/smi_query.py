@@ -1,7 +1,8 @@
-"""`nvidia-smi -q` and `-q -x`: a tree of sections per GPU, in text or in XML, whole or cut."""
+"""`nvidia-smi` as it prints GPU by GPU: -q and -q -x (a tree of sections), the table, and csv."""
 
 from __future__ import annotations
 
+import csv
 import re
 from io import StringIO
 from typing import Final
@@ -226,18 +227,13 @@ def _gpu(
         readings.put("mig_enabled", part[2][2].strip(), v.switch)
     if len(part) > 1:
         _memory(readings, part[1][1].strip())
-    told = Gpu(
+    return readings.gpu(
         index=number,
         uuid="",
         name=v.words(name) or "",
         bus_id=bus(part[0][1].split()[0]) if part[0][1].split() else "",
-        memory_total_mib=readings.values.get("memory_total_mib"),
-        memory_used_mib=readings.values.get("memory_used_mib"),
-        mig_enabled=readings.values.get("mig_enabled"),
         processes=None if processes is None else tuple(processes.get(number, ())),
-        health=readings.health(),
     )
-    return told, readings.doubts(f"GPU {number}")
 
 
 def _memory(readings: Readings, printed: str) -> None:
@@ -314,3 +310,75 @@ def _mig_errors(text: str) -> dict[int, int]:
         if match and len(numbers) == 2:  # noqa: PLR2004 - SMs and errors
             found[int(match[1])] = found.get(int(match[1]), 0) + int(numbers[1])
     return found
+
+
+_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]*(?: \[[A-Za-z/%]+\])?$")
+_OURS: Final = re.compile(
+    r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
+    r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
+    r"|fan\.|utilization\.|persistence_mode|compute_mode|fabric\.|gsp\.)"
+)
+_CSV_ASKED: Final = re.compile(
+    r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
+    r"([a-z0-9_.]+(?:,[a-z0-9_.]+)+)(?: [^|;&]*)?$"
+)
+_LOOP: Final = re.compile(
+    r"^(?>.*?--query-gpu=).* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE
+)
+_WHICH: Final = frozenset(("index", "uuid", "gpu_uuid", "gpu_bus_id", "pci.bus_id", "serial"))
+_VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|N/A")
+_ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
+
+
+def parse_csv(text: str) -> Listing | None:
+    """Read `--query-gpu=... --format=csv`; None where no column is named."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines[:50]):
+        columns = _header(line) or _asked(line, lines[at + 1 :])
+        if columns:
+            rows, damaged = _rows(columns, lines[at + 1 :])
+            if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
+                damaged = "its rows come in a loop, and which GPU each is of is not told"
+                rows = [max(rows, key=_errors)]
+            driver = dict(rows[0].pairs).get("driver_version", "") if rows else ""
+            return listed(rows, driver, damaged)
+    return None
+
+
+def _header(line: str) -> list[str]:
+    """Columns of the line that names them; [] for another. One alone must be no plain word."""
+    columns = [column.strip() for column in line.split(",")]
+    named = all(_COLUMN.match(column) for column in columns)
+    plain = len(columns) == 1 and not re.search(r"[._]", columns[0])
+    known = named and not plain and any(_OURS.match(column) for column in columns)
+    return [column.partition(" ")[0] for column in columns] if known else []
+
+
+def _asked(line: str, below: list[str]) -> list[str]:
+    """Columns that a command typed above the rows asks for; [] where what follows is no row."""
+    match = _CSV_ASKED.match(line.strip())
+    columns = match[1].split(",") if match else []
+    first = next((row for row in below if row.strip()), "").split(",")
+    fits = len(first) == len(columns) and any(_VALUE.fullmatch(cell.strip()) for cell in first)
+    return columns if fits else []
+
+
+def _errors(row: Block) -> int:
+    return sum(_ERROR.search(value) is not None for _, value in row.pairs)
+
+
+def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
+    rows, damaged = [], ""
+    for line in lines:
+        try:
+            cells = next(csv.reader([line], skipinitialspace=True), [])
+        except csv.Error:
+            cells = []
+        if len(cells) != len(columns):
+            damaged = damaged or ("a row of it is cut off" if line.strip() else "")
+            continue
+        pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
+        index = dict(pairs).get("index", "")
+        number = int(index) if index.isdecimal() and len(index) < 4 else None  # noqa: PLR2004 - an index
+        rows.append(Block("", pairs, number))
+    return rows, damaged or ("" if rows else "it has no row")

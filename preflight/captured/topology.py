@@ -1,4 +1,4 @@
-"""Topologies as pasted: ibnetdiscover, ibswinfo and `nvidia-smi topo -m`.
+"""Topologies as pasted: ibnetdiscover, ibswinfo, `nvidia-smi topo -m` and `topo -p2p`.
 
 How far the NICs are is not judged from it: the matrix has no PCI paths to compare with peers.
 """
@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.captured import Captured, captured
+from preflight.captured import Captured, captured, lines_of
+from preflight.captured.smi_fields import Listing
 from preflight.checks.gpu.deviations import odd_cells
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
-from preflight.core.text import plain
 from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
 from preflight.facts.network import Switch, SwitchPart
@@ -74,7 +74,7 @@ class _Fabric:
 
 def read_ibnetdiscover(text: str) -> Captured | None:
     """Read a fabric's ports; None for a text that is not of this tool."""
-    lines = plain(text).expandtabs().splitlines()
+    lines = lines_of(text)
     if any(_ROW.match(line) for line in lines):
         fabric = _of_rows(lines)
     elif any(_BLOCK.match(line) for line in lines):
@@ -187,7 +187,7 @@ _EACH: Final = {
 
 def read_ibswinfo(text: str) -> Captured | None:
     """Read one switch; None for a text that is not of this tool."""
-    lines = [line for line in plain(text).expandtabs().splitlines() if line.strip()]
+    lines = [line for line in lines_of(text) if line.strip()]
     found = (_IBSWINFO_ROW.match(line) for line in lines)
     rows = [(one.group(1), one.group(2), one.group(3)) for one in found if one]
     keys = [key for _, key, _ in rows]
@@ -195,7 +195,8 @@ def read_ibswinfo(text: str) -> Captured | None:
     hardware = any(_SUPPLY.match(key) or _FAN.match(key) for key in keys)
     if not (known > 1 or (known and hardware)):
         return None
-    damaged = next((f"it tells nothing of {w}" for w, p in _EACH.items() if not _any(p, keys)), "")
+    lacking = (what for what, row in _EACH.items() if not any(map(row.match, keys)))
+    damaged = next((f"it tells nothing of {what}" for what in lacking), "")
     if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
         damaged = "it does not end as the tool does, with a line below its fans"
     switch = Switch(_name(rows), tuple(_parts(rows)))
@@ -222,10 +223,6 @@ def _name(rows: list[tuple[str, str, str]]) -> str:
     words = {key.lower(): value for _, key, value in rows}
     told = words.get("node description") or words.get("guid") or words.get("serial number")
     return f"switch {told or 'without a name'}"[:128]
-
-
-def _any(pattern: re.Pattern[str], keys: list[str]) -> bool:
-    return any(pattern.match(key) for key in keys)
 
 
 TOPOLOGY_KIND: Final = "nvidia-smi topo -m"
@@ -277,26 +274,64 @@ def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu,
     gpus = []
     for at, name in enumerate(printed.gpus):
         if switched:
-            ends = [("", "switch")] * most[at]
+            ends = [""] * most[at]
         else:
             ends = [
-                (printed.gpus[a + b - at], "gpu")
+                printed.gpus[a + b - at]
                 for (a, b), n in links.items()
                 if at in (a, b)
                 for _ in range(n)
             ]
-        known = None if damaged else _links(ends)
+        links_up = tuple(
+            NvLink(link=link, up=True, remote=remote, remote_kind="gpu" if remote else "switch")
+            for link, remote in enumerate(ends)
+        )
+        known = None if damaged else links_up
         gpus.append(Gpu(index=at, uuid="", name="", bus_id=name, links=known))
     return tuple(gpus)
-
-
-def _links(ends: list[tuple[str, str]]) -> tuple[NvLink, ...]:
-    return tuple(
-        NvLink(link=at, up=True, remote=remote, remote_kind="switch" if kind == "switch" else "gpu")
-        for at, (remote, kind) in enumerate(ends)
-    )
 
 
 def _nvlinks(code: str) -> int:
     """Count the links of "NV18"; 0 for every other way."""
     return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,2}", code) else 0
+
+
+_P2P_STATUS: Final = {
+    "OK": "ok",
+    "CNS": "chipset not supported",
+    "GNS": "GPU not supported",
+    "TNS": "IOH topology not supported",
+    "NS": "not supported",
+    "DR": "disabled by regkey",
+    "U": "unknown",
+}
+
+
+def parse_p2p(text: str) -> Listing | None:
+    """Read `topo -p2p r`; None where it is no such matrix."""
+    rows: dict[int, list[str]] = {}
+    header: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
+        words = line.split()
+        if len(words) > 1 and all(re.fullmatch(r"GPU\d{1,3}", word) for word in words):
+            header = words
+        elif header and words and re.fullmatch(r"GPU\d{1,3}", words[0]):
+            rows[int(words[0][3:])] = words[1:]
+    codes = {code for row in rows.values() for code in row if code != "X"}
+    if not header or not codes or not codes <= set(_P2P_STATUS):
+        return None
+    count = len(header)
+    whole = sorted(rows) == list(range(count)) and all(len(row) == count for row in rows.values())
+    pairs = tuple(
+        GpuPair(a, b, "unknown", p2p_read=_worse(rows[a][b], rows[b][a]))
+        for a in range(count)
+        for b in range(a + 1, count)
+        if len(rows.get(a, ())) > b and len(rows.get(b, ())) > a
+    )
+    gpus = tuple(Gpu(index=at, uuid="", name="", bus_id="") for at in range(count))
+    return Listing(gpus, damaged="" if whole else "its matrix is not whole", pairs=pairs)
+
+
+def _worse(there: str, back: str) -> str:
+    """Of two directions the one that is refused."""
+    return _P2P_STATUS.get(back if there == "OK" else there, "unknown")

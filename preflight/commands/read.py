@@ -16,6 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.captured import (
+    Captured,
+    bare_facts,
     environment,
     ethernet,
     kernel_log,
@@ -25,7 +27,6 @@ from preflight.captured import (
     topology,
 )
 from preflight.captured.archive import MAGIC, unpack
-from preflight.captured.captured import Captured, bare_facts
 from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH

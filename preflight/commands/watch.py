@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.hang.watch.folder import CAP_MIB, SHORTEST_S, STALLED_AFTER_S, Options
-from preflight.hang.watch.settings import DEBUGS
+from preflight.hang.watch.evidence import DEBUGS, FOLDERS, folder_name, plan, set_in_files
+from preflight.hang.watch.watch import (
+    CAP_MIB,
+    EXAMINE,
+    SHORTEST_S,
+    STALLED_AFTER_S,
+    Options,
+    watch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,8 +83,6 @@ def run(words: Sequence[str]) -> int:
         raise UsageError("nothing to watch: put the launch behind --, as in -- torchrun train.py")
     if options.nodes or options.inventory:
         _refuse_unknown_nodes(options)
-    from preflight.hang.watch.watch import watch
-
     sys.stdout.flush()
     return watch(options)
 
@@ -94,7 +99,7 @@ def _refuse_unknown_nodes(options: Options) -> None:
     """Now, not when it hangs; by a process of its own, as a watch that stays carries little."""
     import subprocess
 
-    words = ["-P", "-m", "preflight.hang.watch.other_nodes", options.nodes, options.inventory]
+    words = ["-P", "-m", EXAMINE, "nodes", options.nodes, options.inventory]
     asked = subprocess.run(
         [sys.executable, *words], stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
@@ -142,10 +147,7 @@ def _number(option: str, typed: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    from preflight.hang.watch.folder import name
-    from preflight.hang.watch.settings import FOLDERS, plan, set_in_files
-
-    folder = os.path.join(os.path.realpath(options.base), name())  # noqa: PTH118  a name, no path yet
+    folder = os.path.join(os.path.realpath(options.base), folder_name())  # noqa: PTH118  a name, no path yet
     decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)
     for left in decided.left:
         yield "# " + left.sentence.replace("\n", " ")

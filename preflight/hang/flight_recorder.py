@@ -269,9 +269,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     """All of one rank."""
 
     calls: tuple[Call, ...]
-    """The oldest first."""
-    dropped: int = 0
-    """Calls that made no sense or were too many."""
+    """The oldest first; those that made no sense, or were too many, are left out."""
 
 
 class Unreadable(Struct, frozen=True):
@@ -312,11 +310,7 @@ def read(data: bytes, allowed: Allowance | None = None) -> Recording | Unreadabl
     entries = told.get("entries", [])
     once = _Once()
     calls = [once(_call, one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
-    kept = tuple(one for one in calls if one is not None)
-    return Recording(
-        calls=kept,
-        dropped=len(entries) - len(kept),
-    )
+    return Recording(calls=tuple(one for one in calls if one is not None))
 
 
 def _json(data: bytes) -> Any:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.lint import rules_on_collectives, rules_on_start
-from preflight.lint.names import is_distributed
 from preflight.lint.reading import Unread, read_script
-from preflight.lint.script import Finding, Rule, Severity
+from preflight.lint.script import Finding, Rule, Severity, is_distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

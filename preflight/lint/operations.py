@@ -6,8 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import canonical
-from preflight.lint.script import once
+from preflight.lint.script import canonical, once
 
 if TYPE_CHECKING:
     from preflight.lint.script import Call, Function, Script

@@ -13,9 +13,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import constant, dotted, names_in
 from preflight.lint.operations import callee, reached
-from preflight.lint.script import Who, once
+from preflight.lint.script import Who, constant, dotted, names_in, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.lint.names import constant, dotted, imports_of, names_in
 from preflight.lint.ranks import Ranks
-from preflight.lint.script import Assign, Call, Function, Guard, Place, Script, Who
+from preflight.lint.script import (
+    Assign,
+    Call,
+    Function,
+    Guard,
+    Place,
+    Script,
+    Who,
+    constant,
+    dotted,
+    imports_of,
+    names_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

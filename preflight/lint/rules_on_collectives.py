@@ -9,10 +9,19 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import alone_words, init_calls, timeout_words, wraps_model
 from preflight.lint.operations import operation, reached
 from preflight.lint.ranks import divided
-from preflight.lint.script import Found, Severity, Who, once, rule
+from preflight.lint.script import (
+    Found,
+    Severity,
+    Who,
+    alone_words,
+    init_calls,
+    once,
+    rule,
+    timeout_words,
+    wraps_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +118,7 @@ def skipped_step(script: Script) -> Iterator[Found]:
 
 def _behind(script: Script, call: Call) -> Call | None:
     """The next backward pass in the same turn of the same loop."""
-    there = _backward(script).get((call.place.function, call.place.loops), [])
+    there = _backward(script).get(call.place.loop, [])
     at = bisect_right(there, call.line, key=lambda one: one.line)
     return there[at] if call.place.loops and at < len(there) else None
 
@@ -119,7 +128,7 @@ def _backward(script: Script) -> dict[_Loop, list[Call]]:
     found: dict[_Loop, list[Call]] = {}
     for call in script.calls:
         if call.last == "backward":
-            found.setdefault((call.place.function, call.place.loops), []).append(call)
+            found.setdefault(call.place.loop, []).append(call)
     return found
 
 
@@ -141,20 +150,18 @@ def _first_talk(script: Script) -> dict[_Loop, int]:
     """The first line in each loop that leads to an operation of all ranks."""
     found: dict[_Loop, int] = {}
     for one in script.calls:
-        loop = one.place.function, one.place.loops
-        if one.line < found.get(loop, sys.maxsize) and reached(script, one):
-            found[loop] = one.line
+        if one.line < found.get(one.place.loop, sys.maxsize) and reached(script, one):
+            found[one.place.loop] = one.line
     return found
 
 
 def _agreed(script: Script, call: Call) -> bool:
     """Whether ranks talk in that loop before the question is asked: the value may be shared."""
-    first = _first_talk(script).get((call.place.function, call.place.loops))
+    first = _first_talk(script).get(call.place.loop)
     return first is not None and first <= call.line
 
 
 _LOADER: Final = "torch.utils.data.DataLoader"
-_STREAM: Final = "torch.utils.data.IterableDataset"
 _EVEN: Final = ("drop_last", "join", "Join", "even_batches", "islice", "cycle")
 
 
@@ -194,13 +201,13 @@ def _part(script: Script, loader: Call) -> ast.expr | None:
         return None
     for node in _made_of(script, given, loader):
         for one in ast.walk(node):
-            if isinstance(one, ast.Slice) and one.step is not None and one.lower is not None:
-                if script.is_rank(one.lower):
-                    return node
+            first = None
+            if isinstance(one, ast.Slice) and one.step is not None:
+                first = one.lower
             elif isinstance(one, ast.Call) and script.dotted(one.func) == "range":
-                first = one.args[0]
-                if len(one.args) == 3 and script.is_rank(first):  # noqa: PLR2004  a step
-                    return node
+                first = one.args[0] if len(one.args) == 3 else None  # noqa: PLR2004  a step
+            if first is not None and script.is_rank(first):
+                return node
     return None
 
 
@@ -290,14 +297,13 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 
 
 @once
-def _before(script: Script) -> dict[tuple[str, tuple[int, ...]], list[_Before]]:
+def _before(script: Script) -> dict[_Loop, list[_Before]]:
     """By function and loops: every operation of all ranks, and all long work of rank 0."""
-    found: dict[tuple[str, tuple[int, ...]], list[_Before]] = {}
+    found: dict[_Loop, list[_Before]] = {}
     for call in script.calls:
         every = operation(script, call) is not None
         if every or _is_long(call):
-            there = found.setdefault((call.place.function, call.place.loops), [])
-            there.append((call.line, every, call))
+            found.setdefault(call.place.loop, []).append((call.line, every, call))
     for there in found.values():
         there.sort(key=itemgetter(0, 1))
     return found

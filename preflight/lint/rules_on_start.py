@@ -5,19 +5,22 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.names import (
+from preflight.lint.ranks import variable
+from preflight.lint.script import (
     DDP,
+    Found,
+    Severity,
     backend,
     constant,
     entry,
     init_calls,
     makes_group,
+    once,
     own_gpu,
+    rule,
     spawns,
     timeout_words,
 )
-from preflight.lint.ranks import variable
-from preflight.lint.script import Found, Severity, once, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,7 +219,7 @@ _STARTED: Final = ("accelerate.Accelerator", "deepspeed.initialize")
 @rule("cuda-visible-devices", Severity.WARNING)
 def cuda_visible_devices(script: Script) -> Iterator[Found]:
     """The script sets the GPUs that its ranks see, whatever the launcher gave them."""
-    started = makes_group(script) or any(True for _ in script.called(_STARTED))
+    started = makes_group(script) or script.calls_any(_STARTED)
     if not started or spawns(script):
         return  # one process, or one that chooses the GPUs of the ranks that it starts
     for line, value, place in _set(script):

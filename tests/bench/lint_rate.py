@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.lint.lint import lint
-from preflight.lint.names import makes_group
 from preflight.lint.reading import Unread, read_script
-from preflight.lint.script import Severity
+from preflight.lint.script import Severity, makes_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

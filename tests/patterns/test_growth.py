@@ -10,8 +10,8 @@ from msgspec import ValidationError, convert, to_builtins
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from preflight.captured import bare_facts
 from preflight.captured.archive import Part, pack
-from preflight.captured.captured import bare_facts
 from preflight.cli import main
 from preflight.commands.read import captured, judge_captured
 from preflight.facts.model import Facts, Gpu, Nic

@@ -59,7 +59,7 @@ _MADE_WHEN_RUN = {
     # Held in a table of the module, and found there.
     "checks/host/test_host_log.py": "_PATTERNS",
     "checks/net/test_nic_log.py": "_PATTERNS",
-    "preflight/captured/settings.py": "_FORMS",
+    "preflight/captured/environment.py": "_FORMS",
 }
 """Modules with calls of `re` whose expression is no literal, and what it is made of."""
 

@@ -22,9 +22,9 @@ ENTRIES = ("burn", "outputs", "ports", "probe", "relay", "stacks", "sweep")
 MOST_IN_ROOT = 8
 MOST_SHARED_NAMES = 27
 MOST_FILES = {
-    "checks": 54, "commands": 20, "core": 10, "fabric": 33, "facts": 13, "fleet": 16,
-    "burn": 5, "captured": 14, "hang": 34, "history": 8, "hook": 14, "lint": 9,
-    "payload": 59, "report": 18, "run": 10, "session": 10, "transport": 19,
+    "checks": 54, "commands": 20, "core": 10, "fabric": 33, "facts": 13, "fleet": 16, "burn": 5,
+    "captured": 11, "hang": 27, "history": 8, "hook": 14, "lint": 8, "payload": 59, "report": 18,
+    "run": 10, "session": 10, "transport": 19,
 }  # fmt: skip
 """Python files of each room, subfolders included."""
 

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.hang.answer_text import rows
-from preflight.hang.diagnose import alike, links, lost, odd, pace, recorded
-from preflight.hang.diagnose.case import Case
-from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks
-from preflight.hang.diagnose.odd import advice_for
+from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
+from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    doing,
+    folded,
+    line_of,
+    lint_of,
+    named,
+    ranks,
+)
+from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.places import LOCKED, channel_words
-from preflight.hang.diagnose.rank_inventory import jobs_of, roll_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,17 +125,17 @@ def unknown(case: Case) -> Diagnosis:
     """What was seen names nobody."""
     if case.unread and not case.read:
         return _unreadable(case)
-    if case.roll.world == 1 and case.read:
+    if case.world == 1 and case.read:
         return _alone(case)
     if (shared := _together(case)) is not None:
         return shared
-    seen = f"{len(case.read)} of {case.roll.world} ranks"
-    longer = alike.look_longer(case)
+    seen = f"{len(case.read)} of {case.world} ranks"
+    longer = all_wait.look_longer(case)
     let_read = "; let py-spy read all ranks, on all nodes"
     return Diagnosis(
         sentence=f"{seen} show where they stand, and that names nobody",
         advice=("look longer: a step may take more time than that" if longer else "look again")
-        + let_read * (len(case.read) < case.roll.world),
+        + let_read * (len(case.read) < case.world),
         next=longer or "preflight explain LOG",
     )
 
@@ -147,9 +155,9 @@ def _alone(case: Case) -> Diagnosis:
     return Diagnosis(
         sentence=f"{one.name} is alone in its job, and {doing(one)}",
         advice="look at that line: it waits for no other rank",
-        line=lost.line_of((one,)),
+        line=line_of((one,)),
         evidence=one.place.calls[:5] if one.place else (),
-        next=alike.look_longer(case) or lost.lint_of((one,)),
+        next=all_wait.look_longer(case) or lint_of((one,)),
     )
 
 
@@ -157,28 +165,28 @@ def _together(case: Case) -> Diagnosis | None:
     """Most ranks wait at one line, and the kernel says for what: for none of them."""
     largest = max(case.spots(case.read), key=len, default=())
     waits = {channel_words(one.look.wait_channel) for one in largest}
-    if len(largest) * 2 <= case.roll.world or len(waits) != 1 or waits & {"", LOCKED, "sleeps"}:
+    if len(largest) * 2 <= case.world or len(waits) != 1 or waits & {"", LOCKED, "sleeps"}:
         return None
     return Diagnosis(
         sentence=f"{named(largest)} {doing(largest[0], len(largest))}: what they wait for is "
         "outside of the job",
         advice=advice_for(largest[0]),
-        line=lost.line_of(largest),
+        line=line_of(largest),
         next="pytest --preflight",
     )
 
 
 _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
-    lost.over,
-    lost.stopped,
-    lost.dead,
-    pace.judge,
-    odd.judge,
-    lost.silent,
-    recorded.judge,
-    links.judge,
-    alike.judge_blind,
-    alike.judge,
+    dead_ranks.over,
+    dead_ranks.stopped,
+    dead_ranks.dead,
+    stragglers.judge,
+    odd_rank.judge,
+    dead_ranks.silent,
+    call_order.judge,
+    all_wait.judge_network,
+    odd_rank.judge_blind,
+    all_wait.judge_places,
 )
 """The first that knows answers: what is seen on a process stands before what follows from it."""
 
@@ -199,7 +207,7 @@ def diagnose(state: JobState) -> Diagnosis:
         return nothing(state)
     if len(wanted) > 1:
         return several(jobs)
-    case = Case(state, roll_of(state, wanted[0]))
+    case = case_of(state, wanted[0])
     for judge in _JUDGES:
         found = judge(case)
         if found is not None:
@@ -210,8 +218,8 @@ def diagnose(state: JobState) -> Diagnosis:
 def _finished(told: Diagnosis, case: Case) -> Diagnosis:
     """Add the table, and what could not be seen; less is sure where less was seen."""
     unseen = _unseen(case, told.category)
-    hidden = len(case.unread) + len(case.roll.absent)
-    share = hidden / max(1, case.roll.world) if told.category not in _LOST else 0.0
+    hidden = len(case.unread) + len(case.absent)
+    share = hidden / max(1, case.world) if told.category not in _LOST else 0.0
     answer = replace(
         told,
         confidence=round(told.confidence * (1 - share / 2), 2),
@@ -219,7 +227,7 @@ def _finished(told: Diagnosis, case: Case) -> Diagnosis:
         unseen=unseen,
         next=_BY_NAME.sub("", told.next) if case.state.here else told.next,
     )
-    return _pids(answer) if case.roll.nameless else answer
+    return _pids(answer) if case.nameless else answer
 
 
 def _pids(told: Diagnosis) -> Diagnosis:
@@ -246,10 +254,10 @@ def _unseen(case: Case, category: Category) -> tuple[str, ...]:
     told += [f"{ranks(some)}: {why}" for why, some in reasons.items()]
     told += [
         f"node {node.node}: {node.sentence or 'no answer'}{f'; {node.advice}' * bool(node.advice)}"
-        for node in case.roll.silent
+        for node in case.silent
     ]
-    if case.roll.absent and not case.roll.silent and category not in _LOST:
-        told.append(f"{ranks(case.roll.absent)}: on no node that was looked at; name all its nodes")
+    if case.absent and not case.silent and category not in _LOST:
+        told.append(f"{ranks(case.absent)}: on no node that was looked at; name all its nodes")
     for node, look in case.state.looks.items():
         if look.hidden:
             several = count(look.hidden, "process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -12,6 +13,8 @@ from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from preflight.facts.job import Frame
 
 
 Category = Literal[
@@ -103,6 +106,11 @@ class Seat(Struct, frozen=True, kw_only=True):
     """Bytes that came from other ranks between the looks."""
 
     @property
+    def kind(self) -> str:
+        """What it is at; empty where its place is not known."""
+        return self.place.kind if self.place else ""
+
+    @property
     def gpu(self) -> int | None:
         """The index of its GPU on its node."""
         return self.gpu_look.index if self.gpu_look else None
@@ -177,6 +185,11 @@ def ranks(some: Iterable[int]) -> str:
     return f"rank{'s' * (len(every) > 1)} {folded(every)}"
 
 
+def rank_names(seats: Iterable[Seat]) -> tuple[str, ...]:
+    """As culprits are named: `rank 3`."""
+    return tuple(f"rank {one.rank}" for one in seats)
+
+
 def named(seats: Sequence[Seat]) -> str:
     """`rank 17 (gpu003, GPU 1)`; many are folded, with their nodes where these are few."""
     if len(seats) == 1:
@@ -197,6 +210,28 @@ def count(number: int, thing: str = "rank") -> str:
 def verb(number: int, one: str, many: str) -> str:
     """The form that fits the number."""
     return one if number == 1 else many
+
+
+def _user_frame(seats: Iterable[Seat]) -> Frame | None:
+    """The line of the user's code of the first that has one."""
+    places = (one.place for one in seats)
+    return next((one.user for one in places if one is not None and one.user is not None), None)
+
+
+def lint_of(seats: Iterable[Seat]) -> str:
+    """The command that reads the script of the first whose line is known."""
+    user = _user_frame(seats)
+    return f"preflight lint {shlex.quote(user.file) if user else 'SCRIPT'}"
+
+
+def line_of(seats: Iterable[Seat]) -> str:
+    """The user's line of the first that has one."""
+    return line_words(_user_frame(seats))
+
+
+def line_words(frame: Frame | None) -> str:
+    """`/home/u/train.py:88 in evaluate`."""
+    return f"{frame.file}:{frame.line} in {frame.function}" if frame else ""
 
 
 _MANY = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}

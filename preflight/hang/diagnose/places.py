@@ -63,12 +63,16 @@ class Channel(Struct, frozen=True, forbid_unknown_fields=True):
 
     names: str
     words: str
+    advice: str = ""
+    """What to do about one rank that sleeps there while the others wait for it."""
 
 
 class Knowledge(Struct, frozen=True, forbid_unknown_fields=True):
     """All of places.toml."""
 
     library: tuple[str, ...]
+    advice: dict[str, str]
+    """By kind of place."""
     place: tuple[Row, ...]
     native: tuple[Native, ...]
     channel: tuple[Channel, ...]
@@ -169,12 +173,15 @@ def place_in(frames: tuple[Frame, ...]) -> Place:
     return Place(kind=CODE, waits="idle", user=user, spot=_spot(frames), calls=calls)
 
 
-def channel_words(channel: str) -> str:
+def channel_of(name: str) -> Channel:
+    """What is known of a wait channel."""
+    known = (one for one in knowledge().channel if re.search(one.names, name))
+    return next(known, Channel("", ""))
+
+
+def channel_words(name: str) -> str:
     """What a wait channel means; nothing where it is not known."""
-    for one in knowledge().channel:
-        if re.search(one.names, channel):
-            return one.words
-    return ""
+    return channel_of(name).words
 
 
 def short(frame: Frame) -> str:

@@ -22,17 +22,22 @@ from msgspec.structs import replace
 from preflight.core.files import open_stream
 from preflight.core.text import countable
 from preflight.errors import UsageError
-from preflight.hang.explain.model import Hit, Place, Speaker
-from preflight.hang.explain.tracebacks import Tracebacks, speaker_of, speaker_of_file, time_of
-from preflight.hang.explain.watchdog import Summaries
-from preflight.hang.watch.settings import LEFT
+from preflight.hang.explain.exceptions import (
+    Summaries,
+    Tracebacks,
+    speaker_of,
+    speaker_of_file,
+    time_of,
+)
+from preflight.hang.explain.symptom import Hit, Place, Speaker
+from preflight.hang.watch.evidence import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from preflight.hang.explain.exceptions import Raised
     from preflight.hang.explain.symptom import Symptom
-    from preflight.hang.explain.tracebacks import Raised
 
 
 _OUTPUT = ("output.log", "errors.log", "stdout.log", "stderr.log")

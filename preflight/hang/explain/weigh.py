@@ -14,24 +14,24 @@ from msgspec.structs import replace
 from preflight.facts.boards import known
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
-from preflight.hang.explain.model import (
+from preflight.hang.explain.exceptions import in_time, of_exceptions, own_faults, with_script
+from preflight.hang.explain.symptom import (
+    RANKING,
+    Category,
     Explanation,
     culprits,
     decoded,
     number_of,
     proofs,
 )
-from preflight.hang.explain.symptom import RANKING, Category
-from preflight.hang.explain.tracebacks import in_time
-from preflight.hang.explain.watchdog import of_exceptions, own_faults, survivors, with_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.facts.boards import Grade
-    from preflight.hang.explain.model import Hit
+    from preflight.hang.explain.exceptions import Raised
     from preflight.hang.explain.scan import Found
-    from preflight.hang.explain.tracebacks import Raised
+    from preflight.hang.explain.symptom import Circumstance, Hit
 
 
 _LATER = 10
@@ -81,10 +81,6 @@ def of_members(found: Found) -> Explanation | None:
 _GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
 _WHOLE = 0.9
 """An allocation of so great a part of the GPU fits next to nothing: any rank would have failed."""
-_GID = (22, 61)
-"""errno of two ends whose GIDs do not fit."""
-_FLUSHED = 5
-"""IBV_WC_WR_FLUSH_ERR of enum ibv_wc_status."""
 _FOREIGN = 0.25
 """That part of the GPU in others' hands is more than a driver's own."""
 _NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
@@ -100,55 +96,46 @@ class Refined(Struct, frozen=True):
     remark: str = ""
 
 
-def lesser(hit: Hit) -> bool:
+def lesser(hit: Hit, found: Found) -> bool:
     """Whether this cause is but a sign here: a flushed queue, an Xid of a program's own."""
     if hit.symptom.id == "xid":
         return _grade(hit) not in _PROVEN
-    return _flushed(hit)
+    here = _circumstance(hit, found)
+    return here is not None and here.lesser
 
 
 def refined(hit: Hit, same: Sequence[Hit], found: Found) -> Refined:
     """Category and sureness of a hit; `same` are all hits of its symptom."""
-    symptom = hit.symptom
-    if symptom.id == "oom":
+    if hit.symptom.id == "oom":
         return _memory(hit, same, found)
-    return _xid(hit) if symptom.id == "xid" else _other(hit, found)
+    if hit.symptom.id == "xid":
+        return _xid(hit)
+    here = _circumstance(hit, found)
+    if here is None:
+        return Refined(hit.symptom.category, hit.symptom.confidence)
+    several = " and ".join(_values(here.several, found))
+    return Refined(here.category, here.confidence, here.remark.format(several=several))
 
 
-def _other(hit: Hit, found: Found) -> Refined:
-    symptom = hit.symptom
-    if _flushed(hit):
-        return Refined("unknown", 0.3)
-    if symptom.id == "rendezvous" and _more_than_all(hit):
-        return Refined(
-            "unknown", 0.4, "; more than were asked for: an earlier attempt's are counted"
-        )
-    if symptom.id == "address_garbled" and len(versions := _versions(found)) > 1:
-        return Refined("version_mismatch", 0.7, f"; NCCL {' and '.join(versions)} met")
-    if (
-        symptom.id == "ib_queue_pair"
-        and number_of(hit, "errno") in _GID
-        and found.counts["gid_index"]
-    ):
-        return Refined("env_misconfig", 0.75, "; NCCL_IB_GID_INDEX is pinned")
-    return Refined(symptom.category, symptom.confidence)
+def _circumstance(hit: Hit, found: Found) -> Circumstance | None:
+    return next((one for one in hit.symptom.when if _holds(one, hit, found)), None)
 
 
-def _versions(found: Found) -> list[str]:
-    """Of NCCL, as the processes told them."""
-    facts = (one.fields for one in found.hits if one.symptom.id == "nccl_version")
-    return sorted({told["nccl"] for told in facts})
+def _holds(one: Circumstance, hit: Hit, found: Found) -> bool:
+    if one.greater is not None:
+        first, second = (hit.fields.get(name, "") for name in one.greater)
+        if not (first.isdecimal() and second.isdecimal() and int(first) > int(second)):
+            return False
+    return (
+        all(number_of(hit, field) in some for field, some in one.numbers.items())
+        and (not one.met or found.counts[one.met] > 0)
+        and (not one.several or len(_values(one.several, found)) > 1)
+        and one.world in (0, found.world)
+    )
 
 
-def _more_than_all(hit: Hit) -> bool:
-    """A group that was started again counts the keys of its first attempt in the same store."""
-    came, of_all = hit.fields.get("came", ""), hit.fields.get("all", "")
-    return came.isdecimal() and of_all.isdecimal() and int(came) > int(of_all)
-
-
-def _flushed(hit: Hit) -> bool:
-    """A flushed queue is the consequence of something, never the start."""
-    return hit.symptom.id == "ib_completion" and number_of(hit, "status") == _FLUSHED
+def _values(field: str, found: Found) -> list[str]:
+    return sorted({one.fields[field] for one in found.hits if field in one.fields})
 
 
 def _grade(hit: Hit) -> Grade:
@@ -226,12 +213,12 @@ def explain(found: Found) -> Explanation:
     survived = _survived(found)
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
     late = watchdog.judge(hits, found.ranks, found.world)
-    thrown = own_faults(found.raised, survivors(hits))
-    signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit)]
+    thrown = own_faults(found.raised, watchdog.survivors(hits))
+    signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
     for hit in hits:
-        if hit.symptom.role == "cause" and not lesser(hit):
+        if hit.symptom.role == "cause" and not lesser(hit, found):
             (signs if hit.symptom.follows and _follows(hit, ends) else causes).append(hit)
     causes, signs = in_time(causes), in_time(signs)
     telling = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
@@ -251,12 +238,12 @@ def explain(found: Found) -> Explanation:
 
 
 def _survived(found: Found) -> Callable[[Hit], bool]:
-    """Which memory that ran out ended nobody: its trainer caught it, and went on training."""
-    last: dict[str, int] = {}
-    for fact in found.hits:
-        if fact.symptom.id == "oom_survived":
-            last[fact.place.source] = max(fact.order, last.get(fact.place.source, 0))
-    return lambda hit: hit.symptom.id == "oom" and hit.order < last.get(hit.place.source, 0)
+    """Which failures ended nobody: the trainer caught them, and went on training."""
+    last: dict[tuple[str, str], int] = {}
+    for hit in found.hits:
+        key = (hit.symptom.id, hit.place.source)
+        last[key] = max(hit.order, last.get(key, 0))
+    return lambda hit: hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
 
 
 def _ended_well(hits: Sequence[Hit], found: Found) -> bool:
@@ -284,10 +271,9 @@ def _of_hints(hits: Sequence[Hit], found: Found) -> Explanation | None:
 
 
 def _hints(hit: Hit, found: Found) -> bool:
-    """Sockets are no mistake on a node that has no InfiniBand, nor for a rank without peers."""
-    alone = found.counts["no_ib_device"] > 0 or found.world == 1
-    sockets_alone = hit.symptom.id == "using_socket" and alone
-    return hit.symptom.role == "hint" and not sockets_alone
+    """Whether it is a hint that matters here."""
+    here = _circumstance(hit, found)
+    return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
 def _first(some: Sequence[Hit | Raised]) -> tuple[tuple[float, ...], float, float]:
@@ -313,7 +299,8 @@ def _before(telling: Sequence[Hit], thrown: Sequence[Raised]) -> bool:
 
 def _of_hit(hit: Hit, hits: Sequence[Hit], found: Found) -> Explanation:
     symptom = hit.symptom
-    same = [one for one in hits if one.symptom.id == symptom.id and lesser(one) == lesser(hit)]
+    weight = lesser(hit, found)
+    same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
     told = _spoken(hit, same)
     here = refined(hit, same, found)
     named = here.category != "unknown" or symptom.role == "echo"
@@ -364,13 +351,9 @@ def _of_signs(
     telling: Sequence[Hit], signs: Sequence[Hit], hits: Sequence[Hit], found: Found
 ) -> Explanation | None:
     """No cause is established: the most telling sign, and time-outs as what they are."""
-    timed_out = [hit for hit in signs if hit.symptom.id == watchdog.WATCHDOG]
     if telling:
-        answer = _of_hit(telling[0], hits, found)
-        if telling[0].symptom.id == "storage" and timed_out:
-            told = f"{answer.sentence}; the others timed out waiting"
-            return _changed(answer, category="timeout_rank_missing", sentence=told, confidence=0.7)
-        return answer
+        return _of_hit(telling[0], hits, found)
+    timed_out = [hit for hit in signs if hit.symptom.id == watchdog.WATCHDOG]
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
@@ -388,16 +371,8 @@ def _of_time_out(base: Explanation, hits: Sequence[Hit], found: Found) -> Explan
         if late is not None and late.kind == "all"
         else "who did not come is not in these lines"
     )
-    return _changed(base, category="unknown", sentence=f"{told}; {who}", confidence=0.3)
-
-
-def _changed(
-    answer: Explanation, *, category: Category, sentence: str, confidence: float
-) -> Explanation:
-    named = () if category == "unknown" else answer.culprits
-    return replace(
-        answer, category=category, sentence=sentence, confidence=confidence, culprits=named
-    )
+    sentence = f"{told}; {who}"
+    return replace(base, category="unknown", sentence=sentence, confidence=0.3, culprits=())
 
 
 def _others(hits: Sequence[Hit]) -> list[Alternative]:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.hang.watch import signals
-from preflight.hang.watch.settings import LEFT
+from preflight.hang.watch.evidence import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.hang.watch.processes import Children
+    from preflight.hang.watch.signals import Children
 
 
 LONGEST = 8 << 20
@@ -163,8 +163,8 @@ class Cap(NamedTuple):
         return self.most // 4 // _BLOCK_BYTES * _BLOCK_BYTES
 
 
-class Janitor:
-    """Looks after the files below some folders; more often while one of them grows fast."""
+class Trimmer:
+    """Holds the log files below some folders to their size; more often while one grows fast."""
 
     def __init__(self, folders: Iterable[Path], cap: Cap) -> None:
         self._folders = tuple(folders)

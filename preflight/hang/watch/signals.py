@@ -1,8 +1,10 @@
-"""Signals reach the launch once, and its end becomes ours: as if nobody stood between.
+"""The processes that a watch starts, and their signals: as if nobody stood before the launch.
+
+Signals reach the launch once, and its end becomes ours.
 
 Ctrl-C, `kill -- -GROUP`, Slurm's scancel and systemd signal every process by themselves. A wrapper
 that passed such a signal on would deliver it twice, and torchrun takes a second SIGTERM while it
-still ends its ranks. A process beside us that lets signals lie shows which it was.
+still ends its ranks. A process beside us that leaves signals pending shows which it was.
 """
 
 from __future__ import annotations
@@ -13,14 +15,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preflight.hang.watch.processes import pending_signals
+from preflight.hang.watch.progress import pending_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from preflight.hang.watch.processes import Children
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 PASSED: frozenset[int] = frozenset(
@@ -35,6 +35,72 @@ PASSED: frozenset[int] = frozenset(
 
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 """Who sends one of these wants the launch to end: he is not told why it ended."""
+
+
+_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores these from its start; what it starts must not."""
+
+_LOOKS, _BETWEEN_S = 200, 0.005
+"""A second for a killed process to be gone."""
+
+
+class Children:
+    """Starts processes, and knows how each ended."""
+
+    def __init__(self, mask: Iterable[int]) -> None:
+        """`mask`: the signals that were blocked before we blocked ours."""
+        self._mask = frozenset(mask)
+        self._ended: dict[int, int] = {}
+        self._ours: set[int] = set()
+
+    def start(
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        files: Sequence[tuple[Any, ...]] = (),
+        *,
+        blocked: Iterable[int] = (),
+        default: Iterable[int] = (),
+    ) -> int:
+        """Start one; OSError where it cannot be. `files`: as `os.posix_spawn` takes them.
+
+        Descriptors that we inherited are its own too; those that we opened are not.
+        """
+        pid = os.posix_spawnp(
+            words[0], list(words), environ,
+            file_actions=list(files),
+            setsigmask=self._mask | frozenset(blocked),
+            setsigdef=[*_CHANGED_BY_PYTHON, *default],
+        )  # fmt: skip
+        self._ours.add(pid)
+        return pid
+
+    def reap(self) -> None:
+        """Take note of all that have ended; orphans that were given to us are let go."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self._ours:
+                    self._ended[pid] = status
+
+    def status(self, pid: int) -> int | None:
+        """How it ended, as waitpid tells it; None while it runs."""
+        return self._ended.get(pid)
+
+    def end(self, pid: int) -> None:
+        """End one of ours; one that the kernel does not let go (D state) is left behind."""
+        self.reap()
+        if pid in self._ended:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(_LOOKS):
+            self.reap()
+            if pid in self._ended:
+                return
+            time.sleep(_BETWEEN_S)
 
 
 class Came(NamedTuple):
@@ -108,9 +174,8 @@ _SENDERS_LOOP_S = 0.1
 class Witness:
     """A `cat` in our process group, with every signal blocked, that ends when we do."""
 
-    def __init__(self, children: Children, signals: Iterable[int]) -> None:
+    def __init__(self, children: Children) -> None:
         self._children = children
-        self._signals = frozenset(signals)
         self._pid = self._end = -1
         self._renew()
 
@@ -143,8 +208,8 @@ class Witness:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
-                blocked=self._signals,
-                default=self._signals,
+                blocked=PASSED,
+                default=PASSED,
             )  # fmt: skip
         except OSError:
             os.close(self._end)
@@ -155,11 +220,13 @@ class Witness:
 _LONGEST = 64 << 10
 
 
-class Errand:
-    """A module of ours that runs until it ends or its time is over."""
+class ModuleRun:
+    """A module of ours as a process, until it ends or its time is over."""
 
-    def __init__(self, children: Children, words: Sequence[str], most_s: float) -> None:
-        """`words`: the module and its arguments. OSError where no process can be started."""
+    def __init__(
+        self, children: Children, module: str, words: Sequence[str], most_s: float
+    ) -> None:
+        """OSError where no process can be started."""
         self._children = children
         self._said, theirs = os.pipe()
         os.set_blocking(self._said, False)
@@ -167,7 +234,7 @@ class Errand:
         self.until_s = time.monotonic() + most_s
         try:
             self._pid = children.start(
-                [sys.executable, "-P", "-m", *words],
+                [sys.executable, "-P", "-m", module, *words],
                 os.environ,
                 [
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -12,7 +12,7 @@ from preflight.facts.model import Facts
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from preflight.captured.captured import Captured
+    from preflight.captured import Captured
     from preflight.verdict import Verdict
 
 LONGEST = 2000

@@ -16,7 +16,7 @@ from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
 
 if TYPE_CHECKING:
-    from preflight.captured.captured import Captured
+    from preflight.captured import Captured
     from preflight.facts.gpu import GpuHealth
     from preflight.verdict import Verdict
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from preflight.facts.job import Sighting
 from preflight.hang.diagnose.judge import diagnose
-from preflight.hang.diagnose.pace import slow_ones
+from preflight.hang.diagnose.stragglers import slow_ones
 from tests.unit.hang.diagnose.jobs import at, collective, job, loading, standing
 
 WORK, WAIT = at(20, "forward"), collective("all_reduce", 41)

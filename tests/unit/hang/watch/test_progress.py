@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hang.watch.processes import Reading
-from preflight.hang.watch.watcher import Rates, Track, stalled
+from preflight.hang.watch.progress import Rates, Reading, Track, stalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from preflight.hang.watch import folder, other_nodes
-from preflight.hang.watch.folder import Options, make, makes_pipes, tidy
-from preflight.hang.watch.settings import outdated
-from preflight.hang.watch.watch import stalled_after_s
-from preflight.hang.watch.watcher import ask_for_dumps
+from preflight.hang.watch import evidence, examine
+from preflight.hang.watch.evidence import ask_for_dumps, make_folder, makes_pipes, outdated, tidy
+from preflight.hang.watch.watch import Options, stalled_after_s
 
 if TYPE_CHECKING:
     from preflight.hang.diagnose.model import JobState
@@ -55,7 +53,7 @@ def test_older_names_that_torch_warns_of(
 
 def test_only_who_listens_is_asked(tmp_path: Path) -> None:
     """A rank that has gone, a file in the place of a pipe and a link hold nobody up."""
-    folder = make(tmp_path)
+    folder = make_folder(tmp_path)
     assert makes_pipes(folder)
     pipes = folder / "recorder"
     for name in ("rank_0.pipe", "rank_1.pipe"):
@@ -73,7 +71,7 @@ def test_only_who_listens_is_asked(tmp_path: Path) -> None:
 
 def test_two_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     """Started within a second, in one place."""
-    assert len({make(tmp_path) for _ in range(3)}) == 3
+    assert len({make_folder(tmp_path) for _ in range(3)}) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
@@ -81,7 +79,7 @@ def test_root_keeps_no_evidence_where_a_stranger_could_lead_it(tmp_path: Path) -
     """Torch and NCCL write by the folder's name, and we cut files off and remove them."""
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(PermissionError, match=f"{tmp_path} belongs to"):
-        make(tmp_path / "new")
+        make_folder(tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,18 +99,18 @@ def test_the_job_on_other_nodes_is_the_one_beneath_us() -> None:
     ranks = [SimpleNamespace(pid=pid, job=job) for pid, job in ((7, "theirs"), (8, "ours"))]
     here = SimpleNamespace(look=SimpleNamespace(host="gpu001", ranks=ranks))
     state = cast("JobState", SimpleNamespace(nodes=(SimpleNamespace(look=None), here)))
-    node = other_nodes.own_node(state, "gpu001")
+    node = examine.own_node(state, "gpu001")
     assert node is cast("Any", here)
     assert node is not None
-    assert other_nodes.own_node(state, "gpu002") is None
-    assert other_nodes.job_of(node, {8, 9}) == "ours"
-    assert other_nodes.job_of(node, {1}) == ""
+    assert examine.own_node(state, "gpu002") is None
+    assert examine.job_of(node, {8, 9}) == "ours"
+    assert examine.job_of(node, {1}) == ""
 
 
 def test_nodes_that_are_none_are_refused_at_the_start(tmp_path: Path) -> None:
     """Not when the job hangs, after days."""
-    assert "inventory" in other_nodes.refused("", str(tmp_path / "none.toml"), {})
-    assert other_nodes.refused("gpu[001-002]", "", {}) == ""
+    assert "inventory" in examine.refused("", str(tmp_path / "none.toml"), {})
+    assert examine.refused("gpu[001-002]", "", {}) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
@@ -123,9 +121,9 @@ def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
     ).returncode:
         pytest.skip("this machine mounts no tmpfs")
     try:
-        folder.write(tmp_path / "watch.json", "before")
+        evidence.write(tmp_path / "watch.json", "before")
         with pytest.raises(OSError, match="No space left"):
-            folder.write(tmp_path / "watch.json", "x" * 100_000)
+            evidence.write(tmp_path / "watch.json", "x" * 100_000)
         assert [one.name for one in tmp_path.iterdir()] == ["watch.json"]
         assert (tmp_path / "watch.json").read_text() == "before"
     finally:

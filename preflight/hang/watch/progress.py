@@ -1,16 +1,20 @@
-"""Which processes beneath a launch are its ranks, and what /proc tells of each."""
+"""Which processes beneath a launch are its ranks, and whether each of them still gets on.
+
+What a rank does between two collectives shows: it reads, writes, touches memory, gives up the CPU.
+A rank that waits for the others shows next to nothing of it, whether it sleeps (gloo) or spins at
+100 % (NCCL): so CPU time decides nothing, and each rank is held against its own past.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
-import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -39,9 +43,8 @@ class Reading(NamedTuple):
 
 def reading_of(pid: int) -> Reading | None:
     """Look at one; None when it has gone."""
-    stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    status = _text(f"/proc/{pid}/status")
-    if len(stat) <= _START or not status:
+    stat, status = _stat(pid), _text(f"/proc/{pid}/status")
+    if not stat or not status:
         return None
     io = dict(line.split(": ") for line in _text(f"/proc/{pid}/io").splitlines())
     return Reading(
@@ -79,17 +82,14 @@ def command_of(pid: int) -> str:
 
 def parent_of(pid: int) -> int:
     """Whose child it is; 0 when it has gone."""
-    return _of_stat(pid, _PARENT)
+    stat = _stat(pid)
+    return int(stat[_PARENT]) if stat else 0
 
 
-def start_of(pid: int) -> int:
-    """When it was started, in clock ticks since boot; 0 when it has gone."""
-    return _of_stat(pid, _START)
-
-
-def _of_stat(pid: int, place: int) -> int:
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; none when it has gone."""
     stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(stat[place]) if len(stat) > place else 0
+    return stat if len(stat) > _START else []
 
 
 def children(pid: int) -> list[int]:
@@ -139,7 +139,7 @@ _LAUNCHERS = ("accelerate", "deepspeed", "torch.distributed", "torchrun")
 _DEEPEST = 12
 
 
-class Seat(NamedTuple):
+class RankProcess(NamedTuple):
     """A process that is a rank."""
 
     pid: int
@@ -165,7 +165,7 @@ Known: TypeAlias = dict[int, _Start]
 
 def ranks_of(
     launch: int, given: Mapping[str, str] | None = None, known: Known | None = None
-) -> list[Seat]:
+) -> list[RankProcess]:
     """Every rank beneath the launch on this node. None: it still waits for its other nodes, say.
 
     `given`: our own environment. A launch with a rank there may be one itself: `srun preflight
@@ -179,7 +179,7 @@ def ranks_of(
     rank, python = rank_in(own), search.behind_wrappers(launch)
     if rank is None or any(word in search.of(python).command for word in _LAUNCHERS):
         return []
-    return [Seat(python, rank)]
+    return [RankProcess(python, rank)]
 
 
 def rank_in(environ: Mapping[str, str]) -> int | None:
@@ -192,7 +192,7 @@ class _Search:
     """From a launch downwards; a kernel without lists of children is asked about everybody."""
 
     def __init__(self, given: Mapping[str, str], known: Known) -> None:
-        self.found: list[Seat] = []
+        self.found: list[RankProcess] = []
         self._known = known
         self._given = _place(given)
         self._all: dict[int, list[int]] | None = None
@@ -208,11 +208,12 @@ class _Search:
             if one.rank is None or one.place == self._given:
                 self.below(child, depth + 1)
             else:
-                self.found.append(Seat(self.behind_wrappers(child), one.rank))
+                self.found.append(RankProcess(self.behind_wrappers(child), one.rank))
 
     def of(self, pid: int) -> _Start:
         """What it was started with; read once, and again where its program is another."""
-        name, started = name_of(pid), start_of(pid)
+        stat = _stat(pid)
+        name, started = name_of(pid), int(stat[_START]) if stat else 0
         one = self._known.get(pid)
         if one is None or (one.name, one.started) != (name, started):
             environ = environ_of(pid)
@@ -245,67 +246,105 @@ def _everybody() -> dict[int, list[int]]:
     return {parent: sorted(below) for parent, below in found.items()}
 
 
-_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Python ignores these from its start; what it starts must not."""
+QUIET_SHARE = 0.1
+"""Of a rank's own usual rate. Chosen: a job that lost nine tenths of its pace is worth a look."""
 
-_LOOKS, _BETWEEN_S = 200, 0.005
-"""A second for a killed process to be gone."""
+_PASTS = 64
+_STRIDES = 4
+"""How often in one window its rates are noted as usual ones."""
 
 
-class Children:
-    """Starts processes, and knows how each ended."""
+class Rates(NamedTuple):
+    """What a rank did per second."""
 
-    def __init__(self, mask: Iterable[int]) -> None:
-        """`mask`: the signals that were blocked before we blocked ours."""
-        self._mask = frozenset(mask)
-        self._ended: dict[int, int] = {}
-        self._ours: set[int] = set()
+    faults: float
+    switches: float
+    calls: float
+    moved: float
 
-    def start(
-        self,
-        words: Sequence[str],
-        environ: Mapping[str, str],
-        files: Sequence[tuple[Any, ...]] = (),
-        *,
-        blocked: Iterable[int] = (),
-        default: Iterable[int] = (),
-    ) -> int:
-        """Start one; OSError where it cannot be. `files`: as `os.posix_spawn` takes them.
 
-        Descriptors that we inherited are its own too; those that we opened are not.
-        """
-        pid = os.posix_spawnp(
-            words[0], list(words), environ,
-            file_actions=list(files),
-            setsigmask=self._mask | frozenset(blocked),
-            setsigdef=[*_CHANGED_BY_PYTHON, *default],
-        )  # fmt: skip
-        self._ours.add(pid)
-        return pid
+FLOORS = Rates(faults=50, switches=20, calls=5, moved=16 << 10)
+"""What is below counts as nothing. Chosen; measured of ranks of torch 2.13 that wait in a gloo
+collective, or sleep: 0.3 switches per second, and none of the others."""
 
-    def reap(self) -> None:
-        """Take note of all that have ended; orphans that were given to us are let go."""
-        with suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid in self._ours:
-                    self._ended[pid] = status
 
-    def status(self, pid: int) -> int | None:
-        """How it ended, as waitpid tells it; None while it runs."""
-        return self._ended.get(pid)
+class Track:
+    """What one rank did in the last window, and what it usually does."""
 
-    def end(self, pid: int) -> None:
-        """End one of ours; one that the kernel does not let go (D state) is left behind."""
-        self.reap()
-        if pid in self._ended:
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._looks: deque[tuple[float, Reading]] = deque()
+        self._pasts: deque[Rates] = deque(maxlen=_PASTS)
+        self._noted_s: float | None = None
+
+    def add(self, now_s: float, reading: Reading) -> None:
+        """One more look."""
+        if self._looks and self._looks[-1][1].started != reading.started:
+            self.forget()
+            self._pasts.clear()
+            self._noted_s = None
+        self._looks.append((now_s, reading))
+        while len(self._looks) > 2 and self._looks[1][0] <= now_s - self._window_s:  # noqa: PLR2004
+            self._looks.popleft()
+        self._note(now_s)
+
+    def _note(self, now_s: float) -> None:
+        rates = self.rates
+        if rates is None:
             return
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        for _ in range(_LOOKS):
-            self.reap()
-            if pid in self._ended:
-                return
-            time.sleep(_BETWEEN_S)
+        if self._noted_s is None:
+            # The first window is the start: it imports, which nothing later comes up to.
+            self._noted_s = now_s
+        elif now_s - self._noted_s >= self._window_s / _STRIDES:
+            self._pasts.append(rates)
+            self._noted_s = now_s
+
+    def forget(self) -> None:
+        """After a pause of ours: the looks before it say nothing of what lies between."""
+        self._looks.clear()
+
+    def learn(self) -> None:
+        """What it does now is usual: somebody looked closely, and it gets on."""
+        rates = self.rates
+        self._pasts.clear()
+        if rates:
+            self._pasts.append(rates)
+
+    @property
+    def rates(self) -> Rates | None:
+        """Of the last window; None until there is a whole one."""
+        if not self._looks:
+            return None
+        (then_s, then), (now_s, now) = self._looks[0], self._looks[-1]
+        if now_s - then_s < self._window_s:
+            return None
+        return Rates(
+            *(
+                (getattr(now, field) - getattr(then, field)) / (now_s - then_s)
+                for field in Rates._fields
+            )
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it did next to nothing for a whole window."""
+        rates = self.rates
+        return rates is not None and all(
+            rate <= max(floor, QUIET_SHARE * usual)
+            for rate, floor, usual in zip(rates, FLOORS, self._usual(), strict=True)
+        )
+
+    def _usual(self) -> Rates:
+        if not self._pasts:
+            return Rates(0, 0, 0, 0)
+        return Rates(*(sorted(one)[len(one) // 2] for one in zip(*self._pasts, strict=True)))
+
+
+def stalled(tracks: Iterable[Track]) -> bool:
+    """Whether it is time to look: at least half of the ranks here were quiet for the window.
+
+    Half, as one rank that works on alone (an evaluation, a checkpoint, an endless loop) keeps all
+    others waiting, and of two ranks that is one.
+    """
+    quiet = [track.quiet for track in tracks]
+    return bool(quiet) and 2 * sum(quiet) >= len(quiet)

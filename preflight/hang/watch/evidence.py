@@ -1,23 +1,30 @@
-"""Which variables a launch gets so that a hang leaves evidence; what the user set is never changed.
+"""The evidence of a launch: the variables that make it leave some, and the folder that holds it.
 
-Names, defaults and effects as in torch 2.13's own files and NCCL's debug.cc. Two were renamed:
-torch 2.13 reads both names, prefers the newer, and warns of the older; earlier ones read the older.
-
-Read from the headers that torch itself installs; where none are found, both names are set, which
-costs a line of output at most.
+What the user set is never changed. Names, defaults and effects as in torch 2.13's own files and
+NCCL's debug.cc. Two were renamed: torch 2.13 reads both names, prefers the newer, and warns of the
+older; earlier ones read the older. Which holds is read from the headers that torch itself installs;
+where none are found, both names are set, which costs a line of output at most.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preflight import __version__
 from preflight.core.files import read_regular
+from preflight.core.trust import who_may_change
+from preflight.hang.watch.progress import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 DEBUGS = ("nccl", "dist")
@@ -210,3 +217,154 @@ def _interpreter(script: Path) -> Path | None:
     if not first.startswith(b"#!") or not words or "python" not in words[0]:
         return None
     return Path(words[0])
+
+
+_MODE = 0o750
+_AS_MANY = 100
+
+
+def folder_name() -> str:
+    """What a folder made now is called, before somebody else's of that name."""
+    host = os.uname().nodename.partition(".")[0]
+    return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{host}"
+
+
+def make_folder(base: Path) -> Path:
+    """Make a new one there, named by the time and this host; OSError where that cannot be.
+
+    Two nodes of one job start within a second, often in one shared folder. As root nobody else may
+    be able to swap it: torch and NCCL write there by its name.
+    """
+    if os.geteuid() == 0 and (said := who_may_change(base)):
+        raise PermissionError(errno.EPERM, said)
+    stem = folder_name()
+    real = Path(os.path.realpath(base))
+    real.mkdir(parents=True, exist_ok=True)
+    for number in range(_AS_MANY):
+        folder = real / (f"{stem}-{number + 1}" if number else stem)
+        try:
+            folder.mkdir(_MODE)
+        except FileExistsError:
+            continue
+        for below in FOLDERS:
+            (folder / below).mkdir(_MODE)
+        return folder
+    raise FileExistsError(f"there are {_AS_MANY} of {stem}")
+
+
+def makes_pipes(folder: Path) -> bool:
+    """Whether its file system has named pipes: torch ends a rank that cannot make its own."""
+    pipe = folder / RECORDER_FOLDER / ".try"
+    try:
+        os.mkfifo(pipe)
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        pipe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def ask_for_dumps(folder: Path) -> int:
+    """Ask every rank that listens; how many do."""
+    asked = 0
+    for pipe in (folder / RECORDER_FOLDER).glob("*.pipe"):
+        try:
+            handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # its rank has gone
+        try:
+            os.write(handle, b"1\n")
+            asked += 1
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return asked
+
+
+def tidy(folder: Path) -> None:
+    """Take away what says nothing: pipes, and folders in which nothing is."""
+    for path in (folder / RECORDER_FOLDER).glob("*.pipe"):
+        path.unlink(missing_ok=True)
+    for place, _, _ in sorted(os.walk(folder), reverse=True):
+        if place != str(folder):
+            with suppress(OSError):
+                Path(place).rmdir()
+
+
+FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
+"""Exit codes of `preflight.hang.watch.examine`; the second of a stall, the third of an end."""
+
+COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
+"""Of the table of samples: a row is one look at one rank."""
+
+_RECORD_MODE = 0o640
+
+
+_SCRIPT = re.compile(r"[\w./+][\w./+-]*\.(?:py|sh)")
+
+
+def _program(command: Sequence[str]) -> list[str]:
+    """A launch's program and its script: any other word may hold a secret."""
+    return [command[0], *filter(_SCRIPT.fullmatch, command[1:])][:2]
+
+
+class Record:
+    """`watch.json`, written when the launch starts and again whenever it says more."""
+
+    def __init__(self, folder: Path | None, command: Sequence[str], plan: Plan) -> None:
+        self._folder = folder
+        self._said: dict[str, Any] = {
+            "preflight": __version__,
+            "host": os.uname().nodename,
+            "command": _program(command),
+            "started": _time(),
+            "set": {wish.name: {"value": wish.value, "why": wish.why} for wish in plan.added},
+            "left": [one.sentence for one in plan.left],
+            "stalls": [],
+        }
+
+    def stall(self, answer: str) -> None:
+        """One more stall was found; `answer`: the file that tells of it."""
+        self._said["stalls"].append({"at": _time(), "answer": answer})
+        self.write()
+
+    def ended(self, status: int) -> None:
+        """How the launch ended."""
+        self._said["ended"] = _time()
+        if os.WIFSIGNALED(status):
+            self._said["signal"] = os.WTERMSIG(status)
+        else:
+            self._said["exit"] = os.waitstatus_to_exitcode(status)
+        self.write()
+
+    def write(self) -> None:
+        """Write it; OSError where the folder takes nothing."""
+        if self._folder is not None:
+            text = json.dumps(self._said, indent=1) + "\n"
+            write(self._folder / "watch.json", text)
+
+    def write_samples(self, seen: Iterable[tuple[object, ...]]) -> None:
+        """Write what was seen, a line for each look at each rank. OSError as above."""
+        if self._folder is None:
+            return
+        lines = ["\t".join(COLUMNS)]
+        lines += ["\t".join(map(str, row)) for row in seen]
+        write(self._folder / "samples.tsv", "\n".join(lines) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the folder, which is ours alone: whole, or not at all."""
+    new = path.with_suffix(".new")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _RECORD_MODE)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)  # on a full disk half of it would stay
+        raise
+
+
+def _time() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,21 +1,37 @@
-"""The odd one out: ranks that are elsewhere while the others wait in a collective."""
+"""The odd one out: ranks that are elsewhere while the others wait in a collective.
+
+Ranks that wait in one collective sleep in one kernel function: where no stack can be read, that
+tells something too. It names no line, so little is sure.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.case import moved
-from preflight.hang.diagnose.lost import line_of, lint_of
-from preflight.hang.diagnose.model import Diagnosis, count, doing, named, verb
+from preflight.hang.diagnose.job_ranks import moved
+from preflight.hang.diagnose.model import (
+    IDLE,
+    Diagnosis,
+    count,
+    doing,
+    line_of,
+    lint_of,
+    named,
+    rank_names,
+    verb,
+)
 from preflight.hang.diagnose.places import (
     CODE,
     LOCKED,
     OTHERS,
     Place,
+    channel_of,
     channel_words,
+    knowledge,
     library,
     main_frames,
     place_of,
@@ -24,37 +40,14 @@ from preflight.hang.diagnose.places import (
 
 if TYPE_CHECKING:
     from preflight.facts.job import Frame
-    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 
-EVEN = "make the ranks do equally many steps: drop_last=True, equal batches, join()"
-_ADVICE = {
-    "data": "find out why its next batch does not come: its workers, files, share of the data",
-    "checkpoint": "let it finish, or look at the file system; raise the time-out of the group for "
-    "such work (init_process_group(timeout=...)), or let all ranks save",
-    "end": EVEN,
-    "compile": "let it finish; compile before the first collective, and share the cache",
-    "download": "take the request off the step's way; let one rank do it before the others start",
-    "debugger": "leave the debugger, or run one process only under it",
-    "lock": "see what holds the lock: a thread of its own, or another process",
-    "process": "see what the process that it started does",
-}
 _EXIT = (
     "read its own output first: an error may have ended its script (preflight explain LOG), or it "
     "ran out of steps before the others (drop_last=True, equal batches, join())"
 )
-_BY_CHANNEL = {
-    "waits for a file system": "look at the file system: mount, server, dmesg of its node",
-    "waits for a disk": "look at the disk: iostat, dmesg of its node",
-    "waits for a pipe": "see who holds the pipe's other end (ls -l /proc/PID/fd), and why it is "
-    "silent",
-    "waits for a lock on a file": "see who holds the lock (/proc/locks, lsof FILE)",
-    "waits for a process that it started": _ADVICE["process"],
-    "waits for somebody to type": "it asks for input, which nobody gives: take that out of the job",
-}
-"""What to do about a line of the user's own, by what the kernel says that it sleeps in."""
-
 _OTHERWISE = (
     "look at that line: let all ranks do it, or make it short; what one rank does alone must "
     "end before the group's time-out"
@@ -74,10 +67,8 @@ def advice_for(seat: Seat) -> str:
     """By what it is at, else by what the kernel says that it sleeps in."""
     if exits(seat):
         return _EXIT
-    kind = seat.place.kind if seat.place else ""
-    if kind == CODE and (said := _BY_CHANNEL.get(channel_words(seat.look.wait_channel))):
-        return said
-    return _ADVICE.get(kind, _OTHERWISE)
+    by_channel = channel_of(seat.look.wait_channel).advice if seat.kind == CODE else ""
+    return by_channel or knowledge().advice.get(seat.kind, _OTHERWISE)
 
 
 def exits(seat: Seat) -> bool:
@@ -210,7 +201,7 @@ def judge(case: Case) -> Diagnosis | None:
     patient = busy or _fresh(case)
     return Diagnosis(
         category="odd_rank",
-        culprits=tuple(f"rank {one.rank}" for one in sorted(apart, key=lambda seat: seat.rank)),
+        culprits=rank_names(sorted(apart, key=lambda seat: seat.rank)),
         sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
         advice=_PATIENT * patient + advice_for(groups[0][0]),
         line=line_of(groups[0]),
@@ -238,10 +229,10 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
     if len(case.ended) > len(few) + len(case.unread) and len(case.ended) * 2 > len(apart):
         return Diagnosis(
             category="desync",
-            culprits=tuple(f"rank {one.rank}" for one in few),
+            culprits=rank_names(few),
             sentence=f"{named(few)} {doing(few[0], len(few))}, which {count(len(case.ended))} "
             "do not come to: they have finished",
-            advice=EVEN,
+            advice=knowledge().advice["end"],
             line=line_of(few),
             evidence=evidence(case, few),
             confidence=0.7,
@@ -250,7 +241,7 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
     groups = case.spots(apart)
     largest = groups[0]
     return Diagnosis(
-        sentence=f"{len(largest)} of {case.roll.world} ranks: {named(largest)} "
+        sentence=f"{len(largest)} of {case.world} ranks: {named(largest)} "
         f"{doing(largest[0], len(largest))}, while {waits_for(case, len(apart))}: "
         + (
             f"too few are seen to say who is odd ({count(len(case.unread))} cannot be read)"
@@ -314,3 +305,64 @@ def _doubts(case: Case, apart: tuple[Seat, ...]) -> tuple[Alternative, ...]:
             )
         )
     return tuple(doubts)
+
+
+_MOST, _FEW = 0.75, 0.25
+"""Of the job's ranks: those in one sleep, and those that are not."""
+
+
+def judge_blind(case: Case) -> Diagnosis | None:
+    """Unread ranks that compute, or sleep in something else than the rest, which is at rest."""
+    if not case.unread or case.elsewhere or case.ended or (case.read and not case.stuck):
+        return None
+    if any(one.fed for one in case.seats):
+        return None
+    resting = [one for one in case.seats if _rests(one)]
+    channel, number = _usual(case, resting)
+    odd = tuple(one for one in case.unread if _differs(one, channel))
+    if not channel or not odd or number < _MOST * case.world:
+        return None
+    if len(odd) > _FEW * case.world or number + len(odd) < len(case.seats):
+        return None
+    told = "; ".join(f"{one.name} {_words(one)}" for one in odd[:3])
+    return Diagnosis(
+        category="odd_rank",
+        culprits=rank_names(odd),
+        sentence=f"{told}, while {count(number)} {verb(number, 'sleeps', 'sleep')} in {channel}; "
+        f"no stack of {named(odd)} could be read, so its line is not known",
+        advice="let its stack be read (below), and look again",
+        evidence=tuple(
+            f"rank {one.rank}: {one.cpu:.0%} of a core, state {one.look.state}, "
+            f"in {one.look.wait_channel or 'no sleep'}"
+            for one in odd[:6]
+        ),
+        confidence=0.55 if case.read else 0.45,
+        alternatives=(Alternative("unknown", "it sleeps elsewhere by chance", 0.3),),
+        next="preflight diagnose",
+    )
+
+
+def _usual(case: Case, resting: list[Seat]) -> tuple[str, int]:
+    """The sleep of those that are known to wait, else of most; and of how many it is."""
+    known = [one for one in resting if one in case.stuck] or resting
+    counts = Counter(one.look.wait_channel for one in known if one.look.wait_channel)
+    channel = max(counts, key=lambda name: (counts[name], name), default="")
+    return channel, sum(one.look.wait_channel == channel for one in resting)
+
+
+def _rests(seat: Seat) -> bool:
+    return seat.look.state == "sleeping" and seat.cpu < IDLE
+
+
+def _differs(seat: Seat, channel: str) -> bool:
+    if seat.computes:
+        return True
+    return _rests(seat) and seat.look.wait_channel not in ("", channel)
+
+
+def _words(seat: Seat) -> str:
+    if seat.computes:
+        return f"computes ({seat.cpu:.0%} of a core)"
+    channel = seat.look.wait_channel
+    known = channel_words(channel)
+    return f"sleeps in {channel}{f' ({known})' if known else ''}"

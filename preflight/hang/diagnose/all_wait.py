@@ -1,4 +1,4 @@
-"""All ranks wait and nothing arrives: which path, node or GPU the data do not get through."""
+"""All ranks wait: which path, node or GPU the data do not get through, or where ranks differ."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import shared_cause
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.lost import line_of
-from preflight.hang.diagnose.model import Diagnosis, count, folded, verb
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    doing,
+    folded,
+    line_of,
+    lint_of,
+    named,
+    rank_names,
+    verb,
+)
 
 if TYPE_CHECKING:
     from preflight.facts.job import PortLook
-    from preflight.hang.diagnose.case import Case
-    from preflight.hang.diagnose.rank_inventory import Wire
+    from preflight.hang.diagnose.job_ranks import Case, Wire
+    from preflight.hang.diagnose.model import Seat
 
 _SPINS, _IDLES = 90, 5
 """Percent: a GPU that waits inside of a collective is fully busy; one that has no work is at 0."""
@@ -28,7 +37,7 @@ _XID = re.compile(r"NVRM: Xid \(([^)]{0,99})\): (\d+)")
 Pair = tuple[str, str]
 
 
-def judge(case: Case) -> Diagnosis | None:
+def judge_network(case: Case) -> Diagnosis | None:
     """By the kernels' own repetitions first, then by counters of ports, then by idle GPUs."""
     if not case.stuck:
         return None
@@ -39,7 +48,7 @@ def judge(case: Case) -> Diagnosis | None:
 
 
 def _resent(case: Case) -> Diagnosis | None:
-    stuck = [one for one in case.roll.wires if one.stuck]
+    stuck = [one for one in case.wires if one.stuck]
     pairs = Counter(_pair(one) for one in stuck)
     if not pairs:
         return None
@@ -54,7 +63,10 @@ def _resent(case: Case) -> Diagnosis | None:
         advice="measure that path alone, look at its cable, port and switch; start the job "
         "again without that node if it stays",
         line=line_of(case.waiting),
-        evidence=(*(_proof(one) for one in shown), *_port_proofs(case)),
+        evidence=(
+            *(_proof(one) for one in shown),
+            *(f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]),
+        ),
         confidence=sure,
         alternatives=(Alternative("link", "a firewall or route between them", 0.2),),
         next=f"pytest --preflight --preflight-nodes={','.join(sorted(set(sum(pairs, ()))))}",
@@ -104,8 +116,7 @@ def _proof(wire: Wire) -> str:
 
 def _ports(case: Case) -> Diagnosis | None:
     """One node's port shows errors or is down, and no other node's is."""
-    mine = {seat.node for seat in case.seats}
-    if any(one.look and one.look.ports is None for one in case.state.nodes if one.node in mine):
+    if any(look.ports is None for look in case.looks.values()):
         return None  # a port that nobody read may be as bad
     odd = _odd_ports(case)
     nodes = sorted({node for node, _, _ in odd})
@@ -126,8 +137,7 @@ def _ports(case: Case) -> Diagnosis | None:
 
 
 def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
-    mine = {seat.node for seat in case.seats}
-    looks = {node: look for node, look in case.state.looks.items() if node in mine}
+    looks = case.looks
     up = Counter(port.name for look in looks.values() for port in look.ports or () if port.up)
     found = []
     for node, look in looks.items():
@@ -139,10 +149,6 @@ def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
             elif any(bad.values()):
                 found.append((node, port, f"counts errors ({moved})"))
     return found
-
-
-def _port_proofs(case: Case) -> list[str]:
-    return [f"{node}: {port.name} {why}" for node, port, why in _odd_ports(case)[:4]]
 
 
 # -- GPUs
@@ -196,4 +202,90 @@ def _xids(case: Case, node: str) -> list[str]:
 def _all_wait(case: Case) -> str:
     number = len(case.waiting)
     where = case.meeting(case.waiting)
-    return f"{f'all {count(number)}' if number == case.roll.world else count(number)} wait{where}"
+    return f"{f'all {count(number)}' if number == case.world else count(number)} wait{where}"
+
+
+# -- places
+
+_LONGEST_S = 10
+"""The longest look that `preflight diagnose` takes."""
+
+_BETWEEN_RANKS = (
+    Alternative("link", "the data do not get through", 0.4),
+    Alternative(
+        "desync", "they are at different turns of the same line, or with other shapes", 0.25
+    ),
+)
+"""What it may be instead where all wait in one place."""
+
+
+def judge_places(case: Case) -> Diagnosis | None:
+    """Different places first; then the same one."""
+    if not case.stuck:
+        return None
+    groups = case.spots(case.waiting)
+    return _different(case, groups) if len(groups) > 1 else _same(case, groups[0])
+
+
+def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
+    few = tuple(seat for group in groups[1:] for seat in group)
+    complete = len(case.waiting) == case.world
+    clear = len(few) * 2 < case.world and len(groups[0]) * 2 > case.world
+    passing = any(one.kind == "p2p" for one in case.waiting)
+    told = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:4])
+    both = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
+    blamed = few if clear else case.waiting if both else ()
+    sure = 0.85 if clear and len(few) == 1 else 0.65 if clear or both else 0.4
+    return Diagnosis(
+        category="desync",
+        culprits=rank_names(blamed) if not passing else (),
+        sentence=f"the ranks wait in different places: {told}",
+        advice="compare how they came there: a branch by rank, a batch more or less, an error that "
+        "one rank caught; all must call the same collectives in the same order",
+        line=line_of(few) if clear else line_of(groups[0]),
+        evidence=tuple(
+            f"rank {group[0].rank}: {' < '.join(group[0].place.calls[:5])}"
+            for group in groups[:6]
+            if group[0].place
+        ),
+        confidence=0.4 if passing else sure,
+        alternatives=(
+            Alternative(
+                "link",
+                "they are of different groups, and the data of one do not get through",
+                0.4 if passing else 0.1,
+            ),
+        ),
+        next=lint_of(few if clear else groups[0]),
+    )
+
+
+def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
+    place = group[0].place
+    where = place.where if place else ""
+    longer = look_longer(case)
+    return Diagnosis(
+        sentence=f"all {count(len(group))} that can be read wait in {where}, nothing moves, and "
+        "nothing that was looked at says why",
+        advice=("look longer first: one step may take more time than that; " * bool(longer))
+        + "measure the paths between these nodes; start the next run under preflight watch, "
+        "whose flight recorder tells whose call differs",
+        line=line_of(group),
+        alternatives=(*(_BETWEEN_RANKS if case.world > 1 else ()), _long_steps(case)),
+        next=longer or "pytest --preflight",
+    )
+
+
+def look_longer(case: Case) -> str:
+    """The command that looks as long as can be; nothing where this look was that long."""
+    return f"preflight diagnose --look-s={_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
+
+
+def _long_steps(case: Case) -> Alternative:
+    told = f"it goes on, and no step ended within the {_looked_s(case):g} s of this look"
+    sure = 0.2 if look_longer(case) else 0.1
+    return Alternative("progresses", told, sure)
+
+
+def _looked_s(case: Case) -> float:
+    return round(max((one.look.look_s for one in case.seats), default=0.0), 1)

@@ -14,14 +14,24 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.hang.diagnose.lost import line_of, lint_of
-from preflight.hang.diagnose.model import Diagnosis, count, doing, folded, named, ranks, verb
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    doing,
+    folded,
+    line_of,
+    lint_of,
+    named,
+    rank_names,
+    ranks,
+    verb,
+)
 from preflight.hang.flight_recorder import Allowance, Call, Recording, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 _APART_S = 120.0
@@ -84,7 +94,7 @@ def _absent(found: Found, some: tuple[Seat, ...]) -> Diagnosis:
     places = "; ".join(f"rank {one.rank} {doing(one)}" for one in some[:3] if one.place)
     return Diagnosis(
         category="odd_rank" if elsewhere else "desync",
-        culprits=tuple(f"rank {one.rank}" for one in some),
+        culprits=rank_names(some),
         sentence=f"{named(some)} {verb(len(some), 'has', 'have')} not come to call "
         f"{found.number} of {found.group}: {what}, in which {count(len(who))} "
         f"{verb(len(who), 'waits', 'wait')}{f'; {places}' if places else ''}",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import TYPE_CHECKING
 
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
+from preflight.hang.diagnose.model import Diagnosis, count, line_of, named, rank_names, ranks, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from preflight.facts.job import Frame, NodeLook
-    from preflight.hang.diagnose.case import Case
+    from preflight.facts.job import NodeLook
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
@@ -24,7 +21,7 @@ def over(case: Case) -> Diagnosis | None:
     """A job whose ranks were all there, and have all ended while they were looked at."""
     left = [one for one in case.seats if one.look.state not in ("gone", "zombie")]
     gone = [one for one in case.seats if one.look.state == "gone"]
-    if left or not gone or case.roll.silent or case.roll.absent:
+    if left or not gone or case.silent or case.absent:
         return None
     return Diagnosis(
         category="no_job",
@@ -47,7 +44,7 @@ def stopped(case: Case) -> Diagnosis | None:
     place = next((one.place for one in held if one.place and one.place.user), None)
     return Diagnosis(
         category="stopped_rank",
-        culprits=_culprits(held),
+        culprits=rank_names(held),
         sentence=f"{named(held)} {verb(len(held), 'is', 'are')} {word}{_meanwhile(case, held)}",
         advice=f"detach the tracer of pid {pids}"
         if traced
@@ -62,7 +59,7 @@ def stopped(case: Case) -> Diagnosis | None:
 def dead(case: Case) -> Diagnosis | None:
     """A rank whose process has ended while others still wait for it."""
     corpses = tuple(one for one in case.seats if one.look.state in ("zombie", "gone"))
-    gone = (*case.roll.gone, *_of_bare_nodes(case))
+    gone = (*case.gone, *_of_bare_nodes(case))
     numbers = [one.rank for one in corpses] + [rank for rank, _ in gone]
     if not numbers:
         return _worker_killed(case)
@@ -84,9 +81,7 @@ def dead(case: Case) -> Diagnosis | None:
             next=f"preflight explain LOG; pytest --preflight --preflight-nodes={nodes[0]}",
         )
     state = "dead and not yet collected (zombie)" if corpses and not gone else "gone"
-    waits = f"; {', '.join(case.roll.launchers)} still waits for the others" * bool(
-        case.roll.launchers
-    )
+    waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
         category="dead_rank",
         culprits=_ranks_and_nodes(numbers, _bare(case)),
@@ -98,20 +93,20 @@ def dead(case: Case) -> Diagnosis | None:
             f"rank {rank}: no such process on {node or 'any node'}{waits}"
             for rank, node in gone[:4]
         ),
-        confidence=0.9 if corpses else 0.85 if case.roll.gone else 0.7 if nodes else 0.4,
+        confidence=0.9 if corpses else 0.85 if case.gone else 0.7 if nodes else 0.4,
         next="preflight explain LOG",
     )
 
 
 def silent(case: Case) -> Diagnosis | None:
     """Nodes that do not answer, where the ranks that are not seen must be."""
-    lacking = case.roll.silent
-    if not lacking or not case.roll.absent:
+    lacking = case.silent
+    if not lacking or not case.absent:
         return None
     refused = any(_LOGIN.search(one.sentence.lower()) for one in lacking)
     names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
     why = lacking[0].sentence or "no answer"
-    absent = case.roll.absent
+    absent = case.absent
     late = all(one.late for one in lacking)
     doubted = f"the node is {'slow' if late else 'well and only we cannot reach it'}"
     return Diagnosis(
@@ -127,27 +122,9 @@ def silent(case: Case) -> Diagnosis | None:
     )
 
 
-def user_frame(seats: Iterable[Seat]) -> Frame | None:
-    """The line of the user's code of the first that has one."""
-    places = (one.place for one in seats)
-    return next((one.user for one in places if one is not None and one.user is not None), None)
-
-
-def lint_of(seats: Iterable[Seat]) -> str:
-    """The command that reads the script of the first whose line is known."""
-    user = user_frame(seats)
-    return f"preflight lint {shlex.quote(user.file) if user else 'SCRIPT'}"
-
-
-def line_of(seats: Iterable[Seat]) -> str:
-    """The user's line of the first that has one: `/home/u/train.py:88 in evaluate`."""
-    user = user_frame(seats)
-    return f"{user.file}:{user.line} in {user.function}" if user else ""
-
-
 def _bare(case: Case) -> list[str]:
     """Nodes that answered and have no rank of the job, though ranks are missing."""
-    if not case.roll.absent or case.roll.silent:
+    if not case.absent or case.silent:
         return []
     manned = {one.node for one in case.seats}
     looks = case.state.looks.items()
@@ -159,12 +136,12 @@ def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
     bare = _bare(case)
     if not bare or not case.waiting or any(one.went_on for one in case.waiting):
         return []
-    return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.roll.absent]
+    return [(rank, bare[0] if len(bare) == 1 else "") for rank in case.absent]
 
 
 def _worker_killed(case: Case) -> Diagnosis | None:
     """A loader's worker that was killed leaves its rank waiting for a batch."""
-    loading = tuple(one for one in case.elsewhere if one.place and one.place.kind == "data")
+    loading = tuple(one for one in case.elsewhere if one.kind == "data")
     if not loading or not case.stuck:
         return None
     nodes = list(dict.fromkeys(one.node for one in loading))
@@ -217,10 +194,6 @@ def _meanwhile(case: Case, without: tuple[Seat, ...]) -> str:
         return ""
     number = len(waiting)
     return f" while {count(number)} {verb(number, 'waits', 'wait')}{case.meeting(waiting)}"
-
-
-def _culprits(seats: tuple[Seat, ...]) -> tuple[str, ...]:
-    return tuple(f"rank {one.rank}" for one in seats)
 
 
 def _ranks_and_nodes(numbers: list[int], nodes: list[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.commands.watch import split
-from preflight.hang.watch.settings import plan, set_in_files
+from preflight.hang.watch.evidence import plan, set_in_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +102,7 @@ def test_the_launch_is_behind_the_first_dashes() -> None:
 def test_the_exports_are_a_shells(tmp_path: Path) -> None:
     """A value with a quote and a blank arrives as it is."""
     from preflight.commands.watch import _exports
-    from preflight.hang.watch.folder import Options
+    from preflight.hang.watch.watch import Options
 
     folder = tmp_path / "it's here"
     lines = "\n".join(_exports(Options((), folder)))

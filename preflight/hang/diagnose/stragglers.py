@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import median
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import Diagnosis, count, named, ranks, verb
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    line_words,
+    named,
+    rank_names,
+    ranks,
+    verb,
+)
 from preflight.hang.diagnose.places import short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.facts.job import Frame
-    from preflight.hang.diagnose.case import Case
+    from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.model import Seat
     from preflight.hang.diagnose.places import Place
 
@@ -109,7 +117,7 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
     ]
     return Diagnosis(
         category="straggler",
-        culprits=tuple(f"rank {one.rank}" for one in seats),
+        culprits=rank_names(seats),
         sentence=f"it progresses; {named(seats)} {verb(len(seats), 'has', 'have')} a GPU at "
         f"{slow[0][1].clock_mhz} MHz where the others run at {usual:.0f}: all wait for the slowest",
         advice="look at its cooling, power and caps; drain the node if its clock stays low",
@@ -162,7 +170,7 @@ def _told(
             if nodes
             else "its share of the work, its cores, its clocks"
         ),
-        line=f"{line.file}:{line.line} in {line.function}" if line is not None else "",
+        line=line_words(line),
         evidence=(
             *(f"rank {one.rank}: {own[one.rank]:.0%} of {unit}" for one in seats[:6]),
             f"the others: {min(rest):.0%} to {max(rest):.0%}",

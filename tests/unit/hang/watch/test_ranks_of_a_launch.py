@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hang.watch import processes
-from preflight.hang.watch.processes import Seat, rank_in, ranks_of
+from preflight.hang.watch import progress
+from preflight.hang.watch.progress import rank_in, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,34 +58,34 @@ def test_ranks_of_a_launcher(
 ) -> None:
     """Behind a shell of their own; with the kernel's lists of children and without."""
     if not lists:
-        monkeypatch.setattr(processes, "Path", lambda _: Path("/nowhere"))
+        monkeypatch.setattr(progress, "Path", lambda _: Path("/nowhere"))
     with _launch(f"RANK=4 sh -c '{python} & wait' & RANK=5 {python} & wait", 2) as launch:
         found = ranks_of(launch, {})
-        assert {seat.rank for seat in found} == {4, 5}
-        assert {processes.command_of(seat.pid) for seat in found} == {python}
+        assert {one.rank for one in found} == {4, 5}
+        assert {progress.command_of(one.pid) for one in found} == {python}
 
 
 def test_workers_of_a_rank_are_none(python: str) -> None:
     """A DataLoader's processes have their rank's environment."""
     with _launch(f"RANK=0 {python} fork & wait", 2) as launch:
-        (seat,) = ranks_of(launch, {})
-        assert processes.parent_of(seat.pid) == launch
+        (one,) = ranks_of(launch, {})
+        assert progress.parent_of(one.pid) == launch
 
 
 def test_what_the_launch_itself_was_given_makes_no_rank(python: str) -> None:
     """Under srun torchrun has a task's number, and a pod has a RANK: its ranks have their own."""
     given = {"SLURM_PROCID": "1", "RANK": "1"}
     with _launch(f"sh -c 'LOCAL_RANK=0 {python} & wait' & wait", 1, **given) as launch:
-        (seat,) = ranks_of(launch, given)
-        assert (seat.rank, processes.command_of(seat.pid)) == (1, python)
+        (one,) = ranks_of(launch, given)
+        assert (one.rank, progress.command_of(one.pid)) == (1, python)
 
 
 def test_a_launch_that_is_a_rank(python: str) -> None:
     """As in `srun preflight watch -- python train.py`; a launcher without ranks yet is none."""
     given = {"SLURM_PROCID": "3"}
     with _launch(f"{python} & wait", 1, **given) as launch:
-        (seat,) = ranks_of(launch, given)
-        assert (seat.rank, processes.command_of(seat.pid)) == (3, python)
+        (one,) = ranks_of(launch, given)
+        assert (one.rank, progress.command_of(one.pid)) == (3, python)
     with _launch(f"{python} & wait", 1) as launch:
         assert ranks_of(launch, {}) == []
     with _launch(f"{python} torchrun & wait", 1, **given) as launch:
@@ -96,15 +96,15 @@ def test_who_has_gone_is_no_trouble() -> None:
     """A process that ends while it is looked at."""
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    assert processes.reading_of(ended.pid) is None
+    assert progress.reading_of(ended.pid) is None
     assert (
-        processes.environ_of(ended.pid),
-        processes.name_of(ended.pid),
-        processes.command_of(ended.pid),
+        progress.environ_of(ended.pid),
+        progress.name_of(ended.pid),
+        progress.command_of(ended.pid),
     ) == ({}, "", "")
-    assert processes.children(ended.pid) == []
-    assert processes.parent_of(ended.pid) == 0
-    assert processes.pending_signals(ended.pid) == frozenset()
+    assert progress.children(ended.pid) == []
+    assert progress.parent_of(ended.pid) == 0
+    assert progress.pending_signals(ended.pid) == frozenset()
     assert ranks_of(ended.pid, {}) == []
 
 
@@ -116,17 +116,16 @@ def test_who_has_gone_is_no_trouble() -> None:
 def test_ranks_as_launchers_number_them(environ: dict[str, str], rank: int | None) -> None:
     """The number of torch's own first; what is none is none."""
     assert rank_in(environ) == rank
-    assert Seat(1, 0) == Seat(1, 0)
 
 
 def test_a_reading_of_ourselves() -> None:
     """Every number is there, and grows."""
-    first = processes.reading_of(os.getpid())
+    first = progress.reading_of(os.getpid())
     assert first is not None
     sum(range(10_000_000))
     with open("/dev/null", "wb", buffering=0) as null:  # noqa: PTH123
         null.write(b"x" * 100_000)
-    second = processes.reading_of(os.getpid())
+    second = progress.reading_of(os.getpid())
     assert second is not None
     assert second.state == "R"
     assert (second.started, second.cpu_s > first.cpu_s) == (first.started, True)
