@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from preflight.core.text import plain_json
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Archive(Struct, frozen=True):
 def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
     """Return the tar.gz; its members tell nothing of who packed them or when."""
     packed = io.BytesIO()
-    whole = {MANIFEST: msgspec.json.format(msgspec.json.encode(manifest)), **files}
+    whole = {MANIFEST: plain_json(manifest, indent=2).encode(), **files}
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in whole.items():
             member = tarfile.TarInfo(name)

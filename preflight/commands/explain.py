@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from preflight.commands import add_json, print_lines, remark
+from preflight.core.text import plain_json
 from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     for trouble in found.troubles:
         remark(trouble)
     if arguments.json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(told)).decode() + "\n")
+        sys.stdout.write(plain_json(told, indent=2))
     else:
         print_lines(lambda width: lines(told, width))
     return UNKNOWN if told.category == "unknown" else FOUND

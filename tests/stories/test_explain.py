@@ -64,6 +64,18 @@ def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: 
     assert os.access(text, os.R_OK) == ("text that the kernel sends" in line)
 
 
+def test_no_word_of_a_log_drives_the_terminal_as_json(tmp_path: Path) -> None:
+    """What the log says is quoted without control and bidirectional characters, with --json too."""
+    line = LOG.replace("RuntimeError", "RuntimeError \x9b31m\u202e\x1b]0;x\x07", 1)
+    (tmp_path / "a.log").write_text(line)
+    for words in (("a.log",), ("a.log", "--json")):
+        told = _explain(tmp_path, *words)
+        assert told.returncode == 0, told.stderr
+        assert not any(one in told.stdout for one in "\x9b\u202e\x1b\x07")
+        answer = str(json.loads(told.stdout)) if "--json" in words else told.stdout
+        assert not any(one in answer for one in ("\x9b", "\\x9b", "\u202e", "\\u202e", "\x1b"))
+
+
 def test_the_environment_of_a_process_is_read(tmp_path: Path) -> None:
     """/proc/PID/environ has an end, and nobody else is waiting for what it holds."""
     words = [sys.executable, "-m", "preflight.cli", "read", "/proc/self/environ"]
