@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import io
 import marshal
@@ -264,6 +263,8 @@ def _program() -> tuple[bytes, tuple[str, ...]] | None:
 
 def _places() -> Iterator[Path]:
     """Where `pip install pytest-preflight[diagnose]` has put it, then where a shell finds one."""
+    import importlib.metadata
+
     yield Path(sys.executable).with_name("py-spy")
     try:
         files = importlib.metadata.files("py-spy") or []
