@@ -20,7 +20,7 @@ from contextlib import suppress
 from io import BufferedReader, FileIO
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import legible
 from preflight.fleet.model import Host
 from preflight.transport import ssh_config
@@ -263,13 +263,13 @@ class Master:
 
     def ask_to_end(self) -> None:
         """Hang up; `end` then reaps it. Never raises."""
-        self._signal(signal.SIGTERM)
+        signal_group(self._process, signal.SIGTERM)
 
     def end(self) -> None:
         """Hang up, wait until it is gone, remove its socket. Never raises."""
         self.ask_to_end()
         if not self._reap(REAP_S):
-            self._signal(signal.SIGKILL)
+            signal_group(self._process, signal.SIGKILL)
             self._reap(REAP_S)
         self.forget_log()
         with suppress(OSError):
@@ -285,9 +285,3 @@ class Master:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(wait_s)
         return self._process.returncode is not None
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal its group; unreaped, its pid cannot be anybody else's."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)

@@ -23,7 +23,13 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
+from preflight.core.remote_command import (
+    OUTPUT_LIMIT,
+    ReachError,
+    StreamRemote,
+    deadlined,
+    signal_group,
+)
 from preflight.core.text import legible
 from preflight.transport import relay, slurm
 from preflight.transport.bundle import BOOT, bundle
@@ -216,7 +222,7 @@ class Step:
         argv = [*command, python, "-I", "-c", _BOOT, str(len(packed)), "relay"]
         self._process = subprocess.Popen(
             argv,
-            env=dict(environ),
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -249,18 +255,13 @@ class Step:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         if not self.ended.wait(LEAVE_S):
-            self._signal(signal.SIGTERM)
+            signal_group(self._process, signal.SIGTERM)
         if not self.ended.wait(LEAVE_S):
             self.kill()
 
     def kill(self) -> None:
         """End srun at once. Never raises."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, number)
+        signal_group(self._process, signal.SIGKILL)
 
     @staticmethod
     def _thread(target: Callable[..., None], *args: object) -> threading.Thread:
