@@ -17,7 +17,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -93,6 +93,24 @@ class Remote(Protocol):
 
     def kill(self) -> None:
         """Stop caring: close the channel, and end the process where we can. Never raises."""
+
+
+class Connection(Protocol):
+    """A login on a node that can run several commands, one after another or at once."""
+
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start a command, every word quoted, under a remote deadline of its own."""
+
+    def close(self) -> None:
+        """Leave. Never raises."""
+
+
+@runtime_checkable
+class Furnished(Protocol):
+    """A connection to a node that has the payload already: it need not travel there."""
+
+    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start an entry of the payload; what it reads first is its request."""
 
 
 STDERR_KEPT = 64 << 10

@@ -19,9 +19,9 @@ from preflight.transport.payload_session import LEASE_S, Leased
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.facts.model import Ports
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 
 DATA_PORTS = 2

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
     from preflight.check import Check, Stage
     from preflight.core.registry import Registry
+    from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
     from preflight.run.expected_verdicts import Settings
     from preflight.run.judgement import Key, Names
     from preflight.run.measured import Progress
-    from preflight.transport.protocol import Connection
     from preflight.verdict import Verdict
 
 

@@ -31,7 +31,7 @@ from preflight.session import xdist
 from preflight.session.history import open_history
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
-from preflight.transport.fanout import SETUP_AT_MOST
+from preflight.transport.ways import SETUP_AT_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
+from preflight.core.remote_command import OUTPUT_LIMIT, Furnished, ReachError
 from preflight.core.trust import who_may_change
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
-from preflight.transport.protocol import Furnished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType
 
+    from preflight.core.remote_command import Connection
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"

@@ -40,12 +40,11 @@ from preflight.transport.rank_follower import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.core.remote_command import Remote
+    from preflight.core.remote_command import Connection, Remote
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Board, Decoder, Reply
     from preflight.transport.job_store_hub import Hub
-    from preflight.transport.protocol import Connection
 
 ROLL_CALL_S = 10.0
 """For a rank to say that it is there; a healthy one needs milliseconds."""

@@ -15,7 +15,7 @@ def test_paramiko_is_loaded_only_to_connect() -> None:
     """Naming a transport, even paramiko's, loads no SSH library."""
     program = (
         "import sys\nfrom preflight.transport.ways import transport_for\n"
-        "import preflight.transport.bundle, preflight.transport.fanout\n"
+        "import preflight.transport.bundle, preflight.transport.ways\n"
         "transport_for('local'), transport_for('paramiko')\n"
         "print(sorted({'paramiko', 'cryptography', 'pynvml'} & set(sys.modules)))"
     )
