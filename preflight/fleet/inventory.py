@@ -25,12 +25,13 @@ from preflight.fleet.inventory_tables import (
     command,
     own_numbers,
     plainly,
+    read_waivers,
+    refuse_hiding,
     refuse_impossible,
     refuse_unknown_keys,
 )
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Host, Promise, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
-from preflight.fleet.waivers import Waiver, read_waivers, refuse_hiding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,8 +25,15 @@ from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import open_inventory
 from preflight.fleet.inventory_tables import JobTable, command, refuse_unknown_transport
 from preflight.fleet.job_environment import public, read_env_file
-from preflight.fleet.launch import Launch, port_number, read_launch
-from preflight.fleet.master import ENVIRONMENT, ORIGIN, Ranked, choose_master
+from preflight.fleet.launch import (
+    ENVIRONMENT,
+    ORIGIN,
+    Launch,
+    Ranked,
+    choose_master,
+    port_number,
+    read_launch,
+)
 from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
 from preflight.fleet.nodeset import expand, fold, split
 from preflight.fleet.topology import with_leaves

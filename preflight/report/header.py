@@ -11,8 +11,8 @@ from preflight.core.statistics import grouped
 from preflight.core.thresholds import Told, shipped
 from preflight.core.thresholds import words as words_of
 from preflight.facts.basics import Count
+from preflight.fleet.model import today
 from preflight.fleet.nodeset import fold
-from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:

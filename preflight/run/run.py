@@ -25,7 +25,6 @@ from preflight.fabric.samples import uncollected
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.schedule import repair as schedule
 from preflight.facts.burn import Burned, nvlink_domain
-from preflight.fleet.master import master_names
 from preflight.run.expected_verdicts import (
     PORTS_S,
     Partakers,
@@ -229,7 +228,7 @@ class Run:
                 sections=self.settings.sections,
                 kernel_log_since_s=self.settings.kernel_log_since_s,
                 job=self.fleet.job,
-                names=master_names(self.fleet),
+                names=self.fleet.master_names,
                 arrived=arrived.__setitem__,
             )
         except BaseException:

@@ -20,7 +20,7 @@ from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
-from preflight.fleet.waivers import today
+from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
 from preflight.report.fabric_page import fabric_section
