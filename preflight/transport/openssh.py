@@ -24,7 +24,7 @@ from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, 
 from preflight.core.trust import who_may_change
 from preflight.transport.openssh_log import trouble
 from preflight.transport.openssh_logins import Gate, Jumps, Master, hop
-from preflight.transport.ssh_config import Asked, config_option, route_to, silent_agent
+from preflight.transport.ssh_config import Asked, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,10 +80,8 @@ def master_argv(
     if host.known_hosts:
         options["UserKnownHostsFile"] = _path(host.known_hosts)
         options["GlobalKnownHostsFile"] = "/dev/null"
-    port = ["-p", str(host.port)] if host.port else []
-    user = ["-l", host.user] if host.user else []
-    where = [*config_option(host.ssh_config), *port, *user]
-    return [ssh, *where, "-N", "-T", "-S", str(socket), *_words(options), "--", host.address]
+    words = [ssh, *login_options(host), "-N", "-T", "-S", str(socket), *_words(options)]
+    return [*words, "--", host.address]
 
 
 def guest_argv(ssh: str, socket: Path, *words: str) -> list[str]:

@@ -10,7 +10,7 @@ from preflight.core.remote_command import ReachError
 from preflight.core.text import legible
 from preflight.transport import ssh_config
 from preflight.transport.host_keys import REVOKED, Known, Shown, read_known_hosts, refusal
-from preflight.transport.ssh_config import config_option
+from preflight.transport.ssh_config import config_option, no_route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,23 +154,16 @@ def _before_greeting(
     if match := _NO_NAME.search(said):
         yield ssh_config.no_name(match[1], legible(match[2]))
     if match := _NO_CONNECT.search(said):
-        yield _no_connection(route, match[1], seconds)
+        yield ssh_config.no_connection(route.where, match[1], seconds)
     if match := _BANNER.search(said) or _OTHER_TONGUE.search(said):
-        yield ssh_config.not_ssh(route.where, legible(match[match.lastindex or 0]))
+        yield no_route("not SSH", route.where, why=legible(match[match.lastindex or 0]))
     if timed_out or _LATE.search(said):
-        words = ssh_config.never_speaks if connected else ssh_config.no_answer
-        yield words(route.where, seconds)
+        kind = "never speaks" if connected else "no answer"
+        yield no_route(kind, route.where, seconds=seconds)
     if "kex_exchange_identification:" in said and connected:
-        yield ssh_config.closes_early(route.where)
-    yield ssh_config.unreachable(route.where, _last_news(said) or "ssh ended without a word")
-
-
-def _no_connection(route: Route, reason: str, seconds: float) -> ReachError:
-    if reason == "Connection refused":
-        return ssh_config.refuses(route.where)
-    if reason in ("Connection timed out", "Operation timed out"):
-        return ssh_config.no_answer(route.where, seconds)
-    return ssh_config.unreachable(route.where, legible(reason))
+        yield no_route("closes early", route.where)
+    why = _last_news(said) or "ssh ended without a word"
+    yield no_route("unreachable", route.where, why=why)
 
 
 def _after_greeting(
@@ -180,10 +173,11 @@ def _after_greeting(
     if "Host key verification failed." in said:
         yield refused_key(said, route)
     if match := _NO_DEAL.search(said):
-        yield ssh_config.handshake_fails(route.where, legible(match[1]))
+        yield no_route("handshake fails", route.where, why=legible(match[1]))
     if not _KEY_ACCEPTED.search(said):
         why = f"no end of it in {seconds:.0f} s" if timed_out else _last_news(said)
-        yield ssh_config.handshake_fails(route.where, why or "the connection was closed")
+        why = why or "the connection was closed"
+        yield no_route("handshake fails", route.where, why=why)
     if "\nAuthenticated to " in said:
         yield _not_shared(said, route)
     if "with partial success" in said:

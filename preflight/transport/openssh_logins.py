@@ -15,16 +15,15 @@ import socket
 import subprocess
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from io import BufferedReader, FileIO
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import legible
 from preflight.fleet.model import Host
-from preflight.transport import ssh_config
-from preflight.transport.ssh_config import config_option
+from preflight.transport.ssh_config import Once, config_option, no_connection, no_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,13 +90,9 @@ class Gate:
         if kind != "connect failed":
             advice = "look at AllowTcpForwarding and PermitOpen in its sshd_config"
             return in_the_way(self._host, f"it forwards no connection: {reason}", advice)
-        if detail == "Connection refused":
-            return ssh_config.refuses(route.where)
-        if "timed out" in detail:
-            return ssh_config.no_answer(route.where, seconds)
         if re.search(r"not known|resol|nodename|No address", detail):
-            return ssh_config.no_name(route.hostname, f"{legible(detail)} (asked on {self.name})")
-        return ssh_config.unreachable(route.where, legible(detail))
+            return no_name(route.hostname, f"{legible(detail)} (asked on {self.name})")
+        return no_connection(route.where, detail, seconds)
 
     def _reason(self, host: str, port: int) -> str:
         with self._news:
@@ -127,8 +122,7 @@ class Jumps:
     def __init__(self, open_gate: Callable[[Host, float, tuple[str, ...]], Gate]) -> None:
         """`open_gate(host, ends, before)`: logs in to a jump host that has others before it."""
         self._open_gate = open_gate
-        self._gates: dict[_Way, Future[Gate]] = {}
-        self._lock = threading.Lock()
+        self._gates: Once[_Way, Gate] = Once()
 
     def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> Gate | None:
         """Reach the last of these jump hosts; None if their names are ssh's own business.
@@ -138,30 +132,25 @@ class Jumps:
         host = hop(hops[-1], ssh_config)
         if host is None or len(hops) > MOST_HOPS:
             return None
-        with self._lock:
-            gate = self._gates.get((hops, ssh_config))
-            is_first = gate is None
-            if gate is None:
-                gate = self._gates[hops, ssh_config] = Future()
-        if is_first:
-            self._open(gate, host, ends, hops[:-1])
+        wait_s = max(0.0, ends - time.monotonic()) + WAIT_SLACK_S
+        opened = partial(self._opened, host, ends, hops[:-1])
         try:
-            return gate.result(max(0.0, ends - time.monotonic()) + WAIT_SLACK_S)
+            return self._gates.get((hops, ssh_config), opened, wait_s)
         except TimeoutError as error:
             raise in_the_way(host, "its login had no answer in time") from error
         except ReachError as error:
             raise ReachError(error.step, error.sentence, error.advice, blame=error.blame) from error
 
-    def _open(self, gate: Future[Gate], host: Host, ends: float, before: tuple[str, ...]) -> None:
+    def _opened(self, host: Host, ends: float, before: tuple[str, ...]) -> Gate:
         # Those who wait must hear of a failure before their own time is over.
         soon = time.monotonic() + 0.8 * (ends - time.monotonic())
         try:
-            gate.set_result(self._open_gate(host, soon, before))
+            return self._open_gate(host, soon, before)
         except ReachError as error:
-            gate.set_exception(error if error.blame else _blamed(host, error))
-        except BaseException as error:
-            gate.set_exception(error)
-            raise
+            if error.blame:
+                raise
+            advice = error.advice if error.step == "hostkey" else ""
+            raise in_the_way(host, error.sentence, advice) from error
 
 
 def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
@@ -185,10 +174,6 @@ def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
         advice or f"repair the jump host first, until this works: `{shlex.join(words)}`",
         blame=f"jump host {host.name}",
     )
-
-
-def _blamed(host: Host, error: ReachError) -> ReachError:
-    return in_the_way(host, error.sentence, error.advice if error.step == "hostkey" else "")
 
 
 LOG_KEPT: Final = 256 << 10

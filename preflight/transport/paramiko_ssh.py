@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import os
@@ -22,20 +21,15 @@ from preflight.core.text import legible
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
     Asked,
-    closes_early,
-    handshake_fails,
     login_refused,
     login_slow,
     login_wants_more,
-    never_speaks,
-    no_answer,
+    no_connection,
     no_name,
-    not_ssh,
+    no_route,
     read_key,
-    refuses,
     route_to,
     silent_agent,
-    unreachable,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +147,8 @@ def connected(route: Route, ends: float) -> socket.socket:
         except OSError as error:
             sock.close()
             where = f"{address[0]!s} port {route.port}"
-            trouble = _no_route(where, error, time.monotonic() - began)
+            reason = error.strerror or str(error)
+            trouble = no_connection(where, reason, time.monotonic() - began)
         else:
             return sock
     raise trouble
@@ -173,14 +168,6 @@ def _addresses(route: Route) -> list[tuple[int, _Address]]:
         reason = getattr(error, "strerror", None) or "it is not a host name"
         raise no_name(route.hostname, reason) from error
     return [(family, address) for family, _, _, _, address in found]
-
-
-def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
-    if isinstance(error, ConnectionRefusedError):
-        return refuses(where)
-    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return no_answer(where, seconds)
-    return unreachable(where, error.strerror or str(error))
 
 
 WEAK = {
@@ -276,12 +263,12 @@ def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        return handshake_fails(route.where, _words(error, seconds))
+        return no_route("handshake fails", route.where, why=_words(error, seconds))
     if cause is None or isinstance(cause, TimeoutError):
-        return never_speaks(route.where, seconds)
+        return no_route("never speaks", route.where, seconds=seconds)
     if isinstance(cause, EOFError | OSError):
-        return closes_early(route.where)
-    return not_ssh(route.where, _words(error, seconds))
+        return no_route("closes early", route.where)
+    return no_route("not SSH", route.where, why=_words(error, seconds))
 
 
 def _words(error: BaseException | None, seconds: float) -> str:
