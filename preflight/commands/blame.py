@@ -19,8 +19,7 @@ from preflight import __version__
 from preflight.check import subject
 from preflight.commands.verbs import add_json, print_answer
 from preflight.core.files import read_regular, write_asked
-from preflight.core.ledger import Entry
-from preflight.core.registry import load_folder, shipped_folder
+from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.text import printable, wrapped
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import date
 
-    from preflight.core.ledger import Entry
+    from preflight.core.registry import Entry
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet, Host
     from preflight.transport.ways import Way

@@ -13,7 +13,7 @@ from _pytest.junitxml import xml_key
 
 from preflight import __version__
 from preflight.core.files import refuse_typed
-from preflight.core.ledger import Entry, Ledger
+from preflight.core.registry import Entry, Ledger
 from preflight.fabric.coverage import coverage, pairs_tested, unread_words
 from preflight.fabric.judge import counted, pairs_of
 from preflight.fabric.observed import observe

@@ -196,11 +196,10 @@ def refusal(
     `through`: the command that runs another on the jump host. `knows_certificates`: whether the
     SSH that refused it could have verified one.
     """
-    revoked = [
-        line for line in known if line.marker == REVOKED and line.fingerprint == shown.fingerprint
-    ]
-    if revoked:
-        return _revoked(revoked[0], shown)
+    for line in known:
+        if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
+            key = f"it shows the {shown.kind} key {shown.fingerprint}"
+            return revoked(f"{key}, which {line.file} line {line.line} revokes")
     exact = [line for line in known if not line.marker and line.speaks_of(names[0])]
     if exact:
         return _changed(exact, shown, names[0], through)
@@ -217,11 +216,11 @@ def kinds_known(known: Sequence[Known]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
 
 
-def _revoked(line: Known, shown: Shown) -> ReachError:
+def revoked(sentence: str) -> ReachError:
+    """A key is void."""
     return ReachError(
         "hostkey",
-        f"it shows the {shown.kind} key {shown.fingerprint}, "
-        f"which {line.file} line {line.line} revokes",
+        sentence,
         "do not log in; give the node a new host key, or find out who answers in its place",
     )
 

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
-from preflight.transport.openssh_log import trouble
-from preflight.transport.openssh_logins import Gate, Jumps, Master, hop
+from preflight.transport.openssh_logins import Gate, Jumps, Master, hop, trouble
 from preflight.transport.ssh_config import Asked, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:

@@ -246,17 +246,15 @@ def _silence() -> None:
 
 def _prefer(options: paramiko.SecurityOptions, kinds: Sequence[str]) -> None:
     """Ask first for host keys of the types we could recognise, and for ciphers that cost least."""
-    options.key_types = _first(options.key_types, [s for kind in kinds for s in _signatures(kind)])
+    signatures = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+    wanted = [name for kind in kinds for name in signatures.get(kind, (kind,))]
+    options.key_types = _first(options.key_types, wanted)
     options.ciphers = _first(options.ciphers, CHEAP)
 
 
 def _first(offered: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     ours = [name for name in wanted if name in offered]
     return (*ours, *(name for name in offered if name not in ours))
-
-
-def _signatures(kind: str) -> tuple[str, ...]:
-    return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
 
 
 def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
@@ -422,21 +420,18 @@ class ParamikoRemote(StreamRemote):
         return self._channel.status_event.wait(wait_s)
 
     def _leave(self) -> int | None:
+        import paramiko
+
         if not self._left:
             self._left = True
             told = self._channel.exit_status
             # -1 is paramiko's "none came": a signal if the node closed in order, else a lost line.
             ended_there = told >= 0 or (self._channel.closed and bool(self._channel.eof_received))
             self._status = told if ended_there else None
-            self._close()
+            with suppress(OSError, EOFError, paramiko.SSHException):
+                self._channel.close()
             self._intake.ended = True
         return self._status
-
-    def _close(self) -> None:
-        import paramiko
-
-        with suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.close()
 
 
 def refuse_jump_hosts(config: Effective) -> None:

@@ -43,6 +43,7 @@ from preflight.transport.job_store import (
     Unable,
     decode_hello,
 )
+from preflight.transport.relay import addresses_towards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from preflight.transport.job_store import Order, Place, Reply
 
 
-_DISCARD = 9  # any port will do: nothing is sent there
 _MOST = 512
 _LONGEST = 32768
 
@@ -79,15 +79,7 @@ def present(place: Place, nonce: str, version: str) -> Present:
 
 def address_towards(other: str) -> str:
     """Our own address on the way to another host; "" where there is no way or no such host."""
-    try:
-        family, kind, protocol, _, there = socket.getaddrinfo(
-            other, _DISCARD, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(there)  # a datagram socket: finds the route, sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return next(addresses_towards(other), "")
 
 
 ASK_S = 0.5

@@ -12,7 +12,6 @@ import atexit
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -33,11 +32,11 @@ from preflight.core.remote_command import (
 from preflight.core.text import legible
 from preflight.transport import relay, slurm
 from preflight.transport.bundle import BOOT, bundle
-from preflight.transport.relay import Hub
+from preflight.transport.relay import Hub, own_addresses
 from preflight.transport.slurm import Launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fleet.model import Host
     from preflight.transport.relay import Link
@@ -140,35 +139,6 @@ class RelayRemote(StreamRemote):
             self._link.forget(self._number)
             self._intake.ended = True
         return self._status
-
-
-ASKED = 8
-"""Nodes whose route is looked at: they all share a network, and a name may take seconds."""
-
-_DISCARD = 9  # any port will do: nothing is sent there
-
-
-def own_addresses(nodes: Iterable[str]) -> list[str]:
-    """Return our addresses on the ways to some nodes, the most frequent first."""
-    found: dict[str, int] = {}
-    for node in list(nodes)[:ASKED]:
-        for address in _towards(node):
-            found[address] = found.get(address, 0) + 1
-    return sorted(found, key=lambda address: (_is_loopback(address), -found[address]))
-
-
-def _towards(node: str) -> Iterable[str]:
-    with suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, there in socket.getaddrinfo(
-            node, _DISCARD, type=socket.SOCK_DGRAM
-        ):
-            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(there)  # a datagram socket: finds the route, sends nothing
-                yield str(probe.getsockname()[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 LONGEST_S = 7 * 86400

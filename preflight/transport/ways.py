@@ -206,16 +206,20 @@ def fan_out(
     twice a second. `at_most=None` gives every item its own thread from the start: for work that
     waits for other items' work, which would deadlock behind a bound (see `Gate`).
     """
-    named = {_name(item): item for item in items}
+    named = {str(getattr(item, "name", item)): item for item in items}
     crew = _Crew(named, work)
-    report = _Report(progress, named)
     results: dict[str, R | Exception] = {}
+    told, told_at = 0, 0.0
     ends = time.monotonic() + deadline_s
     crew.start(len(named) if at_most is None else min(at_most, len(named)))
     try:
         while len(results) < len(named) and (left_s := ends - time.monotonic()) > 0:
             results.update(crew.finished(min(left_s, PROGRESS_S)))
-            report.changed(results)
+            done, now = len(results), time.monotonic()
+            due = now - told_at >= PROGRESS_S or done == len(named)
+            if progress is not None and done != told and due:
+                told, told_at = done, now
+                progress(done, len(named), [name for name in named if name not in results])
     finally:
         crew.stop()
     late = {name: crew.excuse(name, deadline_s) for name in named.keys() - results.keys()}
@@ -286,26 +290,3 @@ class _Crew(Generic[T, R]):
             except Exception as error:  # noqa: BLE001 (it is this item's result)
                 result = error
             self._done.put((name, result))
-
-
-class _Report:
-    """Tells of progress when there is some, but not more often than a person can read."""
-
-    def __init__(
-        self, tell: Callable[[int, int, list[str]], None] | None, named: Mapping[str, object]
-    ) -> None:
-        self._tell = tell
-        self._named = named
-        self._told = 0
-        self._told_at = 0.0
-
-    def changed(self, results: Mapping[str, object]) -> None:
-        done, total = len(results), len(self._named)
-        due = time.monotonic() - self._told_at >= PROGRESS_S or done == total
-        if self._tell and done != self._told and due:
-            self._told, self._told_at = done, time.monotonic()
-            self._tell(done, total, [name for name in self._named if name not in results])
-
-
-def _name(item: object) -> str:
-    return item if isinstance(item, str) else str(getattr(item, "name", item))
