@@ -25,7 +25,7 @@ from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
@@ -324,6 +324,23 @@ def _end_what_is_left() -> None:
     """
     for remote in list(_STARTED):
         end_group(remote.process)
+
+
+def ask_here(
+    argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command that only answers; None where it cannot be run, or is not done in time."""
+    try:
+        return subprocess.run(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:

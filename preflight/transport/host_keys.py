@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _parsed(file: str, read: Callable[[Path, int, int], tuple[Known, ...]]) -> t
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = unreadable(error)
         raise ReachError(
             "hostkey",
             f"{file} cannot be read: {reason}",

@@ -228,7 +228,7 @@ def _private_folder() -> Path:
 
 
 class OpenSSHTransport:
-    """Starts one ssh per node, which the node's commands share; see `openssh_master`."""
+    """Starts one ssh per node, which the node's commands share; see `Master`."""
 
     name = "openssh"
 

@@ -287,7 +287,7 @@ ROOM_TICK_S = 0.005
 
 
 class ParamikoTransport:
-    """Logs in with keys to hosts whose keys are known; see `sshdial` and `sshauth`."""
+    """Logs in with keys to hosts whose keys are known; see `dial` and `log_in`."""
 
     name = "paramiko"
 

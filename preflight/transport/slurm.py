@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
@@ -81,18 +80,8 @@ class Launcher:
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return what one of Slurm's commands says; nothing if it says nothing in time."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")
+    done = ask_here(argv, ASK_S, environ)
+    return done.stdout.decode("utf-8", "replace") if done else ""
 
 
 MARKS: Final = {

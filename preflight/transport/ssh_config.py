@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 
 from preflight.core.files import read_regular
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.transport.host_keys import vouching
 
@@ -340,17 +340,8 @@ def has_ticket() -> bool:
     klist = shutil.which("klist")
     if klist is None:
         return False
-    try:
-        asked = subprocess.run(
-            [klist, "-s"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=KLIST_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return asked.returncode == 0
+    asked = ask_here([klist, "-s"], KLIST_S)
+    return asked is not None and asked.returncode == 0
 
 
 def no_name(name: str, reason: str) -> ReachError:
