@@ -17,8 +17,7 @@ from preflight import __version__
 from preflight.check import subject
 from preflight.commands import add_json, print_answer
 from preflight.core.files import write_asked
-from preflight.core.ledger import Entry
-from preflight.core.registry import load_folder, shipped_folder
+from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
 from preflight.core.text import first_few, many, printable
 from preflight.core.thresholds import SHIPPED, Thresholds

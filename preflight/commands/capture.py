@@ -38,14 +38,13 @@ from preflight.run.measured import Measured
 from preflight.run.probe_stage import CONNECT_S, DRIVER_S, PROBE_S
 from preflight.session.options import LONGEST_BUDGET_S
 from preflight.transport.bundle import start_payload
-from preflight.transport.fanout import SETUP_AT_MOST, fan_out
-from preflight.transport.ways import Ways
+from preflight.transport.ways import SETUP_AT_MOST, Ways, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 
 OUTPUTS_S = 30.0

@@ -27,8 +27,7 @@ from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.run.measured import LARGEST, Measured
 from preflight.run.probe_stage import probe_fleet
-from preflight.transport.fanout import SETUP_AT_MOST
-from preflight.transport.ways import Ways
+from preflight.transport.ways import SETUP_AT_MOST, Ways
 
 if TYPE_CHECKING:
     import argparse

@@ -33,8 +33,7 @@ from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
 from preflight.commands.blame import hosts_of, judge_stored, names_nobody
 from preflight.core.files import open_stream
-from preflight.core.ledger import Entry
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
 from preflight.core.text import countable, printable, wrapped
 from preflight.errors import UsageError

@@ -232,6 +232,11 @@ def read_regular(path: Path, largest: int) -> bytes:
     return content
 
 
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read as text, for a sentence."""
+    return getattr(error, "strerror", None) or "not UTF-8 text"
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML; ValueError or RecursionError for what is none.
 

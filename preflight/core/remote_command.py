@@ -17,7 +17,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
@@ -93,6 +93,24 @@ class Remote(Protocol):
 
     def kill(self) -> None:
         """Stop caring: close the channel, and end the process where we can. Never raises."""
+
+
+class Connection(Protocol):
+    """A login on a node that can run several commands, one after another or at once."""
+
+    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start a command, every word quoted, under a remote deadline of its own."""
+
+    def close(self) -> None:
+        """Leave. Never raises."""
+
+
+@runtime_checkable
+class Furnished(Protocol):
+    """A connection to a node that has the payload already: it need not travel there."""
+
+    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start an entry of the payload; what it reads first is its request."""
 
 
 STDERR_KEPT = 64 << 10
@@ -305,7 +323,24 @@ def _end_what_is_left() -> None:
     In a session of their own they hear no Ctrl-C; until their deadline they would work for nobody.
     """
     for remote in list(_STARTED):
-        remote.end()
+        end_group(remote.process)
+
+
+def ask_here(
+    argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command that only answers; None where it cannot be run, or is not done in time."""
+    try:
+        return subprocess.run(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -320,12 +355,51 @@ def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
+def has_exited(process: subprocess.Popen[bytes], wait_s: float = 0.0) -> bool:
+    """Look without reaping: until then its process group cannot be anybody else's."""
+    ends = time.monotonic() + wait_s
+    nap_s = 0.0005
+    while not _is_gone(process):
+        if time.monotonic() >= ends:
+            return False
+        nap_s = min(nap_s * 2, 0.02, max(0.0, ends - time.monotonic()))
+        time.sleep(nap_s)
+    return True
+
+
+def _is_gone(process: subprocess.Popen[bytes]) -> bool:
+    if process.returncode is not None:
+        return True
+    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, process.pid, how) is not None
+    except ChildProcessError:  # somebody ignores SIGCHLD: the kernel reaps for them
+        return True
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal the process group of an unreaped process. Never raises."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ask its process group to end, then make it; reaps nothing. Never raises."""
+    if not has_exited(process):
+        # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
+        # zombie to an init that may not reap: in a container often none does.
+        signal_group(process, signal.SIGTERM)
+        has_exited(process, ASK_S)
+    signal_group(process, signal.SIGKILL)
+
+
 class PipeRemote(StreamRemote):
     """One process and its three pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes], timeout_s: float, limit: int) -> None:
         super().__init__(timeout_s, limit)
-        self._process = process
+        self.process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._intake.add_stdout)
@@ -377,54 +451,23 @@ class PipeRemote(StreamRemote):
         return bool(data)
 
     def _exited(self, wait_s: float) -> bool:
-        """Look without reaping: until then its process group cannot be anybody else's."""
-        ends = time.monotonic() + wait_s
-        nap_s = 0.0005
-        while not self._gone():
-            if time.monotonic() >= ends:
-                return False
-            nap_s = min(nap_s * 2, 0.02, max(0.0, ends - time.monotonic()))
-            time.sleep(nap_s)
-        return True
-
-    def _gone(self) -> bool:
-        if self._left or self._process.returncode is not None:
-            return True
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        try:
-            return os.waitid(os.P_PID, self._process.pid, how) is not None
-        except ChildProcessError:  # somebody ignores SIGCHLD: the kernel reaps for them
-            return True
+        return self._left or has_exited(self.process, wait_s)
 
     def _leave(self) -> int | None:
         with self._using:
             if not self._left:
-                told = self._gone()
-                self.end()
+                told = has_exited(self.process)
+                end_group(self.process)
                 self._left = True
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(REAP_S)
+                    self.process.wait(REAP_S)
                 self._selector.close()
                 for pipe in (self._stdin, self._stdout, self._stderr):
                     with suppress(OSError):
                         pipe.close()
-                self._status = self._process.returncode if told else None
+                self._status = self.process.returncode if told else None
                 self._intake.ended = True
             return self._status
-
-    def end(self) -> None:
-        """Ask the process group to end, then make it; reaps nothing."""
-        if not self._gone():
-            # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
-            # zombie to an init that may not reap: in a container often none does.
-            self._signal(signal.SIGTERM)
-            self._exited(ASK_S)
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:

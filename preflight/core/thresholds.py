@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -20,9 +20,9 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import date
-    from importlib.resources.abc import Traversable
 
 
+PACKAGE = Path(__file__).resolve().parents[1]
 ROOMS = ("facts", "fabric", "burn")
 """Packages that may keep a `limits.toml`."""
 
@@ -68,7 +68,7 @@ def shipped() -> dict[str, Limit]:
     """Every shipped threshold by its full name."""
     found: dict[str, Limit] = {}
     for room in ROOMS:
-        file = files("preflight").joinpath(room, "limits.toml")
+        file = PACKAGE / room / "limits.toml"
         if file.is_file():
             found.update(_read(file))
     return found
@@ -77,7 +77,7 @@ def shipped() -> dict[str, Limit]:
 @cache
 def durations() -> dict[str, Limit]:
     """What parts of a run take, by full name ("torch.import_s"): no judge uses them."""
-    return _read(files("preflight").joinpath("durations.toml"))
+    return _read(PACKAGE / "durations.toml")
 
 
 def duration(name: str) -> float:
@@ -85,7 +85,7 @@ def duration(name: str) -> float:
     return durations()[name].value
 
 
-def _read(file: Traversable) -> dict[str, Limit]:
+def _read(file: Path) -> dict[str, Limit]:
     return dict(_flattened(tomllib.loads(file.read_text(encoding="utf-8")), ""))
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Manned
+    from preflight.transport.ways import Manned
 
 
 _LEAVING_S = 1.5

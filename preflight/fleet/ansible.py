@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
-    from preflight.fleet.waivers import Waiver
+    from preflight.fleet.model import Waiver
 
 
 _OF_NO_MATTER: Final = frozenset(

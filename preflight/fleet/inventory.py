@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
-from preflight.core.files import parse_toml, read_regular, refuse_others
+from preflight.core.files import parse_toml, read_regular, refuse_others, unreadable
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
@@ -25,12 +25,13 @@ from preflight.fleet.inventory_tables import (
     command,
     own_numbers,
     plainly,
+    read_waivers,
+    refuse_hiding,
     refuse_impossible,
     refuse_unknown_keys,
 )
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Host, Promise, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
-from preflight.fleet.waivers import Waiver, read_waivers, refuse_hiding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,7 +254,7 @@ def read_inventory(path: Path) -> Inventory:
     try:
         text = read_regular(path, LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = unreadable(error)
         raise UsageError(
             f"cannot read the inventory {path}: {reason}; "
             "give --preflight-inventory a readable TOML or YAML file"

@@ -17,12 +17,12 @@ from preflight.core.text import did_you_mean
 from preflight.core.thresholds import Told, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
-from preflight.fleet.model import TRANSPORTS, Promise
+from preflight.fleet.model import NEVER, TRANSPORTS, Promise, Waiver, today
+from preflight.fleet.nodeset import fold
 from preflight.fleet.topology import LEAF_NAME
-from preflight.fleet.waivers import CheckTable, WaiveTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 
 SWEPT = ("gloo.", "nccl.")
@@ -98,6 +98,21 @@ def _sound(name: str, value: float, origin: str) -> float:
             f"to more than {most:g}; correct the unit or the decimal point"
         )
     return float(value)
+
+
+class WaiveTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One `[[waive]]` as written; without an end it would outlive its reason."""
+
+    check: Annotated[str, Meta(min_length=1, max_length=80)]
+    nodes: Annotated[str, Meta(min_length=1)]
+    until: date
+    reason: Annotated[str, Meta(max_length=200)]
+
+
+class CheckTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[checks."gpu.ecc"]`: whether nodes are judged by it at all."""
+
+    enabled: bool = True
 
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -305,3 +320,68 @@ def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
     if not all(word.isprintable() for word in argv):
         raise UsageError(f"{where} holds a control character: {' '.join(argv)[:60]!a}; remove it")
     return tuple(argv)
+
+
+LONGEST_WAIVER = timedelta(days=366)
+"""Further away nobody would look at it again."""
+
+MOST_WAIVERS = 1000
+
+_WAY_IN = "reach."
+_SHORTEST_REASON = 3
+
+
+def read_waivers(
+    tables: Sequence[WaiveTable],
+    expand: Callable[[str], Sequence[str]],
+    names: Collection[str],
+    origin: str,
+) -> tuple[Waiver, ...]:
+    """Read all of a file; UsageError for one that could hide what must not be hidden.
+
+    `names`: the file's nodes, where it names any; a stranger among a waiver's is a mistake.
+    """
+    if len(tables) > MOST_WAIVERS:
+        raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
+    return tuple(_waiver(one, expand, names, origin) for one in tables)
+
+
+def _waiver(
+    one: WaiveTable,
+    expand: Callable[[str], Sequence[str]],
+    names: Collection[str],
+    origin: str,
+) -> Waiver:
+    where = f"[[waive]] of {one.check!a}"
+    refuse_hiding(one.check, where)
+    if len(one.reason.strip()) < _SHORTEST_REASON:
+        raise UsageError(f"{where}: the reason {one.reason!a} says nothing: write why")
+    if one.until - today() > LONGEST_WAIVER:
+        raise UsageError(f"{where}: until {one.until} is over a year away: write a nearer day")
+    nodes = tuple(expand(one.nodes))
+    strangers = [name for name in nodes if names and name not in names]
+    if strangers:
+        hint = did_you_mean(strangers[0], names)
+        raise UsageError(f"{where}: {fold(strangers)} is not of this inventory{hint}")
+    return Waiver(
+        check=one.check, nodes=nodes, until=one.until, reason=one.reason.strip(), origin=origin
+    )
+
+
+def refuse_hiding(check: str, where: str) -> None:
+    """Refuse a waiver or a switch with which a node that nobody saw would look ready."""
+    if check.startswith(_WAY_IN):
+        raise UsageError(
+            f"{where}: a node that cannot be reached cannot be judged; leave it out with "
+            "--preflight-exclude"
+        )
+    if check in NEVER and where.startswith("[[waive]]"):
+        raise UsageError(f"{where}: corrupted data are never waived; remove it")
+
+
+def refuse_unknown(ids: Iterable[tuple[str, str]], known: Collection[str]) -> None:
+    """Refuse an id of (id, where it is written) that no check has, with the nearest one."""
+    for check, where in ids:
+        if check not in known:
+            hint = did_you_mean(check, known) or "; see: preflight checks"
+            raise UsageError(f"{where}: there is no check {check[:80]!a}{hint}")

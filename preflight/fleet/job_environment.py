@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, unreadable
 from preflight.core.text import starred
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
@@ -171,7 +171,7 @@ def _read_one(path: Path) -> dict[str, str]:
     try:
         text = read_regular(path, _LARGEST_FILE).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = unreadable(error)
         raise UsageError(
             f"cannot read the environment file {_plain(path)}: {reason}; "
             "write it with: env > job.env"

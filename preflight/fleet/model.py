@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
@@ -10,17 +11,19 @@ from msgspec import Struct
 from preflight.core.thresholds import Told
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
-from preflight.fleet.waivers import Waiver
-from preflight.lint.lint import Linted
+from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from preflight.lint.lint import Linted  # noqa: TC004  never decoded; its rules take 25 ms
 
 
 _ENVIRONMENT: Final = "PET_"
 """torchrun takes each option from PET_<OPTION> where the line does not have it."""
 
 _NODES: Final = ("-N", "--nodes")
+_A_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 _TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
 
 
@@ -178,6 +181,34 @@ class Host(Struct, frozen=True, kw_only=True):
     """torchrun's number of the node, where the job's own ranks are the way in."""
 
 
+NEVER = ("burn.integrity",)
+"""Checks of nothing but whether data come back right: nobody may waive them."""
+
+
+class Waiver(Struct, frozen=True, kw_only=True):
+    """A failure of one check that is known on these nodes, and accepted until the end of a day."""
+
+    check: str
+    nodes: tuple[str, ...]
+    until: date
+    reason: str
+    origin: str
+
+    def expired(self, today: date) -> bool:
+        """Whether it has no effect any more."""
+        return today > self.until
+
+    @property
+    def words(self) -> str:
+        """As in "gpu.count on h2 until 2026-12-01: one is away for repair"."""
+        return f"{self.check} on {fold(self.nodes)} until {self.until}: {self.reason}"
+
+
+def today() -> date:
+    """The day by which waivers end: UTC, wherever the controller stands."""
+    return datetime.now(UTC).date()
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """What is known of the job that is to be launched."""
 
@@ -274,6 +305,18 @@ class Fleet(Struct, frozen=True, kw_only=True):
     def master(self) -> Host:
         """The node on which the job's rendezvous will live."""
         return self.host(self.job.master) if self.job.master else self.hosts[0]
+
+    @property
+    def master_names(self) -> tuple[str, ...]:
+        """The names by which the nodes look for the master: the job's own word, else our address.
+
+        None in a fleet of one, where nobody looks. What a shell has yet to expand is no name.
+        """
+        if len(self.hosts) == 1:
+            return ()
+        given = {environ.get("MASTER_ADDR", "") for environ in (self.job.environ or {}).values()}
+        names = sorted(name for name in given if _A_NAME.fullmatch(name))
+        return tuple(names[:3]) or (self.master.address,)
 
 
 TRANSPORTS = ("ssh", "paramiko", "openssh", "srun", "local")

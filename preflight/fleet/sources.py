@@ -25,18 +25,24 @@ from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import open_inventory
 from preflight.fleet.inventory_tables import JobTable, command, refuse_unknown_transport
 from preflight.fleet.job_environment import public, read_env_file
-from preflight.fleet.launch import Launch, port_number, read_launch
-from preflight.fleet.master import ENVIRONMENT, ORIGIN, Ranked, choose_master
+from preflight.fleet.launch import (
+    ENVIRONMENT,
+    ORIGIN,
+    Launch,
+    Ranked,
+    choose_master,
+    port_number,
+    read_launch,
+)
 from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
 from preflight.fleet.nodeset import expand, fold, split
 from preflight.fleet.topology import with_leaves
-from preflight.lint.lint import Linted, lint
-from preflight.lint.reading import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
+    from preflight.lint.lint import Linted
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
@@ -136,6 +142,9 @@ def _is_here(address: str) -> bool:
 
 def lint_file(path: Path) -> Linted:
     """Read and judge one file; UsageError where there is none to read."""
+    from preflight.lint.lint import lint
+    from preflight.lint.reading import LARGEST
+
     try:
         content = read_regular(path.expanduser(), LARGEST)
     except OSError as error:

@@ -6,13 +6,13 @@ Read are `SwitchName`, `Nodes` and `Switches`; a switch with other switches belo
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, unreadable
+from preflight.core.remote_command import ask_here
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 
@@ -37,7 +37,7 @@ def read_switches(path: Path) -> dict[str, str]:
     try:
         text = read_regular(path, LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = unreadable(error)
         raise UsageError(
             f"cannot read the topology {path}: {reason}; give a topology.conf of Slurm"
         ) from error
@@ -170,14 +170,8 @@ def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
 
 def _ask() -> str:
     """What Slurm answers; nothing where it has no topology, or no answer."""
-    try:
-        done = subprocess.run(
-            _SCONTROL.split(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=_ASK_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    done = ask_here(_SCONTROL.split(), _ASK_S)
+    return done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
 
 
 def _placed(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:

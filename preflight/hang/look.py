@@ -24,15 +24,14 @@ from preflight.facts.model import decode_look
 from preflight.fleet.model import Host
 from preflight.hang.diagnose.model import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload
-from preflight.transport.fanout import Gate, TooSlowError, fan_out
-from preflight.transport.ways import Ways
+from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.facts.job import NodeLook
     from preflight.transport.payload_session import Talk
-    from preflight.transport.protocol import Connection
 
 LOOK_S = 3.0
 """Between the two looks: long enough to see progress in steps of a second."""

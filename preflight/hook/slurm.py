@@ -23,6 +23,7 @@ from preflight.core.trust import who_may_change
 from preflight.errors import PreflightError
 from preflight.hook.child import leash, orphaned
 from preflight.hook.model import NodeState
+from preflight.transport.slurm import MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,19 +126,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-MARKS: Final = {
-    "*": "NOT_RESPONDING",
-    "~": "POWERED_DOWN",
-    "#": "POWERING_UP",
-    "!": "POWER_DOWN",
-    "%": "POWERING_DOWN",
-    "$": "MAINT",
-    "@": "REBOOT_REQUESTED",
-    "^": "REBOOT_ISSUED",
-    "-": "PLANNED",
-}
-"""How sinfo, and scontrol of older versions, mark a state."""
-
 _ONE_WORD: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
 _STATE = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
 _PARTITIONS = re.compile(r"^[ \t]*Partitions=(\S+)", re.MULTILINE)
@@ -222,7 +210,7 @@ def _states(told: str) -> list[str]:
     words: list[str] = []
     for part in told.upper().split("+"):
         bare = part.rstrip("".join(MARKS))
-        words += [MARKS[mark] for mark in part[len(bare) :]]
+        words += [MARKS[mark][0] for mark in part[len(bare) :]]
         words += _ONE_WORD.get(bare, (bare,))
     return [word for word in words if word]
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from preflight.check import Tier, subject
 from preflight.core.files import open_new, read_regular
-from preflight.core.ledger import Entry, Ledger
+from preflight.core.registry import Entry, Ledger
 from preflight.core.statistics import grouped
 from preflight.core.text import escaped
 from preflight.errors import UsageError

@@ -15,7 +15,7 @@ from preflight.verdict import NOT_FINE, Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.core.ledger import Entry
+    from preflight.core.registry import Entry
     from preflight.fabric.blame import Blame
 
 COUNTED = (

@@ -12,15 +12,15 @@ from preflight.core.text import many
 from preflight.core.thresholds import Told, shipped
 from preflight.core.thresholds import words as words_of
 from preflight.facts.basics import Count
+from preflight.fleet.model import today
 from preflight.fleet.nodeset import fold
-from preflight.fleet.waivers import today
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import date
 
-    from preflight.core.ledger import Entry
+    from preflight.core.registry import Entry
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet, Host
     from preflight.transport.ways import Way

@@ -25,7 +25,7 @@ from preflight.verdict import BUSY, UNSEEN, Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.core.ledger import Entry
+    from preflight.core.registry import Entry
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import Seen
     from preflight.fabric.observed import Observed

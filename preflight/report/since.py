@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.check import FLEET
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.blame import Blame
 from preflight.fleet.nodeset import two_of

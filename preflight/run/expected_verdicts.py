@@ -10,7 +10,7 @@ from preflight.check import Stage, Tier
 from preflight.fabric.plan import DEEP_RATE
 from preflight.facts.gpu_users import BUSY_WORD, busy_with
 from preflight.run.site_sections import Carried
-from preflight.transport.fanout import SETUP_AT_MOST
+from preflight.transport.ways import SETUP_AT_MOST
 from preflight.verdict import not_run
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEPT
+from preflight.fleet.model import NEVER, today
 from preflight.fleet.nodeset import fold
-from preflight.fleet.waivers import NEVER, today
 from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from preflight.fabric.measure import Pair
     from preflight.facts.burn import Burn
     from preflight.facts.model import Ports
-    from preflight.fleet.model import Fleet, Host
-    from preflight.fleet.waivers import Waiver
+    from preflight.fleet.model import Fleet, Host, Waiver
     from preflight.run.measured import Measured
 
 

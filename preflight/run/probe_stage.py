@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import Connection, ReachError
 from preflight.errors import WireError
 from preflight.facts.model import decode_facts
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
-from preflight.transport.fanout import fan_out
-from preflight.transport.protocol import Connection, Manned
+from preflight.transport.ways import Manned, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

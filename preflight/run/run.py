@@ -25,7 +25,6 @@ from preflight.fabric.samples import uncollected
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.schedule import repair as schedule
 from preflight.facts.burn import Burned, nvlink_domain
-from preflight.fleet.master import master_names
 from preflight.run.expected_verdicts import (
     PORTS_S,
     Partakers,
@@ -55,13 +54,13 @@ if TYPE_CHECKING:
 
     from preflight.check import Check, Stage
     from preflight.core.registry import Registry
+    from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
     from preflight.run.expected_verdicts import Settings
     from preflight.run.judgement import Key, Names
     from preflight.run.measured import Progress
-    from preflight.transport.protocol import Connection
     from preflight.verdict import Verdict
 
 
@@ -236,7 +235,7 @@ class Run:
                 sections=self.settings.sections,
                 kernel_log_since_s=self.settings.kernel_log_since_s,
                 job=self.fleet.job,
-                names=master_names(self.fleet),
+                names=self.fleet.master_names,
                 arrived=arrived.__setitem__,
             )
         except BaseException:

@@ -26,18 +26,18 @@ from preflight.facts.model import decode_ports
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
 from preflight.transport.payload_session import LEASE_S, Leased
-from preflight.transport.protocol import Manned
+from preflight.transport.ways import Manned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.burn.collect import BurnPlan
+    from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts, Ports
     from preflight.fleet.model import Host, Job
     from preflight.transport.payload_session import LeasedTalk
-    from preflight.transport.protocol import Connection
 
     Progress = Callable[[int, int, list[str]], None]
 

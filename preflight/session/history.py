@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from preflight.burn.units import Raw
     from preflight.check import Tier
-    from preflight.core.ledger import Entry
+    from preflight.core.registry import Entry
     from preflight.fabric.schedule import Pairing
     from preflight.facts.burn import Burned
     from preflight.facts.model import Facts

@@ -18,9 +18,9 @@ from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fabric.schedule import default_rounds
+from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import Wish, resolve
-from preflight.fleet.waivers import refuse_unknown
 from preflight.history.place import VARIABLE
 from preflight.report.outputs import KEEP, Outputs
 from preflight.run.estimate import expected
@@ -31,7 +31,7 @@ from preflight.session.history import open_history
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
 from preflight.session.xdist import Handoff
-from preflight.transport.fanout import SETUP_AT_MOST
+from preflight.transport.ways import SETUP_AT_MOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

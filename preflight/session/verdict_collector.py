@@ -13,14 +13,14 @@ from _pytest.junitxml import xml_key
 
 from preflight import __version__
 from preflight.core.files import refuse_typed
-from preflight.core.ledger import Entry, Ledger
+from preflight.core.registry import Entry, Ledger
 from preflight.fabric.coverage import coverage, pairs_tested, unread_words
 from preflight.fabric.judge import counted, pairs_of
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
-from preflight.fleet.waivers import today
+from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.events import REPORT
 from preflight.report.exports import class_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import io
 import marshal
@@ -21,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
+from preflight.core.remote_command import OUTPUT_LIMIT, Furnished, ReachError
 from preflight.core.trust import who_may_change
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
-from preflight.transport.protocol import Furnished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType
 
+    from preflight.core.remote_command import Connection
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
@@ -264,6 +262,8 @@ def _program() -> tuple[bytes, tuple[str, ...]] | None:
 
 def _places() -> Iterator[Path]:
     """Where `pip install pytest-preflight[diagnose]` has put it, then where a shell finds one."""
+    import importlib.metadata
+
     yield Path(sys.executable).with_name("py-spy")
     try:
         files = importlib.metadata.files("py-spy") or []

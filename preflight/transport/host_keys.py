@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _parsed(file: str, read: Callable[[Path, int, int], tuple[Known, ...]]) -> t
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        reason = unreadable(error)
         raise ReachError(
             "hostkey",
             f"{file} cannot be read: {reason}",
@@ -196,11 +196,10 @@ def refusal(
     `through`: the command that runs another on the jump host. `knows_certificates`: whether the
     SSH that refused it could have verified one.
     """
-    revoked = [
-        line for line in known if line.marker == REVOKED and line.fingerprint == shown.fingerprint
-    ]
-    if revoked:
-        return _revoked(revoked[0], shown)
+    for line in known:
+        if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
+            key = f"it shows the {shown.kind} key {shown.fingerprint}"
+            return revoked(f"{key}, which {line.file} line {line.line} revokes")
     exact = [line for line in known if not line.marker and line.speaks_of(names[0])]
     if exact:
         return _changed(exact, shown, names[0], through)
@@ -217,11 +216,11 @@ def kinds_known(known: Sequence[Known]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
 
 
-def _revoked(line: Known, shown: Shown) -> ReachError:
+def revoked(sentence: str) -> ReachError:
+    """A key is void."""
     return ReachError(
         "hostkey",
-        f"it shows the {shown.kind} key {shown.fingerprint}, "
-        f"which {line.file} line {line.line} revokes",
+        sentence,
         "do not log in; give the node a new host key, or find out who answers in its place",
     )
 

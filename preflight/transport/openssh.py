@@ -22,9 +22,8 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
-from preflight.transport.openssh_log import trouble
-from preflight.transport.openssh_logins import Gate, Jumps, Master, hop
-from preflight.transport.ssh_config import Asked, config_option, route_to, silent_agent
+from preflight.transport.openssh_logins import Gate, Jumps, Master, hop, trouble
+from preflight.transport.ssh_config import Asked, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,10 +79,8 @@ def master_argv(
     if host.known_hosts:
         options["UserKnownHostsFile"] = _path(host.known_hosts)
         options["GlobalKnownHostsFile"] = "/dev/null"
-    port = ["-p", str(host.port)] if host.port else []
-    user = ["-l", host.user] if host.user else []
-    where = [*config_option(host.ssh_config), *port, *user]
-    return [ssh, *where, "-N", "-T", "-S", str(socket), *_words(options), "--", host.address]
+    words = [ssh, *login_options(host), "-N", "-T", "-S", str(socket), *_words(options)]
+    return [*words, "--", host.address]
 
 
 def guest_argv(ssh: str, socket: Path, *words: str) -> list[str]:
@@ -231,7 +228,7 @@ def _private_folder() -> Path:
 
 
 class OpenSSHTransport:
-    """Starts one ssh per node, which the node's commands share; see `openssh_master`."""
+    """Starts one ssh per node, which the node's commands share; see `Master`."""
 
     name = "openssh"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
+import importlib
 import logging
 import os
 import shlex
 import socket
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
@@ -20,20 +21,15 @@ from preflight.core.text import legible
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
     Asked,
-    closes_early,
-    handshake_fails,
     login_refused,
     login_slow,
     login_wants_more,
-    never_speaks,
-    no_answer,
+    no_connection,
     no_name,
-    not_ssh,
+    no_route,
     read_key,
-    refuses,
     route_to,
     silent_agent,
-    unreachable,
 )
 
 if TYPE_CHECKING:
@@ -151,7 +147,8 @@ def connected(route: Route, ends: float) -> socket.socket:
         except OSError as error:
             sock.close()
             where = f"{address[0]!s} port {route.port}"
-            trouble = _no_route(where, error, time.monotonic() - began)
+            reason = error.strerror or str(error)
+            trouble = no_connection(where, reason, time.monotonic() - began)
         else:
             return sock
     raise trouble
@@ -173,19 +170,14 @@ def _addresses(route: Route) -> list[tuple[int, _Address]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _no_route(where: str, error: OSError, seconds: float) -> ReachError:
-    if isinstance(error, ConnectionRefusedError):
-        return refuses(where)
-    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return no_answer(where, seconds)
-    return unreachable(where, error.strerror or str(error))
-
-
 WEAK = {
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
     "macs": ["hmac-sha1", "hmac-sha1-96", "hmac-md5", "hmac-md5-96"],
 }
 """What paramiko still offers last and OpenSSH no longer does."""
+
+CHEAP = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+"""They need no MAC, which paramiko compares byte by byte in Python."""
 
 POLL_S = 0.5
 """How often an idle connection's thread wakes; paramiko's own 0.1 s costs 400 of them 7 % CPU."""
@@ -233,7 +225,7 @@ def _handshake(
     transport.set_log_channel(LOG)
     transport.banner_timeout = transport.handshake_timeout = left_s
     sock.settimeout(POLL_S)
-    _prefer(transport, kinds)
+    _prefer(transport.get_security_options(), kinds)
     done = threading.Event()
     transport.start_client(event=done)
     in_time = done.wait(left_s)
@@ -252,28 +244,29 @@ def _silence() -> None:
         log.addHandler(logging.NullHandler())
 
 
-def _prefer(transport: paramiko.Transport, kinds: Sequence[str]) -> None:
-    """Ask first for host keys of the types we could recognise."""
-    options = transport.get_security_options()
-    offered = tuple(options.key_types)
-    wanted = [name for kind in kinds for name in _signatures(kind) if name in offered]
-    options.key_types = (*wanted, *(name for name in offered if name not in wanted))
+def _prefer(options: paramiko.SecurityOptions, kinds: Sequence[str]) -> None:
+    """Ask first for host keys of the types we could recognise, and for ciphers that cost least."""
+    signatures = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+    wanted = [name for kind in kinds for name in signatures.get(kind, (kind,))]
+    options.key_types = _first(options.key_types, wanted)
+    options.ciphers = _first(options.ciphers, CHEAP)
 
 
-def _signatures(kind: str) -> tuple[str, ...]:
-    return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
+def _first(offered: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    ours = [name for name in wanted if name in offered]
+    return (*ours, *(name for name in offered if name not in ours))
 
 
 def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -> ReachError:
     error = transport.get_exception()
     cause = getattr(error, "__context__", None) or error
     if transport.remote_version:
-        return handshake_fails(route.where, _words(error, seconds))
+        return no_route("handshake fails", route.where, why=_words(error, seconds))
     if cause is None or isinstance(cause, TimeoutError):
-        return never_speaks(route.where, seconds)
+        return no_route("never speaks", route.where, seconds=seconds)
     if isinstance(cause, EOFError | OSError):
-        return closes_early(route.where)
-    return not_ssh(route.where, _words(error, seconds))
+        return no_route("closes early", route.where)
+    return no_route("not SSH", route.where, why=_words(error, seconds))
 
 
 def _words(error: BaseException | None, seconds: float) -> str:
@@ -294,7 +287,7 @@ ROOM_TICK_S = 0.005
 
 
 class ParamikoTransport:
-    """Logs in with keys to hosts whose keys are known; see `sshdial` and `sshauth`."""
+    """Logs in with keys to hosts whose keys are known; see `dial` and `log_in`."""
 
     name = "paramiko"
 
@@ -304,6 +297,7 @@ class ParamikoTransport:
     def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
         """Log in within that time; ReachError says at which step it failed."""
         ends = time.monotonic() + timeout_s
+        _import_paramiko()
         config = self._asked.of(host, timeout_s)
         refuse_jump_hosts(config)
         route = route_to(host, config)
@@ -317,6 +311,25 @@ class ParamikoTransport:
 
     def close(self) -> None:
         """Nothing is shared between nodes."""
+
+
+class _Invoke:
+    """invoke, as paramiko sees it for `Match exec`: loaded when something of it is used."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module("invoke"), name)
+
+
+def _import_paramiko() -> None:
+    """Without invoke, which brings asyncio and unittest.mock: a third of the time it takes."""
+    if "paramiko" in sys.modules or "invoke" in sys.modules:
+        return
+    sys.modules["invoke"] = None  # type: ignore[assignment]  # how imports are kept from a module
+    try:
+        import paramiko.config
+    finally:
+        sys.modules.pop("invoke", None)
+    paramiko.config.invoke = _Invoke()  # type: ignore[attr-defined]
 
 
 class ParamikoConnection:
@@ -407,21 +420,18 @@ class ParamikoRemote(StreamRemote):
         return self._channel.status_event.wait(wait_s)
 
     def _leave(self) -> int | None:
+        import paramiko
+
         if not self._left:
             self._left = True
             told = self._channel.exit_status
             # -1 is paramiko's "none came": a signal if the node closed in order, else a lost line.
             ended_there = told >= 0 or (self._channel.closed and bool(self._channel.eof_received))
             self._status = told if ended_there else None
-            self._close()
+            with suppress(OSError, EOFError, paramiko.SSHException):
+                self._channel.close()
             self._intake.ended = True
         return self._status
-
-    def _close(self) -> None:
-        import paramiko
-
-        with suppress(OSError, EOFError, paramiko.SSHException):
-            self._channel.close()
 
 
 def refuse_jump_hosts(config: Effective) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import deadlined
+from preflight.core.remote_command import deadlined, end_group, spawn
 from preflight.errors import WireError
 from preflight.fleet.job_environment import public
 from preflight.transport.bundle import boot, bundle
@@ -43,6 +43,7 @@ from preflight.transport.job_store import (
     Unable,
     decode_hello,
 )
+from preflight.transport.relay import addresses_towards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from preflight.transport.job_store import Order, Place, Reply
 
 
-_DISCARD = 9  # any port will do: nothing is sent there
 _MOST = 512
 _LONGEST = 32768
 
@@ -79,21 +79,26 @@ def present(place: Place, nonce: str, version: str) -> Present:
 
 def address_towards(other: str) -> str:
     """Our own address on the way to another host; "" where there is no way or no such host."""
-    try:
-        family, kind, protocol, _, there = socket.getaddrinfo(
-            other, _DISCARD, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(there)  # a datagram socket: finds the route, sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return next(addresses_towards(other), "")
 
 
 ASK_S = 0.5
-"""Between SIGTERM and SIGKILL: timeout(1) reaps the payload when asked."""
+"""For the end and the last words of a child whose output has ended."""
 
-_CHILD_TICK_S = 0.02
+AT_ITS_LIMITS = "install coreutils' timeout; look at its limits"
+
+
+def no_process(error: OSError) -> str:
+    """Say why a rank cannot start an entry."""
+    return f"cannot start a process: {error.strerror or error}"
+
+
+def spawn_entry(
+    entry: str, timeout_s: float, beside: Beside
+) -> tuple[subprocess.Popen[bytes], bytes]:
+    """Start an entry of the payload here, and return with it what it must read first."""
+    packed = bundle(entry, beside=beside if entry == "probe" else ())
+    return spawn(deadlined(boot((sys.executable,), entry, len(packed)), timeout_s)), packed
 
 
 class Child:
@@ -104,15 +109,7 @@ class Child:
         self._limit = start.limit
         self._say = say
         self._input: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        packed = bundle(start.entry, beside=beside if start.entry == "probe" else ())
-        self._process = subprocess.Popen(
-            deadlined(boot((sys.executable,), start.entry, len(packed)), start.timeout_s),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self._process, packed = spawn_entry(start.entry, start.timeout_s, beside)
         self._input.put(packed)
 
     def run(self) -> None:
@@ -129,17 +126,8 @@ class Child:
 
     def end(self) -> None:
         """Ask its process group to end, then make it. Never raises."""
-        self._signal(signal.SIGTERM)
-        ends = time.monotonic() + ASK_S
-        while self._process.poll() is None and time.monotonic() < ends:
-            time.sleep(_CHILD_TICK_S)
-        self._signal(signal.SIGKILL)
+        end_group(self._process)
         self._input.put(None)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -178,18 +166,6 @@ class Child:
             while left > 0 and (data := os.read(descriptor, CHUNK)):
                 left -= len(data)
                 self._say(Said(self._number, err=data))
-
-
-def start_child(start: Start, say: Callable[[Reply], None], beside: Beside) -> Child | None:
-    """Start it; None, and the reason said, where this node cannot."""
-    try:
-        child = Child(start, say, beside)
-    except OSError as error:
-        sentence = f"cannot start a process: {error.strerror or error}"
-        say(Unable(start.child, sentence[:500], "install coreutils' timeout; look at its limits"))
-        return None
-    child.run()
-    return child
 
 
 HELLO_S = 120.0
@@ -319,16 +295,19 @@ class Follower:
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Start):
-            child = start_child(order, self._say, self._beside)
-            if child is not None:
-                self._watch.children[order.child] = child
+            try:
+                child = Child(order, self._say, self._beside)
+            except OSError as error:
+                self._say(Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
+                return
+            self._watch.children[order.child] = child
+            child.run()
         elif isinstance(order, Feed):
-            child = self._watch.children.get(order.child)
-            if child is not None:
-                child.feed(order.data, last=order.last)
+            if order.child in self._watch.children:
+                self._watch.children[order.child].feed(order.data, last=order.last)
         elif isinstance(order, End):
-            child = self._watch.children.pop(order.child, None)
-            if child is not None:
+            if order.child in self._watch.children:
+                child = self._watch.children.pop(order.child)
                 threading.Thread(target=child.end, daemon=True).start()
         elif isinstance(order, Ask):
             self._say(Here(order.number))

@@ -22,7 +22,7 @@ import msgspec
 from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterator, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
@@ -498,3 +498,29 @@ def _listen(ports: range | None, callers: int) -> socket.socket:
             listener.settimeout(0.0)
             return listener
     raise trouble
+
+
+ASKED = 8
+"""Nodes whose route is looked at: they all share a network, and a name may take seconds."""
+
+_DISCARD = 9  # any port will do: nothing is sent there
+
+
+def own_addresses(nodes: Iterable[str]) -> list[str]:
+    """Return our addresses on the ways to some nodes, the most frequent first."""
+    found: dict[str, int] = {}
+    for node in list(nodes)[:ASKED]:
+        for address in addresses_towards(node):
+            found[address] = found.get(address, 0) + 1
+    return sorted(found, key=lambda one: (one.startswith("127.") or one == "::1", -found[one]))
+
+
+def addresses_towards(node: str) -> Iterator[str]:
+    """Our own addresses on the ways to another host; none where there is no way or no such host."""
+    with suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, there in socket.getaddrinfo(
+            node, _DISCARD, type=socket.SOCK_DGRAM
+        ):
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(there)  # a datagram socket: finds the route, sends nothing
+                yield str(probe.getsockname()[0])

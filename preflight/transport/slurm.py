@@ -1,13 +1,15 @@
-"""The allocation that we run in, its launcher, and Slurm's words on nodes that cannot run."""
+"""The allocation that we run in, its launcher, and Slurm's words on nodes, as 22.05 prints them."""
 
 from __future__ import annotations
 
 import re
-import subprocess
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from preflight.core.remote_command import ReachError
+from msgspec import Struct
+
+from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 ASK_S = 10.0
 """For Slurm's commands that only ask."""
+
+NODES: Final = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
+"""Prints a line NAME|STATE|REASON for each node, one for each of its partitions."""
 
 KNOWS_OVERLAP = (20, 11)
 _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")
@@ -55,8 +60,7 @@ class Launcher:
 
     def states(self, nodes: Sequence[str]) -> str:
         """Return a line NAME|STATE|REASON for each of these nodes, more than one if need be."""
-        listing = ["sinfo", "--all", "--noheader", "--Node", f"--nodes={fold(nodes)}"]
-        return ask([*listing, "--format=%N|%T|%E"], self.environ)
+        return ask([*NODES, f"--nodes={fold(nodes)}"], self.environ)
 
     @cached_property
     def ports(self) -> range | None:
@@ -76,48 +80,146 @@ class Launcher:
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return what one of Slurm's commands says; nothing if it says nothing in time."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=ASK_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")
+    done = ask_here(argv, ASK_S, environ)
+    return done.stdout.decode("utf-8", "replace") if done else ""
 
+
+MARKS: Final = {
+    "*": ("NOT_RESPONDING", "does not respond"),
+    "~": ("POWERED_DOWN", "powered down"),
+    "#": ("POWERING_UP", "powering up"),
+    "!": ("POWER_DOWN", "about to be powered down"),
+    "%": ("POWERING_DOWN", "powering down"),
+    "$": ("MAINT", "in a maintenance reservation"),
+    "@": ("REBOOT_REQUESTED", "about to reboot"),
+    "^": ("REBOOT_ISSUED", "rebooting"),
+    "+": ("BLOCKED", "blocked"),
+    "-": ("PLANNED", "promised to a waiting job"),
+}
+"""What sinfo, and scontrol of older versions, append to a state (sinfo's manual, NODE STATE CODES):
+scontrol's own word of today, and ours for people."""
+
+_MARKS = "".join(MARKS)
+
+WORKING = frozenset({"allocated", "mixed", "completing"})
+"""States in which a job has the node."""
+
+_RESERVED = frozenset({"reserved", "maint"})
+
+
+class NodeUse(Struct, frozen=True, kw_only=True):
+    """One node as sinfo shows it."""
+
+    name: str
+    state: str
+    """Slurm's long word in lower case, its suffix included: "idle", "mixed", "idle*"."""
+    reason: str = ""
+    """Why it was drained or is down; "" where nobody said."""
+
+    @property
+    def free(self) -> bool:
+        """Whether the next job may start there: idle, and neither held, planned nor silent."""
+        return self.state == "idle"
+
+    @property
+    def reserved(self) -> bool:
+        """Whether nothing runs there, and only jobs of a reservation may start."""
+        return self.state.rstrip("$") in _RESERVED or self.state == "idle$"
+
+    @property
+    def working(self) -> bool:
+        """Whether somebody's job is there."""
+        return self.state.rstrip(_MARKS) in WORKING
+
+    @property
+    def down(self) -> bool:
+        """Whether nothing can be started there."""
+        return self.state.startswith(_NOT_UP) or self.state.endswith("*")
+
+    @property
+    def words(self) -> str:
+        """Say why it is not looked at."""
+        why = f": {self.reason}" if self.reason else ""
+        if self.working:
+            return f"in use ({self.state})"
+        if self.reserved:
+            return f"reserved for others ({self.state})"
+        if self.state == "planned":
+            return "promised to a waiting job (planned)"
+        marks = [MARKS[mark][1] for mark in self.state if mark in MARKS]
+        return f"{', '.join([self.state.rstrip(_MARKS) or 'of no state', *marks])}{why}"
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Nodes that an operator has set aside."""
+
+    nodes: tuple[str, ...]
+    active: bool
+    starts: str
+    ends: datetime | None
+    """In this machine's time zone, as scontrol prints it; None where it has no end."""
+
+
+def parse_nodes(text: str) -> dict[str, NodeUse]:
+    """Read sinfo's lines NAME|STATE|REASON, one or more a node; any other line is skipped.
+
+    Of a node in several partitions the line counts that keeps us away, if there is one.
+    """
+    found: dict[str, NodeUse] = {}
+    for line in text.splitlines():
+        name, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        state = legible(state.strip().lower(), 40)
+        if not name or not state:
+            continue
+        said = legible(reason.strip(), 100)
+        use = NodeUse(name=name, state=state, reason="" if said in ("none", "(null)") else said)
+        if name not in found or found[name].free:
+            found[name] = use
+    return found
+
+
+def parse_reservation(text: str) -> Reservation | None:
+    """Read `scontrol --oneliner show reservation NAME`; None if it is not that."""
+    words = dict(re.findall(r"\b(\w+)=(\S*)", text))
+    if "ReservationName" not in words or "Nodes" not in words:
+        return None
+    try:
+        nodes = expand(words["Nodes"])
+    except UsageError:
+        return None
+    try:
+        ends = datetime.fromisoformat(words.get("EndTime", "")).astimezone()
+    except ValueError:
+        ends = None
+    return Reservation(
+        nodes=nodes,
+        active=words.get("State") == "ACTIVE",
+        starts=legible(words.get("StartTime", "an unknown time"), 40),
+        ends=ends,
+    )
+
+
+_NOT_UP = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
+"""States, as sinfo begins them, in which a node runs nothing."""
 
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.*)")
 _EXITED = re.compile(r"error: ([^\s:]+): tasks? [\d,\-]+: (.*)")
 _EXECVE = re.compile(r"error: execve\(\): (.*)")
 _ERROR = re.compile(r"^(?:srun|slurmstepd\S*): (?:error|fatal): (.*)")
-_NOT_UP = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
-"""States, as sinfo begins them, in which a node runs nothing; an asterisk: it does not respond."""
 
 
 def down(listing: str) -> dict[str, ReachError]:
-    """Name the nodes that Slurm itself says cannot start anything.
-
-    `listing`: lines of `sinfo --Node --format=%N|%T|%E` (name, state, reason).
-    """
-    found = {}
-    for line in listing.splitlines():
-        name, _, rest = line.partition("|")
-        state, _, reason = rest.partition("|")
-        if state.startswith(_NOT_UP) or state.endswith("*"):
-            found[name] = _by_state(state, legible(reason, 100))
-    return found
+    """Name the nodes that Slurm itself says cannot start anything; `listing`: what NODES prints."""
+    return {name: _by_state(use) for name, use in parse_nodes(listing).items() if use.down}
 
 
-def _by_state(state: str, reason: str) -> ReachError:
-    why = "" if reason in ("", "none", "None") else f", reason: {reason}"
-    silent = " (it does not respond)" if state.endswith("*") else ""
+def _by_state(use: NodeUse) -> ReachError:
+    why = f", reason: {use.reason}" if use.reason not in ("", "None") else ""
+    silent = " (it does not respond)" if use.state.endswith("*") else ""
     return ReachError(
         "route",
-        f"Slurm says it is {legible(state, 30).rstrip('*')}{silent}{why}",
+        f"Slurm says it is {legible(use.state, 30).rstrip('*')}{silent}{why}",
         "look whether the node is up and slurmd runs on it; then: "
         "scontrol update nodename=NAME state=resume",
     )

@@ -12,7 +12,6 @@ import atexit
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -23,15 +22,21 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
+from preflight.core.remote_command import (
+    OUTPUT_LIMIT,
+    ReachError,
+    StreamRemote,
+    deadlined,
+    signal_group,
+)
 from preflight.core.text import legible
 from preflight.transport import relay, slurm
 from preflight.transport.bundle import BOOT, bundle
-from preflight.transport.relay import Hub
+from preflight.transport.relay import Hub, own_addresses
 from preflight.transport.slurm import Launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fleet.model import Host
     from preflight.transport.relay import Link
@@ -136,35 +141,6 @@ class RelayRemote(StreamRemote):
         return self._status
 
 
-ASKED = 8
-"""Nodes whose route is looked at: they all share a network, and a name may take seconds."""
-
-_DISCARD = 9  # any port will do: nothing is sent there
-
-
-def own_addresses(nodes: Iterable[str]) -> list[str]:
-    """Return our addresses on the ways to some nodes, the most frequent first."""
-    found: dict[str, int] = {}
-    for node in list(nodes)[:ASKED]:
-        for address in _towards(node):
-            found[address] = found.get(address, 0) + 1
-    return sorted(found, key=lambda address: (_is_loopback(address), -found[address]))
-
-
-def _towards(node: str) -> Iterable[str]:
-    with suppress(OSError, UnicodeError):
-        for family, kind, protocol, _, there in socket.getaddrinfo(
-            node, _DISCARD, type=socket.SOCK_DGRAM
-        ):
-            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(there)  # a datagram socket: finds the route, sends nothing
-                yield str(probe.getsockname()[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
 LONGEST_S = 7 * 86400
 """A relay leaves with its controller; this is the end of one that nothing else ends."""
 
@@ -216,7 +192,7 @@ class Step:
         argv = [*command, python, "-I", "-c", _BOOT, str(len(packed)), "relay"]
         self._process = subprocess.Popen(
             argv,
-            env=dict(environ),
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -249,18 +225,13 @@ class Step:
             if self._process.stdin is not None:
                 self._process.stdin.close()
         if not self.ended.wait(LEAVE_S):
-            self._signal(signal.SIGTERM)
+            signal_group(self._process, signal.SIGTERM)
         if not self.ended.wait(LEAVE_S):
             self.kill()
 
     def kill(self) -> None:
         """End srun at once. Never raises."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, number)
+        signal_group(self._process, signal.SIGKILL)
 
     @staticmethod
     def _thread(target: Callable[..., None], *args: object) -> threading.Thread:

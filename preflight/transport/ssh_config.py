@@ -10,19 +10,19 @@ import socket
 import subprocess
 import threading
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from preflight.core.files import read_regular
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.transport.host_keys import vouching
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.fleet.model import Host
 
@@ -71,31 +71,51 @@ class Effective(Struct, frozen=True):
         return self.settings.get(key, ())
 
 
-class Asked:
-    """Answers of `ssh -G`, each fetched once, whoever asks first."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Once(Generic[K, V]):
+    """Answers that are each fetched once, by whoever asks first; the others wait for it."""
 
     def __init__(self) -> None:
-        self._answers: dict[_Way, Future[Effective]] = {}
+        self._answers: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
+
+    def get(self, key: K, fetch: Callable[[], V], wait_s: float) -> V:
+        """Raise what `fetch` raised, for all who ask; TimeoutError for those who wait too long."""
+        with self._lock:
+            is_first = key not in self._answers
+            answer = self._answers.setdefault(key, Future())
+        if is_first:
+            try:
+                answer.set_result(fetch())
+            except BaseException as error:
+                answer.set_exception(error)
+                raise
+        return answer.result(wait_s)
+
+
+class Asked:
+    """Answers of `ssh -G`."""
+
+    def __init__(self) -> None:
+        self._answers: Once[_Way, Effective] = Once()
 
     def of(self, host: Host, timeout_s: float) -> Effective:
         """Return the settings for a node; ReachError where ssh itself cannot read them."""
         key = (host.address, host.user, host.port, host.ssh_config)
-        with self._lock:
-            answer = self._answers.get(key)
-            is_first = answer is None
-            if answer is None:
-                answer = self._answers[key] = Future()
-        if is_first:
-            try:
-                answer.set_result(_ask(host, timeout_s))
-            except BaseException as error:
-                answer.set_exception(error)
-                raise
         try:
-            return answer.result(timeout_s)
+            return self._answers.get(key, partial(_ask, host, timeout_s), timeout_s)
         except TimeoutError as error:
             raise _unreadable(host, f"no answer in {timeout_s:g} s") from error
+
+
+def login_options(host: Host) -> list[str]:
+    """Name the configuration file, the port and the user that the inventory has for a node."""
+    port = ["-p", str(host.port)] if host.port else []
+    user = ["-l", host.user] if host.user else []
+    return [*config_option(host.ssh_config), *port, *user]
 
 
 def config_option(ssh_config: str | None) -> list[str]:
@@ -107,9 +127,7 @@ def _ask(host: Host, timeout_s: float) -> Effective:
     ssh = shutil.which("ssh")
     if ssh is None:
         return Effective()
-    port = ["-p", str(host.port)] if host.port else []
-    user = ["-l", host.user] if host.user else []
-    argv = [ssh, "-G", *config_option(host.ssh_config), *port, *user, "--", host.address]
+    argv = [ssh, "-G", *login_options(host), "--", host.address]
     try:
         asked = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True
@@ -215,7 +233,7 @@ def read_key(file: str) -> bytes:
 
 def known_hosts_files(host: Host, config: Effective) -> tuple[str, ...]:
     """Where host keys are looked up."""
-    files = config.one("userknownhostsfile") + " " + config.one("globalknownhostsfile")
+    files = f"{config.one('userknownhostsfile')} {config.one('globalknownhostsfile')}"
     known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
     return tuple(file for file in _expanded(known_hosts) if file != "none")
 
@@ -322,17 +340,8 @@ def has_ticket() -> bool:
     klist = shutil.which("klist")
     if klist is None:
         return False
-    try:
-        asked = subprocess.run(
-            [klist, "-s"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=KLIST_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return asked.returncode == 0
+    asked = ask_here([klist, "-s"], KLIST_S)
+    return asked is not None and asked.returncode == 0
 
 
 def no_name(name: str, reason: str) -> ReachError:
@@ -344,65 +353,52 @@ def no_name(name: str, reason: str) -> ReachError:
     )
 
 
-def refuses(where: str) -> ReachError:
-    """Nobody listens."""
-    return ReachError(
-        "route",
-        f"{where} refuses connections",
+_NO_ROUTE: Final = {
+    "refuses": (
+        "{where} refuses connections",
         "start sshd on the node, or correct its `port` in the inventory",
-    )
-
-
-def no_answer(where: str, seconds: float) -> ReachError:
-    """Nothing comes back at all."""
-    return ReachError(
-        "route",
-        f"no answer from {where} in {seconds:.0f} s",
+    ),
+    "no answer": (
+        "no answer from {where} in {seconds:.0f} s",
         "look whether the node is up, and whether a firewall drops the port",
-    )
-
-
-def unreachable(where: str, reason: str) -> ReachError:
-    """The network itself says no."""
-    return ReachError(
-        "route",
-        f"{where} cannot be reached: {reason}",
+    ),
+    "unreachable": (
+        "{where} cannot be reached: {why}",
         "look whether the node is up, and at the route to its network",
-    )
-
-
-def handshake_fails(where: str, why: str) -> ReachError:
-    """Somebody speaks SSH there, but not with us."""
-    return ReachError(
-        "route",
-        f"{where} greets, but the SSH handshake fails: {why}",
-        "look at sshd's log on the node; `ssh -v` shows what the two sides offer",
-    )
-
-
-def never_speaks(where: str, seconds: float) -> ReachError:
-    """Somebody accepts and stays silent."""
-    return ReachError(
-        "route",
-        f"{where} accepts connections and never speaks: no SSH greeting in {seconds:.0f} s",
-        "look at sshd on the node: it hangs, or something else listens there",
-    )
-
-
-def closes_early(where: str) -> ReachError:
-    """Somebody accepts and hangs up."""
-    return ReachError(
-        "route",
-        f"{where} accepts connections and closes them before the SSH greeting",
+    ),
+    "closes early": (
+        "{where} accepts connections and closes them before the SSH greeting",
         "look at sshd's log on the node (MaxStartups, PerSourcePenalties, full disk)",
-    )
+    ),
+    "never speaks": (
+        "{where} accepts connections and never speaks: no SSH greeting in {seconds:.0f} s",
+        "look at sshd on the node: it hangs, or something else listens there",
+    ),
+    "not SSH": (
+        "{where} does not speak SSH: {why}",
+        "correct the node's `port` in the inventory",
+    ),
+    "handshake fails": (
+        "{where} greets, but the SSH handshake fails: {why}",
+        "look at sshd's log on the node; `ssh -v` shows what the two sides offer",
+    ),
+}
+"""What may be wrong at a node's port, in the order in which we come by: a sentence and advice."""
 
 
-def not_ssh(where: str, why: str) -> ReachError:
-    """Something else listens there."""
-    return ReachError(
-        "route", f"{where} does not speak SSH: {why}", "correct the node's `port` in the inventory"
-    )
+def no_route(kind: str, where: str, *, why: str = "", seconds: float = 0.0) -> ReachError:
+    """One of these. `seconds`: how long we waited."""
+    sentence, advice = _NO_ROUTE[kind]
+    return ReachError("route", sentence.format(where=where, why=why, seconds=seconds), advice)
+
+
+def no_connection(where: str, reason: str, seconds: float) -> ReachError:
+    """The kernel's word on a connection that was not made, here or on a jump host."""
+    if reason == "Connection refused":
+        return no_route("refuses", where)
+    if "timed out" in reason:
+        return no_route("no answer", where, seconds=seconds)
+    return no_route("unreachable", where, why=legible(reason))
 
 
 def login_wants_more(route: Route, methods: Sequence[str]) -> ReachError:

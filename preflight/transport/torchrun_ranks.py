@@ -5,15 +5,17 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote
+from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, StreamRemote
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.node import Shortfall
-from preflight.fleet.master import Ranked, RankedNode
+from preflight.fleet.launch import Ranked, RankedNode
 from preflight.fleet.nodeset import check_host_name, fold
 from preflight.transport.job_store import (
     CHUNK,
@@ -27,21 +29,22 @@ from preflight.transport.job_store import (
     StoreLostError,
     Unable,
 )
-from preflight.transport.rank_follower import Child, address_towards, present, start_child
+from preflight.transport.rank_follower import (
+    AT_ITS_LIMITS,
+    address_towards,
+    no_process,
+    present,
+    spawn_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.core.remote_command import Remote
+    from preflight.core.remote_command import Connection, Remote
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
-    from preflight.transport.job_store import Board, Decoder, Order, Reply
+    from preflight.transport.job_store import Board, Decoder, Reply
     from preflight.transport.job_store_hub import Hub
-    from preflight.transport.protocol import Connection
-
-
-if TYPE_CHECKING:
-    Sink = Callable[[Reply | str], None]
 
 ROLL_CALL_S = 10.0
 """For a rank to say that it is there; a healthy one needs milliseconds."""
@@ -83,10 +86,11 @@ class TorchrunTransport:
     def close(self) -> None:
         """Nothing to leave: the ranks stay until rank 0 lets all go together."""
 
-    def _seat(self, member: Member) -> RankSeat:
+    def _seat(self, member: Member) -> OwnSeat | RankSeat:
+        words = self._crew.words(member)
         if member.rank == self._crew.place.rank:
-            return RankSeat(Own(self._beside), member.rank, self._crew.words(member))
-        return RankSeat(self._hub, member.rank, self._crew.words(member))
+            return OwnSeat(words, self._beside)
+        return RankSeat(words, self._hub, member.rank)
 
     def _shortfall(self, silent: Sequence[Member]) -> Shortfall | None:
         """Name the ranks that do not answer; those that their torchrun ended come second."""
@@ -113,8 +117,8 @@ class TorchrunConnection:
 
     def __init__(
         self,
-        speaker: RankSeat,
-        seats: Sequence[RankSeat],
+        speaker: OwnSeat | RankSeat,
+        seats: Sequence[OwnSeat | RankSeat],
         shortfall: Shortfall | None,
     ) -> None:
         self.shortfall = shortfall
@@ -139,6 +143,11 @@ class TorchrunConnection:
 
 
 class _Seat:
+    """One rank: it starts entries of the payload, and nothing else."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
     def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Refuse: ranks run preflight's own entries and nothing else."""
         del timeout_s, limit
@@ -152,100 +161,64 @@ class _Seat:
         """Nothing to leave."""
 
 
-class Line(Protocol):
-    """The way of orders to a rank and of its replies."""
+class OwnSeat(_Seat):
+    """Rank 0, which we are: its entries are processes below us."""
 
-    def attach(self, rank: int, sink: Sink) -> int:
-        """Number a new child; `sink` hears what comes of it, or why its rank is lost."""
-
-    def detach(self, rank: int, child: int) -> None:
-        """Hear no more of a child."""
-
-    def send(self, rank: int, order: Order) -> None:
-        """Give an order; never blocks for long."""
-
-    def why_lost(self, rank: int) -> str:
-        """Why the rank says no more, "" while it does."""
-
-
-class Own:
-    """Rank 0's line to itself: what it orders runs as processes below it."""
-
-    def __init__(self, beside: Beside) -> None:
+    def __init__(self, words: str, beside: Beside) -> None:
+        super().__init__(words)
         self._beside = beside
-        self._sinks: dict[int, Sink] = {}
-        self._children: dict[int, Child] = {}
 
-    def attach(self, rank: int, sink: Sink) -> int:
-        """Number a new child."""
-        del rank
-        child = len(self._sinks) + 1
-        self._sinks[child] = sink
-        return child
-
-    def detach(self, rank: int, child: int) -> None:
-        """Hear no more of a child."""
-
-    def why_lost(self, rank: int) -> str:
-        """We are here."""
-        del rank
-        return ""
-
-    def send(self, rank: int, order: Order) -> None:
-        """Do it at once."""
-        del rank
-        if isinstance(order, Start):
-            started = start_child(order, self._sinks[order.child], self._beside)
-            if started is not None:
-                self._children[order.child] = started
-        elif isinstance(order, Feed) and order.child in self._children:
-            self._children[order.child].feed(order.data, last=order.last)
-        elif isinstance(order, End) and order.child in self._children:
-            self._children.pop(order.child).end()
+    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
+        """Start an entry here."""
+        try:
+            process, packed = spawn_entry(entry, timeout_s, self._beside)
+        except OSError as error:
+            raise ReachError(
+                "answer", f"{self._words}: {no_process(error)}", AT_ITS_LIMITS
+            ) from error
+        remote = PipeRemote(process, timeout_s, limit)
+        with suppress(ReachError, TimeoutError):  # who reads its answer is told why
+            remote.send(packed, timeout_s)
+        return remote
 
 
 class RankSeat(_Seat):
-    """One rank: it starts entries when told so."""
+    """Another rank: it starts entries when told so."""
 
-    def __init__(self, line: Line, rank: int, words: str) -> None:
-        self._line, self._rank, self._words = line, rank, words
+    def __init__(self, words: str, hub: Hub, rank: int) -> None:
+        super().__init__(words)
+        self._hub, self._rank = hub, rank
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Tell the rank to start an entry."""
-        return RelayRemote(
-            self._line, self._rank, self._words, entry, timeout_s=timeout_s, limit=limit
-        )
+        return RankRemote(self._hub, self._rank, self._words, Start(0, entry, timeout_s, limit))
 
 
-class RelayRemote(StreamRemote):
+class RankRemote(StreamRemote):
     """A process below another rank; its input and output travel as notes."""
 
-    def __init__(
-        self, line: Line, rank: int, words: str, entry: str, *, timeout_s: float, limit: int
-    ) -> None:
-        super().__init__(timeout_s, limit)
-        self._line, self._rank, self._words = line, rank, words
+    def __init__(self, hub: Hub, rank: int, words: str, start: Start) -> None:
+        super().__init__(start.timeout_s, start.limit)
+        self._hub, self._rank, self._words = hub, rank, words
         self._said: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
         self._ended: Ended | None = None
         self._left = False
-        self._child = line.attach(rank, self._said.put)
-        self._tell(Start(self._child, entry, timeout_s, limit))
+        self._child = hub.attach(rank, self._said.put)
+        self._tell(replace(start, child=self._child))
 
     def finish_input(self) -> None:
         """Say that there will be no more input."""
-        try:
-            self._line.send(self._rank, Feed(self._child, last=True))
-        except StoreLostError:
-            return
+        with suppress(StoreLostError):
+            self._hub.send(self._rank, Feed(self._child, last=True))
 
     def _tell(self, order: Start | Feed) -> None:
         try:
-            self._line.send(self._rank, order)
+            self._hub.send(self._rank, order)
         except StoreLostError as error:
             raise self._gone(str(error)) from error
 
     def _write(self, data: memoryview) -> int:
-        if self._left or self._ended or self._line.why_lost(self._rank):
+        if self._left or self._ended or self._hub.why_lost(self._rank):
             raise BrokenPipeError
         chunk = bytes(data[:CHUNK])
         self._tell(Feed(self._child, chunk))
@@ -285,17 +258,12 @@ class RelayRemote(StreamRemote):
     def _leave(self) -> int | None:
         if not self._left:
             self._left = True
-            self._line.detach(self._rank, self._child)
+            self._hub.detach(self._rank, self._child)
             if self._ended is None:
-                self._end()
+                with suppress(PreflightError):
+                    self._hub.send(self._rank, End(self._child))
             self._intake.ended = True
         return self._ended.status if self._ended else None
-
-    def _end(self) -> None:
-        try:
-            self._line.send(self._rank, End(self._child))
-        except PreflightError:
-            return
 
 
 def _ranks(members: Sequence[Member]) -> str:

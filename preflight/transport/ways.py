@@ -1,25 +1,57 @@
-"""The ways into one fleet: each transport is made once, for all the nodes that it serves."""
+"""The ways into one fleet: which one leads to each node, and the same work on many at once.
+
+Each transport is made once, for all the nodes that it serves. One slow node holds up no other: what
+is done on many nodes stands under one deadline.
+"""
 
 from __future__ import annotations
 
+import queue
 import shutil
 import threading
+import time
+from collections import deque
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from preflight.core.remote_command import LocalConnection, ReachError
-from preflight.errors import UsageError
+from preflight.errors import PreflightError, UsageError
 from preflight.fleet.model import TRANSPORTS
-from preflight.transport.fanout import fan_out
 from preflight.transport.ssh_config import Asked, why_openssh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
+    from preflight.facts.node import Shortfall
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection, Transport
+
+
+@runtime_checkable
+class Manned(Protocol):
+    """A connection to a node on which the job's own ranks answer, one per rail."""
+
+    shortfall: Shortfall | None
+    """Ranks of the node that do not answer; None when all do."""
+
+    @property
+    def seats(self) -> Sequence[Connection]:
+        """A connection to each rank of the node, in the order of its rails."""
+
+
+class Transport(Protocol):
+    """A way to reach nodes."""
+
+    name: str
+
+    def connect(self, host: Host, timeout_s: float) -> Connection:
+        """Log in; raises ReachError that says which step failed."""
+
+    def close(self) -> None:
+        """Leave what was set up for the fleet as a whole. Never raises."""
 
 
 def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = None) -> Transport:
@@ -142,3 +174,119 @@ class LocalTransport:
 
     def close(self) -> None:
         """Nothing to leave."""
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+SETUP_AT_MOST = 64
+"""Nodes that are set up (connected to, logged in to) at once."""
+
+PROGRESS_S = 0.5
+"""Least time between two calls of `progress`."""
+
+
+class TooSlowError(PreflightError, TimeoutError):
+    """A node's turn was not over, or had not come, when the deadline of all passed."""
+
+
+def fan_out(
+    items: Iterable[T],
+    work: Callable[[T], R],
+    *,
+    deadline_s: float,
+    at_most: int | None = SETUP_AT_MOST,
+    progress: Callable[[int, int, list[str]], None] | None = None,
+) -> dict[str, R | Exception]:
+    """Do `work` on every item, `at_most` at a time; what came of each, by its name, in order.
+
+    Items are names, or have one (`item.name`). What `work` raises is its item's result. At the
+    deadline (seconds from now) the rest get a TooSlowError and their threads are left behind:
+    daemons, which start nothing new. `progress(done, total, waiting)` hears of changes, at most
+    twice a second. `at_most=None` gives every item its own thread from the start: for work that
+    waits for other items' work, which would deadlock behind a bound (see `Gate`).
+    """
+    named = {str(getattr(item, "name", item)): item for item in items}
+    crew = _Crew(named, work)
+    results: dict[str, R | Exception] = {}
+    told, told_at = 0, 0.0
+    ends = time.monotonic() + deadline_s
+    crew.start(len(named) if at_most is None else min(at_most, len(named)))
+    try:
+        while len(results) < len(named) and (left_s := ends - time.monotonic()) > 0:
+            results.update(crew.finished(min(left_s, PROGRESS_S)))
+            done, now = len(results), time.monotonic()
+            due = now - told_at >= PROGRESS_S or done == len(named)
+            if progress is not None and done != told and due:
+                told, told_at = done, now
+                progress(done, len(named), [name for name in named if name not in results])
+    finally:
+        crew.stop()
+    late = {name: crew.excuse(name, deadline_s) for name in named.keys() - results.keys()}
+    return {name: results[name] if name in results else late[name] for name in named}
+
+
+class Gate:
+    """Bounds how many nodes are set up at once, and nothing after that.
+
+    A stage whose nodes wait for each other runs all of them (`fan_out(at_most=None)`) and holds
+    `with gate.passage(deadline_s):` only while it connects.
+    """
+
+    def __init__(self, at_most: int = SETUP_AT_MOST) -> None:
+        self._places = threading.BoundedSemaphore(at_most)
+
+    @contextmanager
+    def passage(self, deadline_s: float) -> Iterator[None]:
+        """Wait for a place and keep it for the body; TooSlowError if none comes free in time."""
+        if not self._places.acquire(timeout=deadline_s):
+            raise TooSlowError(f"its turn to connect had not come after {deadline_s:.3g} s")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+class _Crew(Generic[T, R]):
+    """Daemon threads that take items in order until there are none, or until told to stop."""
+
+    def __init__(self, named: Mapping[str, T], work: Callable[[T], R]) -> None:
+        self._todo = deque(named.items())
+        self._work = work
+        self._started: set[str] = set()
+        self._done: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
+
+    def start(self, threads: int) -> None:
+        for number in range(threads):
+            threading.Thread(
+                target=self._serve, name=f"preflight-fan-out-{number}", daemon=True
+            ).start()
+
+    def stop(self) -> None:
+        self._todo.clear()
+
+    def finished(self, wait_s: float) -> Iterator[tuple[str, R | Exception]]:
+        """All that is done by now, waiting for the first of it at most that long."""
+        try:
+            yield self._done.get(timeout=wait_s)
+            while True:
+                yield self._done.get_nowait()
+        except queue.Empty:
+            return
+
+    def excuse(self, name: str, deadline_s: float) -> TooSlowError:
+        what = "it had not ended" if name in self._started else "its turn had not come"
+        return TooSlowError(f"{what} after {deadline_s:.3g} s")
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                name, item = self._todo.popleft()
+            except IndexError:
+                return
+            self._started.add(name)
+            try:
+                result: R | Exception = self._work(item)
+            except Exception as error:  # noqa: BLE001 (it is this item's result)
+                result = error
+            self._done.put((name, result))

@@ -19,8 +19,8 @@ from tests.bench.torchruns import rung, torchrun
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
     from tests.lab.cluster import Lab
 
 _SMALL, _LARGE = Ladder(8, 100, 3000), Ladder(4 * MIB, 10, 100)

@@ -10,9 +10,9 @@ from preflight.core.remote_command import OUTPUT_LIMIT, SEND_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.core.remote_command import Answer, Remote
+    from preflight.core.remote_command import Answer, Connection, Remote
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection, Transport
+    from preflight.transport.ways import Transport
 
 
 @dataclass(slots=True)

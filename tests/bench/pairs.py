@@ -22,9 +22,9 @@ from tests.bench.torchruns import rung, torchrun
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
     from tests.lab.cluster import Lab
 
 _JOB = [*map(rung, GLOO), rung(GLOO_SOAK, Budget().soak_s)]

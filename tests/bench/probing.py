@@ -19,9 +19,9 @@ from preflight.transport.ways import Ways
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 DEADLINE_S = 60.0
 AT_MOST = 64

@@ -25,9 +25,9 @@ from tests.simulate.recorded import record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Connection
 
 FILE = Path(__file__).parents[1] / "data" / "healthy-sweeps.json"
 _HOSTS = 8

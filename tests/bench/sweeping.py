@@ -12,11 +12,11 @@ from tests.bench.probing import DEADLINE_S
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from preflight.core.remote_command import Connection
     from preflight.fabric.plan import SweepPlan
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import LeasedTalk
-    from preflight.transport.protocol import Connection
 
 
 def swept(plan: SweepPlan, hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Sweep:

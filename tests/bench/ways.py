@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Transport
+    from preflight.transport.ways import Transport
     from tests.lab.cluster import Lab
 
 HOSTS = 32

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from preflight.core.ledger import Ledger
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.events import NAME, Began, Ended, owed, read_events
 from preflight.report.outputs import Outputs

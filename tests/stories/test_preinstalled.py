@@ -22,7 +22,7 @@ from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.transport.protocol import Connection
+    from preflight.core.remote_command import Connection
     from tests.stories.conftest import Told
 
 NONCE = "5" * 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from preflight.fleet.waivers import today
+from preflight.fleet.model import today
 from tests.stories.here import UNFIT_N2
 
 if TYPE_CHECKING:

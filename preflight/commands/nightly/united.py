@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from preflight.check import FLEET
 from preflight.commands.nightly.state import Sweep
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.observed import Observed

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from preflight.burn.collect import Load
+    from preflight.core.remote_command import Connection
     from preflight.facts.burn import Burned
-    from preflight.transport.protocol import Connection
 
 DEADLINE_S = 120.0
 LIMITS = {"open": 20.0, **dict.fromkeys(CPU.limit_s.keys() - {"open"}, 20.0)}

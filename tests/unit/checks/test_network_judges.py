@@ -15,7 +15,6 @@ from preflight.checks.net.test_interface import judge_master_name as judge_name
 from preflight.checks.net.test_ports import judge_ephemeral_ports as judge_range
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.network import ConfFile, ConfSetting, Interface, Network, Resolved
-from preflight.fleet.master import master_names
 from preflight.fleet.model import Fleet, Host, Job, Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port, software
@@ -329,10 +328,10 @@ def test_unread_names() -> None:
 def test_which_names_are_looked_up() -> None:
     """The job's own, else the master's address; what a shell must expand is none; alone: none."""
     hosts = (Host(name="h1", address="10.0.0.1"), Host(name="h2", address="10.0.0.2"))
-    assert master_names(Fleet(hosts=hosts, origin="")) == ("10.0.0.1",)
+    assert Fleet(hosts=hosts, origin="").master_names == ("10.0.0.1",)
     job = Job(environ={"": {"MASTER_ADDR": "gpu001"}, "h2": {"MASTER_ADDR": "$(hostname)"}})
-    assert master_names(Fleet(hosts=hosts, origin="", job=job)) == ("gpu001",)
-    assert master_names(Fleet(hosts=hosts[:1], origin="")) == ()
+    assert Fleet(hosts=hosts, origin="", job=job).master_names == ("gpu001",)
+    assert Fleet(hosts=hosts[:1], origin="").master_names == ()
 
 
 def ranged(low: int, high: int, reserved: str = "", port: int | None = 29500) -> Verdict:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.checks.net.test_ethernet import judge as judge_ethernet
 from preflight.checks.net.test_nic_log import judge as judge_log
 from preflight.checks.rdma.test_port import judge_errors, judge_port
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import Counter, Counters

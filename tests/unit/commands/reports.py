@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.report.document import CoverageRow, PairRow, Report
 from preflight.report.findings import counts
 from preflight.report.ready import exit_code, fleet_row, readiness, verdict_row

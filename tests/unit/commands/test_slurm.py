@@ -14,10 +14,9 @@ from preflight.commands.nightly.choice import (
     SlurmError,
     chooser,
     chosen_way,
-    parse_nodes,
-    parse_reservation,
 )
 from preflight.errors import UsageError
+from preflight.transport.slurm import parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
     from pathlib import Path

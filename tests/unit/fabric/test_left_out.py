@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from preflight.check import subject
 from preflight.checks.fabric.test_pairs import judge_allreduce
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.fabric.judge import judge_sweep
 from preflight.report.findings import findings
 from preflight.report.ready import readiness

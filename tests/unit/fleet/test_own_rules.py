@@ -9,8 +9,8 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.fleet.inventory import read_inventory
-from preflight.fleet.model import Fleet
-from preflight.fleet.waivers import refuse_unknown, today
+from preflight.fleet.inventory_tables import refuse_unknown
+from preflight.fleet.model import Fleet, today
 from preflight.report.header import before
 
 if TYPE_CHECKING:

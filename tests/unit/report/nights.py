@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.fleet.nodeset import fold
 from preflight.report.document import FleetRow, PairRow, Report, SizeRow
 from preflight.report.findings import counts

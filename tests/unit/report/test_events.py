@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.core.ledger import Entry
+from preflight.core.registry import Entry
 from preflight.errors import UsageError
 from preflight.report.events import NAME, Began, Events, owed, read_events, reread
 from preflight.report.since import Night

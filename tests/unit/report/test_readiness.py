@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.core.ledger import Entry, Ledger
+from preflight.core.registry import Entry, Ledger
 from preflight.report.ready import Readiness, exit_code, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.check import FLEET
-from preflight.core.ledger import Entry, Ledger
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, Ledger, Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 import pytest
 
 from preflight.core.thresholds import Told
-from preflight.fleet.waivers import Waiver
+from preflight.fleet.model import Waiver
 from preflight.run.judgement import waive, with_numbers
 from preflight.verdict import Outcome, Verdict, fail, flaky, not_run, ok, unknown, warn
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.core.ledger import Entry
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.check import subject
-from preflight.core.ledger import Entry
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.fabric.planner import Planned
 from preflight.facts.model import Driver
 from preflight.facts.node import Clock, Reach

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.core.ledger import Ledger
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
 from preflight.report.outputs import Outputs
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from preflight.core.ledger import Entry
-from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.burn.floors import conditions
-from preflight.core.ledger import Entry
-from preflight.core.registry import Registry
+from preflight.core.registry import Entry, Registry
 from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent

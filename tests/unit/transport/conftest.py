@@ -17,7 +17,8 @@ from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.transport.protocol import Connection, Transport
+    from preflight.core.remote_command import Connection
+    from preflight.transport.ways import Transport
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from preflight.transport.bundle import BOOT, boot, bundle, start_payload
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 if TYPE_CHECKING:
-    from preflight.transport.protocol import Connection
+    from preflight.core.remote_command import Connection
 
 pytestmark = pytest.mark.slow
 

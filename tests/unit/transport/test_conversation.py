@@ -14,8 +14,7 @@ from preflight.core.remote_command import STDERR_KEPT, ReachError
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 
 if TYPE_CHECKING:
-    from preflight.core.remote_command import Remote
-    from preflight.transport.protocol import Connection
+    from preflight.core.remote_command import Connection, Remote
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.transport.fanout import Gate, TooSlowError, fan_out
+from preflight.transport.ways import Gate, TooSlowError, fan_out
 
 PATIENCE_S = 20.0
 
@@ -57,7 +57,7 @@ def test_a_stuck_node_is_left_behind() -> None:
 def test_a_stuck_thread_does_not_keep_the_process_alive() -> None:
     """A run with a stuck node can still exit."""
     program = (
-        "import threading\nfrom preflight.transport.fanout import fan_out\n"
+        "import threading\nfrom preflight.transport.ways import fan_out\n"
         "print(fan_out(['h'], lambda name: threading.Event().wait(), deadline_s=0.2))"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)  # noqa: PLW1510

@@ -15,7 +15,7 @@ def test_paramiko_is_loaded_only_to_connect() -> None:
     """Naming a transport, even paramiko's, loads no SSH library."""
     program = (
         "import sys\nfrom preflight.transport.ways import transport_for\n"
-        "import preflight.transport.bundle, preflight.transport.fanout\n"
+        "import preflight.transport.bundle, preflight.transport.ways\n"
         "transport_for('local'), transport_for('paramiko')\n"
         "print(sorted({'paramiko', 'cryptography', 'pynvml'} & set(sys.modules)))"
     )
@@ -29,3 +29,24 @@ def test_an_unknown_transport_says_what_to_write(name: str, advice: str) -> None
     """A slip of the pen is met with the nearest name, anything else with all of them."""
     with pytest.raises(UsageError, match=advice):
         transport_for(name)
+
+
+def test_invoke_is_loaded_only_for_who_needs_it() -> None:
+    """Not for a connection of ours; `Match exec` in a configuration that others read finds it."""
+    program = (
+        "import io, sys\n"
+        "from contextlib import suppress\n"
+        "from preflight.core.remote_command import ReachError\n"
+        "from preflight.fleet.model import Host\n"
+        "from preflight.transport.ways import transport_for\n"
+        "with suppress(ReachError):\n"
+        "    transport_for('paramiko').connect(Host(name='h', address='127.0.0.1', port=1), 5)\n"
+        "print(sorted({'paramiko', 'invoke', 'asyncio'} & set(sys.modules)))\n"
+        "import paramiko\n"
+        "config = paramiko.SSHConfig()\n"
+        "config.parse(io.StringIO('Match exec true\\n  User alice\\n'))\n"
+        "print(config.lookup('h')['user'])\n"
+    )
+    argv = [sys.executable, "-c", program]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert told.stdout == "['paramiko']\nalice\n"

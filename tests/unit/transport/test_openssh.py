@@ -16,9 +16,8 @@ import msgspec
 import pytest
 
 from preflight.core.remote_command import ReachError
-from preflight.transport.fanout import fan_out
 from preflight.transport.openssh import Sockets
-from preflight.transport.ways import transport_for
+from preflight.transport.ways import fan_out, transport_for
 from tests.unit.transport.sshd import (
     PATIENCE_S,
     descendants,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
-    from preflight.transport.protocol import Transport
+    from preflight.transport.ways import Transport
     from tests.unit.transport.sshd import Sshd
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.fleet.model import Host
-    from preflight.transport.protocol import Transport
+    from preflight.transport.ways import Transport
     from tests.unit.transport.sshd import Sshd
 
 pytestmark = pytest.mark.slow

@@ -8,15 +8,15 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
-from preflight.transport.fanout import fan_out
 from preflight.transport.openssh_logins import hop
+from preflight.transport.ways import fan_out
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from preflight.transport.protocol import Transport
+    from preflight.transport.ways import Transport
 
 pytestmark = pytest.mark.slow
 

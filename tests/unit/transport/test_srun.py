@@ -24,7 +24,7 @@ from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.transport.protocol import Connection
+    from preflight.core.remote_command import Connection
 
     Fleet = Callable[..., tuple[SrunTransport, StandIn]]
 

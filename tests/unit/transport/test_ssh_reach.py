@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from preflight.transport.protocol import Transport
+    from preflight.transport.ways import Transport
     from tests.unit.transport.sshd import Sshd
 
 pytestmark = pytest.mark.slow
