@@ -29,7 +29,7 @@ from probe.text import attempt, clean
 from sweep import cuda, transports, verify
 
 from . import crew, integrity
-from .bench import Bench, Waited, reading
+from .device import Bench, Waited, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import os
 import sys
 import time
 
-import wire
+import children
+import start
 
 from . import guard, host, kernel_log, network, nvml, processes, rdma, software
 from .procfs import Users, me
@@ -26,9 +27,6 @@ ANSWER_LIMIT = 60 << 10
 
 DEEPEST = 16
 """Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
-
-_SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 _WHOLE_NUMBERS = 2**63
 """Beyond it no decoder agrees with the next."""
@@ -48,7 +46,8 @@ def read(
     """Ask all sections at once, each for its own time, and return an `Extra` document by id."""
     if not wanted:
         return {}
-    _adopt_orphans()
+    with contextlib.suppress(Exception):  # what a section leaves running ends with us
+        children.adopt_orphans()
     began = guard.clock.now()
     asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
     answers = {}
@@ -129,14 +128,6 @@ def _refuse_beyond(number: float) -> None:
         raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
 
 
-def _adopt_orphans() -> None:
-    """What a section leaves running becomes our child, and ends with us."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-
-
 if TYPE_CHECKING:
     Request = dict[str, Any]
 
@@ -203,7 +194,7 @@ def _identity(nonce: str) -> dict[str, Any]:
     now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
     system = os.uname()
     return {
-        "wire": wire.VERSION,
+        "wire": start.VERSION,
         "nonce": nonce,
         "host": clean(system.nodename),
         "time_s": round(now_s, 3),

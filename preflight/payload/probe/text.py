@@ -41,18 +41,39 @@ def words(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
 
 
-def read(path: str, limit: int = 65536) -> str:
+def raw(path: str, limit: int = 65536) -> bytes:
+    """Return what one read of a small file of /proc or /sys gives; OSError if it is not there."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, limit)
+    finally:
+        os.close(file)
+
+
+def attempt_raw(path: str, limit: int = 65536) -> bytes:
+    """Return the same, or b"" where it cannot be read, as of a process that is gone."""
+    try:
+        return raw(path, limit)
+    except OSError:
+        return b""
+
+
+def read(path: str) -> str:
     """Return one small file of /proc or /sys, cleaned and stripped; OSError if it is not there."""
-    with open(path, "rb", buffering=0) as file:
-        return clean(file.read(limit) or b"").strip()
+    return clean(raw(path)).strip()
 
 
 def attempt(path: str) -> str:
     """Return the same, or "" where it cannot be read."""
+    return clean(attempt_raw(path)).strip()
+
+
+def names(folder: str) -> list[str]:
+    """Return what a folder holds, sorted; [] where it cannot be listed."""
     try:
-        return read(path)
+        return sorted(os.listdir(folder))
     except OSError:
-        return ""
+        return []
 
 
 _HARMLESS = (os.makedev(1, 3), os.makedev(1, 11))

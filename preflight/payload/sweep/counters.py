@@ -16,13 +16,12 @@ import os
 import re
 import signal
 
-import lease
+import children
+import start
 from probe.rdma import ERRORS
 from probe.rdma import names as listed
 from probe.sysfs import attempt_lines
 from probe.text import attempt
-
-from . import lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -447,26 +446,23 @@ class _Reader:
     def __init__(self, root: str) -> None:
         asking, self._asking = os.pipe()
         reading, writing = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if not self._pid:
-            try:
-                lease.die_with_parent(parent, "preflight-count")
-                lease.close_all_but({asking, writing})
-                _serve(asking, writing, root)
-            finally:
-                os._exit(0)
+
+        def work() -> None:
+            children.close_all_but({asking, writing})
+            _serve(asking, writing, root)
+
+        self._pid = children.fork("preflight-count", work)
         os.close(asking)
         os.close(writing)
-        self._answers = lines.Reader(reading)
+        self._answers = start.Reader(reading)
 
     def wake(self) -> None:
         """Let it load the driver's library."""
-        lines.write(self._asking, {"number": 0})
+        start.write(self._asking, {"number": 0})
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer; TimeoutError if it is late, another OSError if nobody is there."""
-        lines.write(self._asking, question)
+        start.write(self._asking, question)
         while True:
             answer = self._answers.next(PATIENCE_S)
             if answer is None:
@@ -479,7 +475,7 @@ class _Reader:
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        lease.reaped(self._pid, _ENDING_S)
+        children.reaped(self._pid, _ENDING_S)
 
 
 def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:
@@ -503,7 +499,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[d
 
 def _serve(asking: int, writing: int, root: str) -> None:
     """Answer until nobody asks any more."""
-    questions = lines.Reader(asking)
+    questions = start.Reader(asking)
     if questions.next(None) is None:
         return
     gpus, log = Gpus(), KernelLog()
@@ -519,7 +515,7 @@ def _serve(asking: int, writing: int, root: str) -> None:
             found.update(log.xids(asked["bus_id"]))
             found.update(_links(root, asked["devices"], asked["interface"]))
             answer = {"counters": found, "throttled": throttled}
-        lines.write(writing, dict(answer, number=asked["number"]))
+        start.write(writing, dict(answer, number=asked["number"]))
 
 
 def _links(root: str, devices: Collection[str] | None, interface: str | None) -> dict[str, float]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-    from lease import Lease
+    from start import Lease
 
     from . import plan
 

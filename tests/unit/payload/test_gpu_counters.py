@@ -51,8 +51,7 @@ print(json.dumps(rail_nic.bus_id(torch, {gpu}, gpu_counters.Gpus().bus_id)))
 GAUGE = """
 import json
 from types import SimpleNamespace
-from burn.bench import Bench
-from burn.device import Gauge
+from burn.device import Bench, Gauge
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 torch.device = lambda kind, index: SimpleNamespace(index=index)

@@ -18,9 +18,9 @@ import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import ranks as finding
+from stacks.main import Standing, readable
 from stacks.moments import Instant
 from stacks.ranks import Patience
-from stacks.standing import Standing, readable
 
 from preflight.facts.model import decode_look
 from preflight.transport import bundle
