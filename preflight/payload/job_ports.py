@@ -18,8 +18,8 @@ import threading
 import time
 
 import start
-from probe import guard, procfs
-from probe.processes import Describer
+from probe import guard, network, procfs
+from probe.processes import Care, Describer
 from probe.text import clean, words
 
 TYPE_CHECKING = False
@@ -365,7 +365,7 @@ def _find(port: int, run_pid: int) -> dict[str, Any]:
 
 def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
     everyone = procfs.everyone()
-    describer = Describer(everyone, run_pid, lambda _: False, lambda _: None)
+    describer = Describer(everyone, run_pid, Care())
     for pid in sorted(everyone):
         opened = procfs.opened(pid)
         if opened and held.inode in opened.sockets:
@@ -398,7 +398,12 @@ def run(
     nonce = request["nonce"]
     orders: queue.Queue[Message] = queue.Queue()
     kept = start.Lease(request.get("lease_s"))
-    threading.Thread(target=_attend, args=(lines, kept, orders.put), daemon=True).start()
+
+    def attend() -> None:  # without a controller nothing here has a purpose
+        ended = start.attend(lines, kept, orders.put)
+        start.leave(start.DONE if ended == start.CLOSED else start.LAPSED)
+
+    threading.Thread(target=attend, daemon=True).start()
     stage = _Stage(request)
     emit({"listening": stage.data_ports, "master_bound": stage.bound})
     attempts: list[Message] = []
@@ -411,7 +416,7 @@ def run(
             emit({"tried": len(tried)})
         finished = bool(message.get("finish"))
     stage.close()
-    low, high = _ephemeral()
+    low, high = network.port_range() or (0, 0)
     emit(
         {
             "wire": start.VERSION,
@@ -425,16 +430,6 @@ def run(
             "attempts": attempts,
         }
     )
-
-
-def _attend(
-    lines: Callable[[float], Message | None],
-    kept: start.Lease,
-    take: Callable[[Message], None],
-) -> None:
-    """Without a controller nothing here has a purpose: the kernel closes our ports."""
-    ended = start.attend(lines, kept, take)
-    start.leave(start.DONE if ended == start.CLOSED else start.LAPSED)
 
 
 class _Stage:
@@ -471,13 +466,3 @@ def _ephemeral_listener() -> socket.socket | None:
         return listener(0)
     except OSError:
         return None
-
-
-def _ephemeral() -> tuple[int, int]:
-    """Return the range the kernel draws local ports from; (0, 0) if it does not say."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            low, high = file.read().split()
-    except (OSError, ValueError):
-        return 0, 0
-    return int(low), int(high)

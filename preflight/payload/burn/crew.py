@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import children
 import start
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
     Emit = Callable[["dict[str, Any]"], None]
-    Sides = list[tuple[int, list[int]]]
+
+    from .device import Sides
 
 
 _KILLED_S = 10.0
@@ -128,9 +130,9 @@ class Crew:
         self._emit = emit
         self._alive: dict[int, Worker] = {}
         for index in range(count):
-            work = device.Work(kind, index, plan, sides)
+            work = partial(device.work, kind=kind, index=index, plan=plan, sides=sides)
             try:
-                self._alive[index] = Worker(f"preflight-{kind}{index}", work.serve)
+                self._alive[index] = Worker(f"preflight-{kind}{index}", work)
             except OSError as error:
                 self._lose(index, "open", "error", str(error))
 

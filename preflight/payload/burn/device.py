@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Order = Callable[[], "dict[str, Any] | None"]
+    Sides = list[tuple[int, list[int]]]
+    """Each NUMA node, and its CPUs."""
 
 
 MIB = 1 << 20
@@ -119,9 +120,7 @@ def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     return [reading("memory_gbs", [2 * size / each / 1e9 for each in seconds])]
 
 
-def across(
-    bench: Bench, how: dict[str, Any], sides: list[tuple[int, list[int]]]
-) -> list[dict[str, Any]]:
+def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
     """GB/s to the device and back, with host memory of each NUMA side in turn.
 
     The host's buffers are pinned, and written first by a CPU of their side. All are kept until the
@@ -199,7 +198,7 @@ class Gauge:
             "memory_mhz": gpu.ask("ClockInfo", _MEMORY_CLOCK),
             "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
             "watts": None if milliwatts is None else milliwatts / 1000,
-            "reasons": gpu.reasons(),
+            "reasons": gpu.throttled(),
         }
 
 
@@ -254,62 +253,57 @@ _PHASES = {
 }
 
 
-class Work:
-    """One device of a node, as its process sees it."""
+def work(
+    order: Callable[[], dict[str, Any] | None],
+    say: Callable[..., None],
+    *,
+    kind: str,
+    index: int,
+    plan: dict[str, Any],
+    sides: Sides,
+) -> None:
+    """The process of one device of a node: does what is ordered until there is nobody to order."""
+    import torch  # loaded by the agent already; here it only gets its name
 
-    def __init__(
-        self, kind: str, index: int, plan: dict[str, Any], sides: list[tuple[int, list[int]]]
-    ) -> None:
-        self._kind = kind
-        self._index = index
-        self._plan = plan
-        self._sides = sides
+    torch.set_num_threads(1)
+    bench = Bench(torch, kind, index)
+    while True:
+        told = order()
+        if told is None:
+            return
+        phase = told["phase"]
+        waited = Waited()
+        if phase == "open":
+            events = [_open(bench, index, sides)]
+        elif phase == "pcie":
+            events = across(bench, plan[phase], sides)
+        else:
+            events = _PHASES[phase](bench, plan[phase])
+        share = waited.share()
+        say([dict(e, waited=share) if e["event"] == "reading" else e for e in events])
 
-    def serve(self, order: Order, say: Callable[..., None]) -> None:
-        """Do what is ordered until there is nobody to order."""
-        import torch  # loaded by the agent already; here it only gets its name
 
-        torch.set_num_threads(1)
-        bench = Bench(torch, self._kind, self._index)
-        while True:
-            told = order()
-            if told is None:
-                return
-            phase = told["phase"]
-            waited = Waited()
-            if phase == "open":
-                events = [self._open(bench)]
-            elif phase == "pcie":
-                events = across(bench, self._plan[phase], self._sides)
-            else:
-                events = _PHASES[phase](bench, self._plan[phase])
-            share = waited.share()
-            say([dict(e, waited=share) if e["event"] == "reading" else e for e in events])
-
-    def _open(self, bench: Bench) -> dict[str, Any]:
-        """Come up: the driver makes a context, and the process goes next to its device."""
-        found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
-        if self._kind == "cpu":
-            cpus = sorted(os.sched_getaffinity(0))
-            cpu = cpus[self._index % len(cpus)]
-            os.sched_setaffinity(0, {cpu})
-            found["name"] = f"CPU {cpu}"
-            return found
-        torch = bench.torch
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        cuda.initialise(torch, self._index)
-        torch.ones(1, device=bench.device).add_(1)
-        bench.sync()
-        known = torch.cuda.get_device_properties(bench.device)
-        found["name"] = clean(known.name)
-        found["memory_mib"] = known.total_memory >> 20
-        found["bus_id"] = bench.bus_id()
-        if found["bus_id"]:
-            found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
-        self._go_near(found["numa"])
+def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
+    """Come up: the driver makes a context, and the process goes next to its device."""
+    found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
+    if bench.kind == "cpu":
+        cpus = sorted(os.sched_getaffinity(0))
+        cpu = cpus[index % len(cpus)]
+        os.sched_setaffinity(0, {cpu})
+        found["name"] = f"CPU {cpu}"
         return found
-
-    def _go_near(self, numa: int | None) -> None:
-        near = dict(self._sides).get(numa) if numa is not None else None
-        if near:
-            os.sched_setaffinity(0, near)
+    torch = bench.torch
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    cuda.initialise(torch, index)
+    torch.ones(1, device=bench.device).add_(1)
+    bench.sync()
+    known = torch.cuda.get_device_properties(bench.device)
+    found["name"] = clean(known.name)
+    found["memory_mib"] = known.total_memory >> 20
+    found["bus_id"] = bench.bus_id()
+    if found["bus_id"]:
+        found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
+    near = dict(sides).get(found["numa"]) if found["numa"] is not None else None
+    if near:
+        os.sched_setaffinity(0, near)
+    return found

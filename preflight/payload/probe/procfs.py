@@ -7,16 +7,18 @@ import os
 import re
 import time
 
+import start
+
 from . import text
 from .text import attempt, attempt_raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
-_JOB = re.compile(rb"(?:^|/)job_(\d+)(?:/|$)", re.MULTILINE)
-_GPU = re.compile(r"/dev/nvidia\d")
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
+_GPU, _SOCKET = "/dev/nvidia", "socket:["
 ENVIRON_LIMIT = 1 << 20
 
 
@@ -42,7 +44,8 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
 
 def uid(pid: int) -> int | None:
     """Return its effective user id, from `status`: the folder's owner may say root instead."""
-    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):  # the name in it may hold a carriage return
+    # Only a newline ends a line: the name in it may hold a carriage return.
+    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(b"Uid:"):
             return int(line.split()[2])
     return None
@@ -71,7 +74,7 @@ def wchan(pid: int) -> str:
 
 def job(pid: int) -> str:
     """Return the Slurm job whose cgroup holds it; "" if none does."""
-    found = _JOB.search(attempt_raw(f"/proc/{pid}/cgroup"))
+    found = re.search(_JOB, attempt_raw(f"/proc/{pid}/cgroup"))
     return found.group(1).decode("ascii") if found else ""
 
 
@@ -79,8 +82,8 @@ class Open:
     """What a process has open, as far as this question goes: GPUs and sockets."""
 
     def __init__(self, targets: list[str]) -> None:
-        self.gpu = any(map(_GPU.match, targets))
-        self.sockets = {found.group(1) for found in map(_SOCKET.match, targets) if found}
+        self.gpu = any(one.startswith(_GPU) and one[len(_GPU) :][:1].isdigit() for one in targets)
+        self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
 
 
 def opened(pid: int) -> Open | None:
@@ -159,9 +162,10 @@ def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
     return found
 
 
-def everyone() -> dict[int, Stat]:
-    """Return every process of this node (or this container), by pid."""
-    found = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+def everyone(among: Iterable[int] | None = None) -> dict[int, Stat]:
+    """Return every process of this node (or this container), or those of `among`, by pid."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    found = map(look, pids if among is None else among)
     return {stat.pid: stat for stat in found if stat}
 
 
@@ -215,6 +219,19 @@ def me(users: Users) -> str:
     """Return who this login is; USER stands in where only a directory knows the name."""
     name = users.name(os.geteuid())
     return os.environ.get("USER", name) if name.isdigit() else name
+
+
+def identity(nonce: str) -> dict[str, Any]:
+    """Return how each document begins: whose it is, and what the time is there."""
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
+    return {
+        "wire": start.VERSION,
+        "nonce": nonce,
+        "host": text.clean(os.uname().nodename),
+        "time_s": round(now_s, 3),
+        "boot_s": round(max(0.0, now_s - up_s), 3),
+    }
 
 
 LISTEN = "0A"

@@ -15,22 +15,24 @@ LINE_LIMIT = 512
 TEXT_LIMIT = 2048
 """Characters of a command or message; half of what the document allows."""
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)")
+_ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)"
 """An escape without its end takes nothing with it: who wrote it may not hide what is behind it."""
 
 
 def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
     """Turn anything into one printable line: whitespace to blanks, control characters dropped."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if text[-1:] == "\n" and text[:-1].isprintable():  # nearly every file of sysfs
+        text = text[:-1] + " "
     if not text.isprintable():
-        text = _ESCAPE.sub("", text)
+        text = re.sub(_ESCAPE, "", text)
         text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def clean_block(raw: bytes, limit: int) -> str:
     """Return the same for text of several lines: keeps its tabs and newlines."""
-    text = _ESCAPE.sub("", raw.decode("utf-8", "replace"))
+    text = re.sub(_ESCAPE, "", raw.decode("utf-8", "replace"))
     return "".join(c for c in text if c in "\t\n" or c.isprintable())[:limit]
 
 

@@ -12,9 +12,8 @@ import stat
 import time
 import zlib
 
-import start
 from probe import guard, kernel_log, processes, text
-from probe.procfs import Users
+from probe.procfs import Users, identity
 from probe.text import TEXT_LIMIT, clean, words
 
 from . import moments, pyspy, ranks
@@ -306,14 +305,8 @@ def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told],
 
 
 def _identity(nonce: str) -> Told:
-    now_s = time.time()
-    boot_s = max(0.0, now_s - time.clock_gettime(time.CLOCK_BOOTTIME))
     return {
-        "wire": start.VERSION,
-        "nonce": nonce,
-        "host": clean(os.uname().nodename),
-        "time_s": round(now_s, 3),
-        "boot_s": round(boot_s, 3),
+        **identity(nonce),
         "cores": min(65535, os.cpu_count() or 1),
         "load": round(os.getloadavg()[0], 2),
     }

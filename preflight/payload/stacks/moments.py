@@ -7,10 +7,9 @@ import re
 import time
 
 import children
-from probe import gpu_health, guard, procfs, rdma
-from probe.nvml import LIBRARY
-from probe.nvml_calls import Nvml
-from probe.text import attempt, clean, words
+from probe import guard, procfs, rdma, sysfs
+from probe.nvml_calls import NoDriver, Nvml, load, reasons
+from probe.text import attempt, clean, names
 
 from . import sockets
 
@@ -108,12 +107,8 @@ _WORD = 4
 def look(root: str) -> dict[str, Told]:
     """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
     folder = root + "/class/infiniband"
-    try:
-        devices = sorted(os.listdir(folder))[:MOST]
-    except OSError:
-        return {}
     found: dict[str, Told] = {}
-    for device in devices:
+    for device in names(folder)[:MOST]:
         for number, counts in rdma.counted(root, f"{folder}/{device}").items():
             name = clean(f"{device}/{number}")
             found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
@@ -225,24 +220,17 @@ def read_gpu_look(at: float) -> Told:
 
     `gpus` is None where there is no driver, or it refuses; the time until then is for its start.
     """
-    import ctypes  # only this child needs it
-
     try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        missing = "cannot open shared object file" in str(error)
-        return {"gpus": None, "problems": [] if missing else ["GPUs: " + words(error)]}
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        time.sleep(max(0.0, at - time.monotonic()))
-        nvml = Nvml(pynvml)
-        gpus = [_gpu(nvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except ImportError as error:
-        return {"gpus": None, "problems": ["GPUs: " + words(error)]}
-    except pynvml.NVMLError as error:
-        return {"gpus": None, "problems": ["GPUs: " + clean(str(error))]}
+        pynvml = load()
+        try:
+            pynvml.nvmlInit()
+            time.sleep(max(0.0, at - time.monotonic()))
+            nvml = Nvml(pynvml)
+            gpus = [_gpu(nvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            raise NoDriver("error", clean(str(error))) from None
+    except NoDriver as none:
+        return {"gpus": None, "problems": [f"GPUs: {none}"] if none.state == "error" else []}
     return {"gpus": [gpu for gpu in gpus if gpu], "problems": nvml.problems}
 
 
@@ -253,6 +241,7 @@ def _gpu(nvml: Nvml, index: int) -> Told | None:
         return None
     memory = nvml.ask_by_name("nvmlDeviceGetMemoryInfo", handle)
     rates = nvml.ask_by_name("nvmlDeviceGetUtilizationRates", handle)
+    bits = nvml.ask_by_name(nvml.reasons_call(), handle)
     milliwatts = nvml.ask_by_name("nvmlDeviceGetPowerUsage", handle)
     return {
         "index": index,
@@ -265,20 +254,13 @@ def _gpu(nvml: Nvml, index: int) -> Told | None:
         ),
         "memory_used_mib": None if memory is None else memory.used // MIB,
         "memory_mib": None if memory is None else memory.total // MIB,
-        "throttled": _throttled(nvml, handle),
+        "throttled": [name for name in reasons(int(bits or 0)) if name != _IDLE],
         "pids": _pids(nvml, handle),
     }
 
 
 def _bounded(value: int | None, most: int) -> int | None:
     return value if value is not None and 0 <= value <= most else None
-
-
-def _throttled(nvml: Nvml, handle: Any) -> list[str]:
-    bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if bits is None:  # before R535 it has another name
-        bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    return [name for name in gpu_health.reasons(int(bits or 0)) if name != _IDLE]
 
 
 def _pids(nvml: Nvml, handle: Any) -> list[int]:

@@ -7,7 +7,6 @@ their own; `name` tells apart nodes that share a machine.
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import threading
@@ -15,7 +14,7 @@ import time
 
 import children
 import start
-from probe.procfs import Stat, look
+from probe import procfs, sysfs
 
 from . import process_groups
 
@@ -142,7 +141,7 @@ def why_taken(name: str) -> tuple[str, str]:
     if found is None:
         return "another preflight run measures this node; wait for it", ""
     time.sleep(_AGAIN_S)
-    again = look(found.pid)
+    again = procfs.look(found.pid)
     who = f"pid {found.pid}, since {found.age_s():.0f} s"
     if again is None or again.state != found.state or found.state not in _STUCK:
         return f"another preflight run measures this node ({who}); wait for it", ""
@@ -151,32 +150,15 @@ def why_taken(name: str) -> tuple[str, str]:
     return error, advice.format(found.pid)
 
 
-def _oldest(address: str) -> Stat | None:
+def _oldest(address: str) -> procfs.Stat | None:
     """Return the first of the processes that have the socket; None where they are hidden."""
     inode = _inode(address)
-    stats = [
-        stat
-        for name in os.listdir("/proc")
-        if inode and name.isdigit() and _has(name, f"socket:[{inode}]")
-        for stat in (look(int(name)),)
-        if stat is not None
-    ]
+    opened = ((stat, procfs.opened(pid)) for pid, stat in procfs.everyone().items() if inode)
+    stats = [stat for stat, its in opened if its and inode in its.sockets]
     return min(stats, key=lambda stat: stat.start) if stats else None
 
 
 def _inode(address: str) -> str:
-    try:
-        with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-            lines = [line.split(maxsplit=7) for line in file]
-    except OSError:
-        return ""
+    lines = (line.split(maxsplit=7) for line in sysfs.attempt_lines("/proc/net/unix", 64 << 20))
     shown = address.replace("\0", "@")
-    return next((line[6] for line in lines if line[7:] and line[7].rstrip("\n") == shown), "")
-
-
-def _has(pid: str, target: str) -> bool:
-    folder = f"/proc/{pid}/fd"
-    try:
-        return any(os.readlink(f"{folder}/{name}") == target for name in os.listdir(folder))
-    except OSError:
-        return False
+    return next((line[6] for line in lines if line[7:] == [shown]), "")

@@ -30,7 +30,7 @@ BUS_IDS = [gpu.path[-1] for gpu in HEALTHY.gpus]
 COUNTERS = """
 import ctypes, json
 from sweep import counters as gpu_counters
-calls = ctypes.CDLL(gpu_counters.LIBRARY).emulator_calls
+calls = ctypes.CDLL(gpu_counters.nvml_calls.LIBRARY).emulator_calls
 gpus, spent = gpu_counters.Gpus(), []
 for _ in range(3):
     before = calls()

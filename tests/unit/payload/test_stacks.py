@@ -311,8 +311,7 @@ def test_another_users_rank_is_counted_and_the_rest_goes_on(start: Start, tmp_pa
 def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     """It is told as gone, without a problem, and the others are told whole."""
     leaves, stays = start(), start(RANK="4")
-    everyone = (lambda _stat: False, lambda _pid: None)
-    ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], *everyone)["ranks"]
+    ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], processes.Care())["ranks"]
     patience = Patience(time.monotonic() + 60)
     before = Instant(patience, ranks, "/sys")
     standing = Standing(patience, own=True)
