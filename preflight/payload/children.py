@@ -1,10 +1,20 @@
-"""Nothing of ours stays behind on a node: every process below us is known and ended by its pid."""
+"""Nothing of ours stays behind on a node: every process below us is known and ended by its pid.
+
+No process outlives its parent: the kernel kills it, and its GPU, its ports and its pipes are given
+back.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 
 def end(pid: int) -> None:
@@ -40,3 +50,158 @@ def of(pid: int) -> list[int]:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children += map(int, file.read().split())
     return children
+
+
+_REAP_S = 1.0
+EXIT_S = 30.0
+"""For a process to exit. One with CUDA needs 1 to 8 s, with much pinned memory longer: the driver
+gives all of it back, also after SIGKILL."""
+
+UP_S = 5.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+_TRIES = 3
+_STREAMS = 3  # standard input, output and error
+
+
+def fork(name: str, work: Callable[[], object]) -> int:
+    """Have a process of its own do that, which ends with this one; return its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with_parent(parent, name)
+        work()
+        status = 0
+    finally:
+        os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
+
+
+def fork_surely(name: str, work: Callable[[], object], what: str = "") -> int:
+    """Do the same, away from the wire and its signals; OSError if none of `what` comes up.
+
+    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
+    hangs in one of them would be silent, and its node or GPU be blamed for it. It is replaced.
+    """
+    for _ in range(_TRIES):
+        up, upping = os.pipe()
+
+        def begin(upping: int = upping) -> None:
+            default_signals()
+            let_go_of_the_wire()
+            os.write(upping, b".")
+            os.close(upping)
+            work()
+
+        pid = fork(name, begin)
+        os.close(upping)
+        alive = select.select([up], [], [], UP_S)[0] and os.read(up, 1)
+        os.close(up)
+        if alive:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        reaped(pid, UP_S)
+    raise OSError(f"none of {_TRIES} processes{what} came up")
+
+
+def die_with_parent(parent: int, name: str) -> None:
+    """Have the kernel SIGKILL this process when `parent` (a pid) ends; at once if it has.
+
+    `name` is what ps shows, at most 15 characters.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    set_name(name)
+    if os.getppid() != parent:  # it ended between our fork and the lines above
+        os._exit(0)
+
+
+def set_name(name: str) -> None:
+    """Have ps show this name."""
+    _prctl(_PR_SET_NAME, name[:15].encode("ascii"))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes below us whose own has ended, so that we can reap them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    import ctypes  # most probes do without
+
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def leave(status: int = 0) -> None:
+    """End this process and all below it, and leave no zombie; one in D state keeps nobody."""
+    end_all()
+    deadline = time.monotonic() + _REAP_S
+    try:
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+                end_all()  # those that were orphaned meanwhile are ours now
+    except ChildProcessError:
+        pass  # all reaped
+    os._exit(status)
+
+
+def reaped(pid: int, within_s: float) -> int | None:
+    """Wait for the end of a child; return its wait status, or None if it is still there."""
+    deadline = time.monotonic() + within_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
+
+
+def let_go_of_the_wire() -> None:
+    """Point standard streams at /dev/null: a held descriptor would keep the login open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(_STREAMS):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Let go of inherited descriptors, except standard streams, `keep` and the payload's own zip.
+
+    Their numbers stay taken: in a process that hosts a TCPStore, libuv closes two of them by number
+    at each fork (unix/signal.c, uv__signal_global_reinit), whatever they are by then.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number < _STREAMS or number in keep or number == null:
+            continue
+        try:
+            if not os.readlink("/proc/self/fd/" + name).startswith("/memfd:"):
+                os.dup2(null, number)
+        except OSError:
+            continue  # the listing's own descriptor, gone by now
+    os.close(null)
+
+
+def default_signals() -> None:
+    """Forget handlers inherited over fork: the agent's and torchrun's are not for children."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def ending(status: int) -> str:
+    """How a process ended, by its wait status: "was killed by SIGKILL"."""
+    if not os.WIFSIGNALED(status):
+        return f"ended by itself with status {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {number}"

@@ -1,17 +1,34 @@
-"""The first thing that runs on a node: takes the request, and leaves in time whatever happens."""
+"""The first thing that runs on a node: takes the request, and leaves in time whatever happens.
+
+One JSON line per message, marked with the run's nonce: a login banner cannot pose as us.
+
+A node works only while its controller says that it is there: a line can die without a sound. A cut
+cable or a firewall that drops ends no connection, so silence itself must end us. The clock is
+CLOCK_MONOTONIC of this node: nobody's idea of the date matters.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import select
 import signal
 import sys
+import time
+from _thread import allocate_lock
 
 import children
-import wire
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # `typing` itself would cost every node milliseconds
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Callable
+    from typing import Any
+
+    Message = dict[str, Any]
+
+VERSION = 1
+"""Of the wire: docs/wire.md."""
 
 GRACE_S = 2.0
 """An entry ends by its own deadlines; the alarm comes this much later."""
@@ -20,12 +37,16 @@ DONE, WRONG, BROKE, LATE, LAPSED = 0, 2, 3, 4, 5
 """Exit statuses: answered (or nobody left to answer), wrong request, our bug, out of time, or not
 heard from the controller for the length of the lease."""
 
+_ENTRIES = {"outputs": "tool_outputs", "ports": "job_ports", "relay": "node_relay"}
+_ENTRIES.update((name, name + ".main") for name in ("burn", "probe", "stacks", "sweep"))
+"""The module of each entry."""
+
 
 def main(entry: str) -> None:
     """Run one entry (`probe`, `ports`, `sweep`) over standard input and output. Never returns."""
     try:
         status = _serve(entry)
-    except wire.Gone:
+    except Gone:
         status = DONE
     except Exception as error:  # noqa: BLE001 (the controller gets one line, not a traceback)
         _complain(error)
@@ -40,30 +61,21 @@ def leave(status: int) -> None:
 
 
 def _serve(entry: str) -> int:
-    channel = wire.Channel()
-    request = channel.lines()
+    channel = Channel()
+    request = channel.next()
     if request is None:
         return DONE
-    if not entry.isidentifier() or not isinstance(request.get("nonce"), str):
+    if entry not in _ENTRIES or not isinstance(request.get("nonce"), str):
         print(f"preflight: no entry {entry!a}, or a request without nonce", file=sys.stderr)
         return WRONG
     channel.nonce = request["nonce"]
-    _arm(float(request["deadline_s"]) + GRACE_S)
-    run = __import__(entry + ".main", fromlist=["run"]).run
-    run(request, channel.lines, channel.emit)
-    return DONE
-
-
-def _arm(seconds: float) -> None:
-    """Leave when time is up, and also when `timeout` or the login session tells us to."""
+    # Leave when time is up, and also when `timeout` or the login session tells us to.
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _told)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _told(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    leave(LATE)
+        signal.signal(number, lambda *_: leave(LATE))
+    signal.setitimer(signal.ITIMER_REAL, float(request["deadline_s"]) + GRACE_S)
+    run = __import__(_ENTRIES[entry], fromlist=["run"]).run
+    run(request, channel.next, channel.emit)
+    return DONE
 
 
 def _complain(error: Exception) -> None:
@@ -74,3 +86,140 @@ def _complain(error: Exception) -> None:
     where = f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else "?"
     text = f"preflight: the payload broke: {type(error).__name__} in {where}\n"
     os.write(2, text.encode("ascii", "replace"))
+
+
+LINE_LIMIT = 4 << 20
+"""Longest line we read from the controller, bytes."""
+
+
+class Gone(Exception):  # noqa: N818 (an ending, not an error)
+    """The controller closed its end: nobody is left to answer."""
+
+
+class Reader:
+    """Reads JSON lines from a pipe, with a deadline for each."""
+
+    def __init__(self, descriptor: int, limit: float = math.inf) -> None:
+        self.descriptor = descriptor
+        self._limit = limit
+        self._pending = bytearray()
+
+    def next(
+        self, within_s: float | None = None, wait: Callable[[int, Any], bool] | None = None
+    ) -> Message | None:
+        """Return the next object; None when there will be no more.
+
+        TimeoutError if none is whole within that time (None: for ever); it can still come later.
+        `wait` waits in place of select(2).
+        """
+        ends = None if within_s is None else time.monotonic() + within_s
+        while b"\n" not in self._pending:
+            left_s = None if ends is None else max(0.0, ends - time.monotonic())
+            if not (wait or _readable)(self.descriptor, left_s):
+                raise TimeoutError
+            chunk = os.read(self.descriptor, 65536)
+            if not chunk or len(self._pending) > self._limit:
+                return None
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        message = json.loads(line.decode())
+        if not isinstance(message, dict):
+            raise TypeError("a message must be a JSON object: preflight and its payload differ")
+        return message
+
+
+def _readable(descriptor: int, within_s: float | None) -> bool:
+    return bool(select.select([descriptor], [], [], within_s)[0])
+
+
+def write(descriptor: int, document: Message, mark: str = "") -> None:
+    """Write one object as one line of plain ASCII, whole, however long it is."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    line = memoryview(f"{mark}{text}\n".encode("ascii"))
+    while line:
+        line = line[os.write(descriptor, line) :]
+
+
+class Channel(Reader):
+    """Standard input and output. Reading and writing may happen in two threads."""
+
+    def __init__(self) -> None:
+        super().__init__(0, LINE_LIMIT)
+        self.nonce = ""
+        self._writing = allocate_lock()
+
+    def emit(self, document: Message) -> None:
+        """Write one message as a whole; Gone when nobody reads any more."""
+        with self._writing:
+            try:
+                write(1, document, f"@preflight {self.nonce} ")
+            except OSError as error:
+                raise Gone from error
+
+
+BEATS = 5
+"""So often per lease an agent says that it is alive."""
+
+_LOOK_S = 0.5
+"""How often a lapse is looked for while nothing comes."""
+
+_HELD_UP_S = 3.0
+"""Between two looks, half a second apart; more than any scheduler's delay."""
+
+CLOSED, LINE = "closed", "line"
+
+
+class Lease:
+    """The sources whose renewals this process needs, all of them, and when each came last."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        """None: it never lapses."""
+        self._renewed = {LINE: time.monotonic()}
+        self._looked = time.monotonic()
+        self._spared = False
+
+    def renew(self, source: str) -> None:
+        """Note that a source is there; from its first time on, it must stay."""
+        self._renewed[source] = time.monotonic()
+        self._spared = False
+
+    def lapsed(self) -> str:
+        """Name a source that has been silent for too long, or nothing; to be asked often.
+
+        Who was held up itself (stopped, or by a loader that keeps the interpreter) has heard
+        nothing of what came meanwhile: it gets half a lease more, once, to take it in.
+        """
+        if self.seconds is None:
+            return ""
+        now = time.monotonic()
+        held_up_s, self._looked = now - self._looked, now
+        renewed = dict(self._renewed)  # another thread may add to it
+        silent = [name for name, at in renewed.items() if now - at > self.seconds]
+        if silent and held_up_s > _HELD_UP_S and not self._spared:
+            self._spared = True
+            self._renewed.update(dict.fromkeys(silent, now - self.seconds / 2))
+            return ""
+        return silent[0] if silent else ""
+
+
+def attend(
+    lines: Callable[[float], Message | None], lease: Lease, take: Callable[[Message], None]
+) -> str:
+    """Give the controller's messages to `take` while the lease holds; return what ended it.
+
+    Any message renews the line. "closed" if the controller hung up, else the source that lapsed.
+    """
+    while True:
+        try:
+            message = lines(_LOOK_S)
+        except TimeoutError:
+            pass
+        else:
+            if message is None:
+                return CLOSED
+            lease.renew(LINE)
+            take(message)
+        ended = lease.lapsed()
+        if ended:
+            return ended

@@ -37,16 +37,16 @@ PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 CARRIED = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
 """Modules that travel along, by entry: a node need not have them installed."""
 
-PARTS = {"relay": ("start.py", "wire.py", "children.py", "relay/")}
+PARTS = {"relay": ("start.py", "children.py", "node_relay.py")}
 """All that an entry needs, for one whose zip goes to every node through one pipe."""
 
 STAYS = {
-    "probe": ("burn/", "outputs/", "ports/", "relay/", "stacks/", "sweep/"),
-    "ports": ("burn/", "outputs/", "relay/", "stacks/", "sweep/"),
-    "burn": ("outputs/", "ports/", "relay/", "stacks/"),
-    "outputs": ("burn/", "ports/", "relay/", "stacks/", "sweep/"),
-    "stacks": ("burn/", "outputs/", "ports/", "relay/", "sweep/"),
-    "sweep": ("burn/", "outputs/", "ports/", "relay/", "stacks/"),
+    "probe": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/", "sweep/"),
+    "ports": ("burn/", "tool_outputs.py", "node_relay.py", "stacks/", "sweep/"),
+    "burn": ("tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/"),
+    "outputs": ("burn/", "job_ports.py", "node_relay.py", "stacks/", "sweep/"),
+    "stacks": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "sweep/"),
+    "sweep": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/"),
 }
 """Packages that an entry has no use for: every node is sent every byte."""
 

@@ -1,6 +1,6 @@
 """Relays of a Slurm step: they call back, prove who they are, and run our commands.
 
-The node's half is `preflight/payload/relay/serve.py`; docs/wire.md is what both follow.
+The node's half is `preflight/payload/node_relay.py`; docs/wire.md is what both follow.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Proven:
 
 IN_ROOM = 256 << 10
 OUT_ROOM = 1 << 20
-"""Bytes that may be on their way to a command, and from it; `payload/relay/command.py` agrees."""
+"""Bytes that may be on their way to a command, and from it; `payload/node_relay.py` agrees."""
 
 SEND = 256 << 10
 

@@ -6,12 +6,14 @@ A GPU that hangs holds up the others of its node for that phase's deadline, and 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
+from dataclasses import dataclass, field
+from functools import partial
 
-import lease
-from sweep import clocks, lines
+import children
+import start
+from sweep import clocks
 from sweep.cuda import NoCuda
 from sweep.plan import short
 
@@ -24,68 +26,45 @@ if TYPE_CHECKING:
 
     Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
     Emit = Callable[["dict[str, Any]"], None]
-    Sides = list[tuple[int, list[int]]]
+
+    from .device import Sides
 
 
-_UP_S = 10.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
-_TRIES = 3
 _KILLED_S = 10.0
 """For a killed process to be gone: the driver ends its kernels and gives its memory back first."""
 
 
+@dataclass
 class Answer:
     """What came of one order; `how` is "hung", "died", "error" or "held" where it is the last."""
 
-    def __init__(
-        self,
-        events: list[dict[str, Any]] | None = None,
-        *,
-        how: str = "",
-        error: str = "",
-        starved: bool = False,
-    ) -> None:
-        self.events = events or []
-        self.how = how
-        self.error = error
-        self.starved = starved
+    events: list[dict[str, Any]] = field(default_factory=list)
+    how: str = ""
+    error: str = ""
+    starved: bool = False
 
 
 class Worker:
-    """One forked process, its orders and its answers. OSError if none comes up.
-
-    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
-    hangs in one of them would be taken for a hung GPU. It is replaced.
-    """
+    """One forked process, its orders and its answers. OSError if none comes up."""
 
     def __init__(self, name: str, serve: Serve) -> None:
-        for _ in range(_TRIES):
-            self._start(name, serve)
-            if select.select([self._answers.descriptor], [], [], _UP_S)[0]:
-                try:
-                    if self._answers.next(_UP_S) is not None:
-                        return
-                except TimeoutError:
-                    pass
-            self.end(kill=True)
-        raise OSError(f"none of {_TRIES} processes came up")
-
-    def _start(self, name: str, serve: Serve) -> None:
-        orders, ordering = os.pipe()
+        orders, self._orders = os.pipe()
         answers, answering = os.pipe()
-        agent = os.getpid()
-        self.pid = os.fork()
-        if not self.pid:
-            _work(agent, name, serve, orders, answering)
-        os.close(orders)
-        os.close(answering)
-        self._orders = ordering
-        self._answers = lines.Reader(answers)
+        self._answers = start.Reader(answers)
         self._waited: dict[str, float] = {}
+        try:
+            self.pid = children.fork_surely(name, lambda: _work(serve, orders, answering))
+        except OSError:
+            self.let_go()
+            raise
+        finally:
+            os.close(orders)
+            os.close(answering)
 
     def tell(self, order: dict[str, Any]) -> None:
         """Give an order; OSError if nobody is there to read it."""
         self._waited = clocks.waited_s(self.pid)
-        lines.write(self._orders, order)
+        start.write(self._orders, order)
 
     def answer(self, ends: float, limit_s: float) -> Answer:
         """Wait for what came of the order until `ends`; a process that is late is ended."""
@@ -113,39 +92,32 @@ class Worker:
     def end(self, *, kill: bool = False) -> str:
         """End it and say how it had ended by itself; never waits for ever, as in D state."""
         self.let_go()
-        status = None if kill else lease.reaped(self.pid, lease.EXIT_S)
+        status = None if kill else children.reaped(self.pid, children.EXIT_S)
         if status is not None:
-            return f"its process {lines.ending(status)}" if status else ""
+            return f"its process {children.ending(status)}" if status else ""
         os.kill(self.pid, signal.SIGKILL)
-        if lease.reaped(self.pid, _KILLED_S) is not None:
+        if children.reaped(self.pid, _KILLED_S) is not None:
             return ""
         return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
 
 
-def _work(agent: int, name: str, serve: Serve, orders: int, answering: int) -> None:
-    """The life of the process itself. Never returns."""
+def _work(serve: Serve, orders: int, answering: int) -> None:
+    """The life of the process itself."""
+    children.close_all_but({orders, answering})
+    reader = start.Reader(orders)
+
+    def say(events: list[dict[str, Any]]) -> None:
+        start.write(answering, {"events": events})
+
+    def fail(how: str, error: str) -> None:
+        start.write(answering, {"events": [], "how": how, "failed": error})
+
     try:
-        lease.die_with_parent(agent, name[:15])
-        lease.default_signals()
-        lease.let_go_of_the_wire()
-        lease.close_all_but({orders, answering})
-        lines.write(answering, {"up": True})
-        reader = lines.Reader(orders)
-
-        def say(events: list[dict[str, Any]]) -> None:
-            lines.write(answering, {"events": events})
-
-        def fail(how: str, error: str) -> None:
-            lines.write(answering, {"events": [], "how": how, "failed": error})
-
-        try:
-            serve(lambda: reader.next(None), say)
-        except NoCuda as error:
-            fail("held" if error.held else "error", str(error))
-        except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
-            fail("error", f"{type(error).__name__}: {short(error)}")
-    finally:
-        os._exit(0)  # no destructor of torch or CUDA may keep us
+        serve(reader.next, say)
+    except NoCuda as error:
+        fail("held" if error.held else "error", str(error))
+    except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
+        fail("error", f"{type(error).__name__}: {short(error)}")
 
 
 class Crew:
@@ -158,9 +130,9 @@ class Crew:
         self._emit = emit
         self._alive: dict[int, Worker] = {}
         for index in range(count):
-            work = device.Work(kind, index, plan, sides)
+            work = partial(device.work, kind=kind, index=index, plan=plan, sides=sides)
             try:
-                self._alive[index] = Worker(f"preflight-{kind}{index}", work.serve)
+                self._alive[index] = Worker(f"preflight-{kind}{index}", work)
             except OSError as error:
                 self._lose(index, "open", "error", str(error))
 

@@ -1,26 +1,114 @@
-"""What one device's process does, phase by phase; its GPU is touched by nobody else of ours."""
+"""What one device's process does, phase by phase; its GPU is touched by nobody else of ours.
+
+A rate is several samples, each long enough for the clock.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 
 from probe import sysfs
 from probe.text import clean
-from sweep import counters, cuda
+from sweep import clocks, counters, cuda, transports
 
 from . import integrity
-from .bench import Bench, Waited, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Order = Callable[[], "dict[str, Any] | None"]
+    Sides = list[tuple[int, list[int]]]
+    """Each NUMA node, and its CPUs."""
 
 
 MIB = 1 << 20
+_MOST_TIMES = 100_000
+_LEAST_S = 1e-7
+_TRIES = 5
+
+
+class Bench:
+    """One device: a GPU, or one CPU that stands for it where there is none."""
+
+    def __init__(self, torch: Any, kind: str, index: int) -> None:
+        self.torch = torch
+        self.kind = kind
+        self.device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
+
+    def sync(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.kind == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def bus_id(self) -> str:
+        """The PCI address of a GPU as sysfs spells it; "" where nobody tells."""
+        return transports.bus_id(self.torch, self.device.index, _by_nvml) or ""
+
+    def empty(self, count: int, dtype: Any) -> Any:
+        """A buffer on the device."""
+        return self.torch.empty(count, dtype=dtype, device=self.device)
+
+    def seconds(self, work: Callable[[], object], times: int) -> float:
+        """How long so many repetitions take together, until the device has done the last."""
+        self.sync()
+        began = time.perf_counter()
+        for _ in range(times):
+            work()
+        self.sync()
+        return max(_LEAST_S, time.perf_counter() - began)
+
+    def samples(self, work: Callable[[], object], how: dict[str, Any]) -> list[float]:
+        """Seconds per repetition, one number for each of `samples` runs of about `sample_s`.
+
+        `warm_s` before them is for clocks to come up and for libraries to choose their kernels.
+        """
+        self.seconds(work, 1)
+        times = self.times(work, how["sample_s"])
+        ends = time.perf_counter() + how["warm_s"]
+        while time.perf_counter() < ends:
+            self.seconds(work, times)
+        return [self.seconds(work, times) / times for _ in range(how["samples"])]
+
+    def times(self, work: Callable[[], object], within_s: float) -> int:
+        """How many repetitions fill that time where nothing holds them up; at least 1.
+
+        By the quickest of a few: after a stall one repetition would seem to fill it, and a sample
+        so short may slip through between two stalls of a slow device.
+        """
+        once = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
+        return max(1, min(_MOST_TIMES, math.ceil(within_s / once)))
+
+
+def _by_nvml(uuid: str) -> str | None:
+    return counters.Gpus().bus_id(uuid)  # it may hang, as all that this process does
+
+
+def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
+    """The event for one series: what was measured, between whom, and every sample."""
+    return {
+        "event": "reading",
+        "measure": measure,
+        "samples": [float(f"{sample:.6g}") for sample in samples],
+        **where,
+    }
+
+
+class Waited:
+    """The share of its time for which this process was ready to run and had no CPU."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._before = clocks.waited_s(os.getpid())
+
+    def share(self) -> float:
+        """Since this was made, of the thread that waited most; 0 where the kernel tells nothing."""
+        elapsed_s = max(1e-3, time.monotonic() - self._began)
+        now = clocks.waited_s(os.getpid())
+        most = max((now[name] - self._before.get(name, 0.0) for name in now), default=0.0)
+        return round(min(1.0, max(0.0, most / elapsed_s)), 4)
 
 
 def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
@@ -32,9 +120,7 @@ def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     return [reading("memory_gbs", [2 * size / each / 1e9 for each in seconds])]
 
 
-def across(
-    bench: Bench, how: dict[str, Any], sides: list[tuple[int, list[int]]]
-) -> list[dict[str, Any]]:
+def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
     """GB/s to the device and back, with host memory of each NUMA side in turn.
 
     The host's buffers are pinned, and written first by a CPU of their side. All are kept until the
@@ -112,7 +198,7 @@ class Gauge:
             "memory_mhz": gpu.ask("ClockInfo", _MEMORY_CLOCK),
             "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
             "watts": None if milliwatts is None else milliwatts / 1000,
-            "reasons": gpu.reasons(),
+            "reasons": gpu.throttled(),
         }
 
 
@@ -167,62 +253,57 @@ _PHASES = {
 }
 
 
-class Work:
-    """One device of a node, as its process sees it."""
+def work(
+    order: Callable[[], dict[str, Any] | None],
+    say: Callable[..., None],
+    *,
+    kind: str,
+    index: int,
+    plan: dict[str, Any],
+    sides: Sides,
+) -> None:
+    """The process of one device of a node: does what is ordered until there is nobody to order."""
+    import torch  # loaded by the agent already; here it only gets its name
 
-    def __init__(
-        self, kind: str, index: int, plan: dict[str, Any], sides: list[tuple[int, list[int]]]
-    ) -> None:
-        self._kind = kind
-        self._index = index
-        self._plan = plan
-        self._sides = sides
+    torch.set_num_threads(1)
+    bench = Bench(torch, kind, index)
+    while True:
+        told = order()
+        if told is None:
+            return
+        phase = told["phase"]
+        waited = Waited()
+        if phase == "open":
+            events = [_open(bench, index, sides)]
+        elif phase == "pcie":
+            events = across(bench, plan[phase], sides)
+        else:
+            events = _PHASES[phase](bench, plan[phase])
+        share = waited.share()
+        say([dict(e, waited=share) if e["event"] == "reading" else e for e in events])
 
-    def serve(self, order: Order, say: Callable[..., None]) -> None:
-        """Do what is ordered until there is nobody to order."""
-        import torch  # loaded by the agent already; here it only gets its name
 
-        torch.set_num_threads(1)
-        bench = Bench(torch, self._kind, self._index)
-        while True:
-            told = order()
-            if told is None:
-                return
-            phase = told["phase"]
-            waited = Waited()
-            if phase == "open":
-                events = [self._open(bench)]
-            elif phase == "pcie":
-                events = across(bench, self._plan[phase], self._sides)
-            else:
-                events = _PHASES[phase](bench, self._plan[phase])
-            share = waited.share()
-            say([dict(e, waited=share) if e["event"] == "reading" else e for e in events])
-
-    def _open(self, bench: Bench) -> dict[str, Any]:
-        """Come up: the driver makes a context, and the process goes next to its device."""
-        found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
-        if self._kind == "cpu":
-            cpus = sorted(os.sched_getaffinity(0))
-            cpu = cpus[self._index % len(cpus)]
-            os.sched_setaffinity(0, {cpu})
-            found["name"] = f"CPU {cpu}"
-            return found
-        torch = bench.torch
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        cuda.initialise(torch, self._index)
-        torch.ones(1, device=bench.device).add_(1)
-        bench.sync()
-        known = torch.cuda.get_device_properties(bench.device)
-        found["name"] = clean(known.name)
-        found["memory_mib"] = known.total_memory >> 20
-        found["bus_id"] = bench.bus_id()
-        if found["bus_id"]:
-            found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
-        self._go_near(found["numa"])
+def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
+    """Come up: the driver makes a context, and the process goes next to its device."""
+    found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
+    if bench.kind == "cpu":
+        cpus = sorted(os.sched_getaffinity(0))
+        cpu = cpus[index % len(cpus)]
+        os.sched_setaffinity(0, {cpu})
+        found["name"] = f"CPU {cpu}"
         return found
-
-    def _go_near(self, numa: int | None) -> None:
-        near = dict(self._sides).get(numa) if numa is not None else None
-        if near:
-            os.sched_setaffinity(0, near)
+    torch = bench.torch
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    cuda.initialise(torch, index)
+    torch.ones(1, device=bench.device).add_(1)
+    bench.sync()
+    known = torch.cuda.get_device_properties(bench.device)
+    found["name"] = clean(known.name)
+    found["memory_mib"] = known.total_memory >> 20
+    found["bus_id"] = bench.bus_id()
+    if found["bus_id"]:
+        found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
+    near = dict(sides).get(found["numa"]) if found["numa"] is not None else None
+    if near:
+        os.sched_setaffinity(0, near)
+    return found

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 
-import lease
-from sweep import cuda, lines, lock
+import children
+from sweep import agent, cuda
 
 from . import crew, paths
 
@@ -30,11 +30,11 @@ _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one burn-in; the events are those of preflight.facts.burn, docs/wire.md."""
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
-    lines.hold(request, read_line, emit)
-    lease.adopt_orphans()
-    held = lock.claim(str(request["name"]))
+    agent.hold(request, read_line, emit)
+    children.adopt_orphans()
+    held = agent.claim(str(request["name"]))
     if held is None:
-        emit({"event": "busy", "error": lock.words(lock.address(str(request["name"])))[0]})
+        emit({"event": "busy", "error": agent.why_taken(str(request["name"]))[0]})
         return
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever CUDA finds fastest
     found = cuda.describe()

@@ -22,14 +22,14 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 from probe import sysfs as pci
-from probe.rdma import names
-from probe.text import attempt, clean
+from probe.text import attempt, clean, names
 from sweep import cuda, transports, verify
 
 from . import crew, integrity
-from .bench import Bench, Waited, reading
+from .device import Bench, Waited, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,20 +37,21 @@ if TYPE_CHECKING:
     from typing import Any
 
     Emit = Callable[["dict[str, Any]"], None]
-    Sides = list[tuple[int, list[int]]]
+
+    from .device import Sides
 
 
 MIB = 1 << 20
 _MOST_THREADS = 64
 
 
-def measure_host(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit: Emit) -> None:
+def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
     """One side after the other, each in a process of its own."""
     limit_s = float(plan["limit_s"]["host"])
     for side, cpus in sides:
         error = ""
         try:
-            one = crew.Worker("preflight-host", MemoryWork(side, cpus, plan["host"]).serve)
+            one = crew.Worker("preflight-host", partial(_measure_memory, side, cpus, plan["host"]))
             one.tell({})
             answer = one.answer(time.monotonic() + limit_s, limit_s)
         except OSError as failure:
@@ -65,41 +66,38 @@ def measure_host(plan: dict[str, Any], sides: list[tuple[int, list[int]]], emit:
             emit({"event": "trouble", "what": "host", "error": f"NUMA node {side}: {error}"[:500]})
 
 
-class MemoryWork:
-    """The process on one side."""
+def _measure_memory(
+    side: int,
+    cpus: list[int],
+    how: dict[str, Any],
+    order: Callable[[], dict[str, Any] | None],
+    say: Callable[..., None],
+) -> None:
+    """The process on one side: measures once."""
+    import torch
 
-    def __init__(self, side: int, cpus: list[int], how: dict[str, Any]) -> None:
-        self._side = side
-        self._cpus = cpus
-        self._how = how
-
-    def serve(self, order: Callable[[], dict[str, Any] | None], say: Callable[..., None]) -> None:
-        """Measure once."""
-        import torch
-
-        if order() is None:
-            return
-        os.sched_setaffinity(0, self._cpus)
-        torch.set_num_threads(min(_MOST_THREADS, len(self._cpus)))
-        bench, how, waited = Bench(torch, "cpu", 0), self._how, Waited()
-        words = how["mib"] * MIB // 8
-        one = torch.ones(words, dtype=torch.float64)
-        other = torch.empty_like(one)
-        copied = bench.samples(lambda: other.copy_(one), how)
-        n = how["n"]
-        left, right, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
-        multiplied = bench.samples(lambda: torch.mm(left, right, out=out), how)
-        share, threads = waited.share(), torch.get_num_threads()
-        where = {"side": self._side, "waited": share, "threads": threads}
-        rates = [2 * words * 8 / each / 1e9 for each in copied]
-        flops = [2 * n**3 / each / 1e9 for each in multiplied]
-        say([reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)])
+    if order() is None:
+        return
+    os.sched_setaffinity(0, cpus)
+    torch.set_num_threads(min(_MOST_THREADS, len(cpus)))
+    bench, waited = Bench(torch, "cpu", 0), Waited()
+    words = how["mib"] * MIB // 8
+    one = torch.ones(words, dtype=torch.float64)
+    other = torch.empty_like(one)
+    copied = bench.samples(lambda: other.copy_(one), how)
+    n = how["n"]
+    left, right, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
+    multiplied = bench.samples(lambda: torch.mm(left, right, out=out), how)
+    where = {"side": side, "waited": waited.share(), "threads": torch.get_num_threads()}
+    rates = [2 * words * 8 / each / 1e9 for each in copied]
+    flops = [2 * n**3 / each / 1e9 for each in multiplied]
+    say([reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)])
 
 
 _NODE = re.compile(r"node(\d{1,4})$")
 
 
-def sides(sysfs: str) -> list[tuple[int, list[int]]]:
+def sides(sysfs: str) -> Sides:
     """Each NUMA node with those of its CPUs that this process may use; one side without sysfs."""
     allowed = os.sched_getaffinity(0)
     folder = sysfs + "/devices/system/node"
@@ -128,13 +126,7 @@ _LISTENS_S = 0.3
 _AVERAGE = 3  # #bytes, #iterations, BW peak, BW average, MsgRate
 
 
-def measure_nics(
-    how: dict[str, Any],
-    sysfs: str,
-    emit: Emit,
-    sides: Sides,
-    ends: float,
-) -> None:
+def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends: float) -> None:
     """Write from each active NIC to itself; a NIC that cannot is told with the tool's words.
 
     `ends`: of the monotonic clock. No NIC is begun that would not end by then, but one of each
@@ -291,7 +283,7 @@ def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: E
     """Measure pairs in one process, taking each from the list; whether one of them ended it."""
     limit_s = float(plan["limit_s"]["p2p"])
     try:
-        one = crew.Worker("preflight-p2p", CopyWork(kind, plan["p2p"]).serve)
+        one = crew.Worker("preflight-p2p", partial(_copy_pairs, kind, plan["p2p"]))
     except OSError as error:
         emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
@@ -315,47 +307,43 @@ def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: E
     return False
 
 
-class CopyWork:
-    """The process that holds both ends of each pair."""
+def _copy_pairs(
+    kind: str,
+    how: dict[str, Any],
+    order: Callable[[], dict[str, Any] | None],
+    say: Callable[..., None],
+) -> None:
+    """The process that holds both ends of each pair: copies between each two, both ways."""
+    import torch
 
-    def __init__(self, kind: str, how: dict[str, Any]) -> None:
-        self._kind = kind
-        self._how = how
+    torch.set_num_threads(1)
+    while True:
+        told = order()
+        if told is None:
+            return
+        a, b = told["a"], told["b"]
+        for index in told["open"]:
+            cuda.initialise(torch, index)
+        say([*_copy(torch, kind, a, b, how), *_copy(torch, kind, b, a, how)])
 
-    def serve(self, order: Callable[[], dict[str, Any] | None], say: Callable[..., None]) -> None:
-        """Copy between each two devices that are named, both ways."""
-        import torch
 
-        torch.set_num_threads(1)
-        while True:
-            told = order()
-            if told is None:
-                return
-            a, b = told["a"], told["b"]
-            for index in told["open"]:
-                cuda.initialise(torch, index)
-            say([*self._copy(torch, a, b), *self._copy(torch, b, a)])
-
-    def _copy(self, torch: Any, a: int, b: int) -> list[dict[str, Any]]:
-        source, target = Bench(torch, self._kind, a), Bench(torch, self._kind, b)
-        words = self._how["mib"] * MIB // 4
-        one = source.empty(words, torch.int32)
-        verify.fill(torch, one, verify.key(6, a, b))
-        other = target.empty(words, torch.int32).fill_(0)
-        both = _Both(source, target)
-        seconds = both.samples(lambda: other.copy_(one, non_blocking=True), self._how)
-        rates = [words * 4 / each / 1e9 for each in seconds]
-        wanted = target.empty(words, torch.int32)
-        verify.fill(torch, wanted, verify.key(6, a, b))
-        wrong = int((other != wanted).sum().item())
-        direct = None
-        if self._kind == "cuda":
-            direct = bool(torch.cuda.can_device_access_peer(a, b))
-        found = reading("p2p_gbs", rates, device=a, to=b, direct=direct)
-        size = f"{self._how['mib']} MiB"
-        first = f"{wrong} of {words} words are not what was sent" if wrong else ""
-        right = integrity.proof("p2p", len(rates), wrong, first, size=size)
-        return [found, dict(right, device=a, to=b)]
+def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[dict[str, Any]]:
+    source, target = Bench(torch, kind, a), Bench(torch, kind, b)
+    words = how["mib"] * MIB // 4
+    one = source.empty(words, torch.int32)
+    verify.fill(torch, one, verify.key(6, a, b))
+    other = target.empty(words, torch.int32).fill_(0)
+    both = _Both(source, target)
+    seconds = both.samples(lambda: other.copy_(one, non_blocking=True), how)
+    rates = [words * 4 / each / 1e9 for each in seconds]
+    wanted = target.empty(words, torch.int32)
+    verify.fill(torch, wanted, verify.key(6, a, b))
+    wrong = int((other != wanted).sum().item())
+    direct = bool(torch.cuda.can_device_access_peer(a, b)) if kind == "cuda" else None
+    first = f"{wrong} of {words} words are not what was sent" if wrong else ""
+    right = integrity.proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
+    found = reading("p2p_gbs", rates, device=a, to=b, direct=direct)
+    return [found, dict(right, device=a, to=b)]
 
 
 class _Both(Bench):

@@ -8,7 +8,7 @@ import time
 
 import children
 
-from . import guard, redact, sysfs
+from . import guard, sysfs
 from .text import clean, words
 
 TYPE_CHECKING = False
@@ -90,12 +90,16 @@ def is_shared(kind: str) -> bool:
 
 
 def _told(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
-    shared = is_shared(mount.kind)
+    shared, source = is_shared(mount.kind), ""
+    if shared:
+        from . import redact  # its patterns take milliseconds
+
+        source = clean(redact.redacted([mount.source])[0])
     above = [one for one in mounts if one.kind == "autofs"]
     return {
         "mount": clean(mount.point),
         "kind": clean(mount.kind),
-        "source": clean(redact.redacted([mount.source])[0]) if shared else "",
+        "source": source,
         "paths": [],
         "shared": shared,
         "automounted": any(sysfs.holding(mount.point, [one]) for one in above),

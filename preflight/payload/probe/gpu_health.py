@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-
-from .nvml_calls import Reader
+from .nvml_calls import MOST, Reader, reasons
 from .text import clean
 
 TYPE_CHECKING = False
@@ -57,7 +55,7 @@ def read_gpu_fabric(reader: Reader) -> None:
     reader.values["fabric_status"] = _words(reader, info.status)
     cluster = _cluster(info)
     if info.state == _COMPLETED and any(cluster):  # zeros are no domain: NCCL's src/mnnvl.cc
-        reader.values["fabric_domain"] = f"{uuid.UUID(bytes=cluster)}/{info.cliqueId}"
+        reader.values["fabric_domain"] = f"{_uuid(cluster)}/{info.cliqueId}"
     reader.values["fabric_trouble"] = _trouble(getattr(info, "healthMask", 0))
 
 
@@ -101,6 +99,12 @@ def _cluster(info: Any) -> bytes:
     return ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16)
 
 
+def _uuid(raw: bytes) -> str:
+    """Spell one: the module `uuid` would cost every node milliseconds."""
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
 def _words(reader: Reader, status: int) -> str:
     return "Success" if status == 0 else clean(str(reader.nvml.lib.NVMLError(status)))
 
@@ -119,9 +123,6 @@ _FIELDS = {
     "failed_recoveries": (214,),
 }
 """nvml.h, field ids whose scope is the link: those of NVLink up to 4, then those of NVLink 5."""
-
-_MOST = 2**53
-"""Beyond it is no count: a driver that fails may answer all ones."""
 
 _OLD_COUNTERS = {"replays": (0,), "recoveries": (1,), "crc": (2,)}
 """nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
@@ -145,7 +146,7 @@ def _all_at_once(reader: Reader, links: list[int]) -> None:
     found: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
     codes = set()
     for (link, name, _), (value, code) in zip(asked, answers):  # noqa: B905 - Python 3.8
-        if code is None and 0 <= value <= _MOST:
+        if code is None and 0 <= value <= MOST:
             found[link][name] = max(value, found[link].get(name, 0))
         elif code is not None:
             codes.add(code)
@@ -172,19 +173,6 @@ def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> set[int]:
 
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-_CLOCK_REASONS = {
-    0x001: "idle",
-    0x002: "application_clocks",
-    0x004: "power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal",
-    0x040: "hw_thermal",
-    0x080: "hw_power_brake",
-    0x100: "display_clocks",
-}
-"""nvmlClocksEventReason*, by bit."""
-
 _RECOVERY = {
     0: "none",
     1: "GPU reset",
@@ -283,10 +271,7 @@ def _memory_errors(reader: Reader) -> None:
 
 
 def _heat_and_power(reader: Reader) -> None:
-    name = "nvmlDeviceGetCurrentClocksEventReasons"
-    if not reader.nvml.has(name):  # before R535 it has another name
-        name = "nvmlDeviceGetCurrentClocksThrottleReasons"
-    reader.take("clock_reasons", name, via=reasons)
+    reader.take("clock_reasons", reader.nvml.reasons_call(), via=reasons)
     reader.take("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", via=_watts)
     reader.take("power_default_w", "nvmlDeviceGetPowerManagementDefaultLimit", via=_watts)
     reader.take("power_draw_w", "nvmlDeviceGetPowerUsage", via=_watts)
@@ -306,11 +291,6 @@ def _heat_and_power(reader: Reader) -> None:
     # T.Limit counts degrees down to the maximum of operation; the slowdown is a little below zero.
     beyond = reader.values.pop("slowdown_at", None)
     reader.take("margin_c", "nvmlDeviceGetMarginTemperature", via=lambda left: left - (beyond or 0))
-
-
-def reasons(bits: int) -> list[str]:
-    """Name what holds a GPU's clocks where they are."""
-    return [name for bit, name in _CLOCK_REASONS.items() if bits & bit]
 
 
 def _watts(milliwatts: int) -> float:

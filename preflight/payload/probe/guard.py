@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import select
-import signal
 import struct
 import sys
 import time
@@ -24,7 +23,7 @@ from .text import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 GRACE_S = 0.5
@@ -293,6 +292,12 @@ def spawn_program(argv: list[str], environ: Mapping[str, str], *, errors: bool =
     return _fork(run)
 
 
+def program(name: str, folders: Iterable[str]) -> str | None:
+    """Return the first of these folders' programs of that name that can be run."""
+    paths = (f"{folder}/{name}" for folder in folders if folder)
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+
+
 def _fork(run: Callable[[int], None], calls: Calls | None = None) -> Child:
     mine, its = os.pipe()
     pid = os.fork()
@@ -310,11 +315,8 @@ def _fork(run: Callable[[int], None], calls: Calls | None = None) -> Child:
 
 def _shed(keep: int) -> None:
     """Drop what a child must not hold: our descriptors, our alarm, our answers to signals."""
-    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in _STANDARD:
-        os.dup2(null, standard)
+    children.default_signals()
+    children.let_go_of_the_wire()
     spared = {str(keep), *map(str, _STANDARD)}
     spared |= {os.path.basename(path) for path in sys.path if path.startswith("/proc/self/fd/")}
     for name in os.listdir("/proc/self/fd"):

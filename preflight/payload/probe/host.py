@@ -7,8 +7,6 @@ import re
 import resource
 import time
 
-import children
-
 from . import file_systems, guard, procfs, sysfs
 from .processes import ancestors
 from .procfs import TICKS, Users
@@ -17,7 +15,7 @@ from .text import attempt, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
 
@@ -119,7 +117,7 @@ _VARIABLES = {
 }
 _INITS = ("init", "systemd")
 _HIDE_PID = {"hidepid=2", "hidepid=4", "hidepid=invisible", "hidepid=ptraceable"}
-_GROUPS = re.compile(r"/(kubepods|docker|libpod|lxc)\b")
+_GROUPS = r"/(kubepods|docker|libpod|lxc)\b"
 _NAMES = {"kubepods": "kubernetes", "libpod": "podman"}
 
 
@@ -151,7 +149,7 @@ def _kind() -> str:
     for path, kind in _FILES.items():
         if os.path.exists(path):
             return kind
-    group = _GROUPS.search("\n".join(attempt_lines("/proc/1/cgroup")))
+    group = re.search(_GROUPS, "\n".join(attempt_lines("/proc/1/cgroup")))
     if group:
         return _NAMES.get(group.group(1), group.group(1))
     return attempt("/run/systemd/container")
@@ -171,7 +169,7 @@ _TIME_ERROR = 5
 
 UNLIMITED = -1
 
-_LAUNCHERS = ("slurmd", "pbs_mom")
+_LAUNCHERS = {b"slurmd": "slurmd", b"pbs_mom": "pbs_mom"}
 """Jobs are started below these; sshd is not among them."""
 
 _MOST = 1 << 62
@@ -197,15 +195,15 @@ def locks_any() -> bool:
     return bool(effective >> _IPC_LOCK & 1) and lines("/proc/self/uid_map")[0].split() == _ALL_IDS
 
 
-def launchers() -> list[dict[str, Any]]:
+def launchers(look: Look) -> list[dict[str, Any]]:
     """Return every scheduler's daemon of this node with its limits."""
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        name = "".join(attempt_lines(f"/proc/{pid}/comm"))
-        if name in _LAUNCHERS and procfs.is_daemon(int(pid), name):
+    for pid, stat in look.stats.items():
+        name = _LAUNCHERS.get(stat.comm, "")
+        if name and procfs.is_daemon(pid, name):
             limits = parse(attempt_lines(f"/proc/{pid}/limits"))
             if limits is not None:
-                found.append({"name": clean(name), "pid": int(pid), "limits": limits})
+                found.append({"name": name, "pid": pid, "limits": limits})
     return found[:8]
 
 
@@ -229,14 +227,9 @@ def _pair(words: list[str]) -> tuple[int, int]:
     return soft, hard
 
 
-def _limits(memlock: int, memlock_hard: int, nofile: int, nofile_hard: int) -> dict[str, int]:
-    limits = {
-        "memlock": memlock,
-        "memlock_hard": memlock_hard,
-        "nofile": nofile,
-        "nofile_hard": nofile_hard,
-    }
-    return {name: min(limit, _MOST) for name, limit in limits.items()}
+def _limits(*found: int) -> dict[str, int]:
+    names = ("memlock", "memlock_hard", "nofile", "nofile_hard")
+    return {name: min(limit, _MOST) for name, limit in zip(names, found)}  # noqa: B905 (3.8)
 
 
 MOST = 3
@@ -258,28 +251,22 @@ _DOORS = (
 class Look:
     """How much CPU time every process had used at one moment; kernel threads are no one's."""
 
-    def __init__(self) -> None:
+    def __init__(self, among: Iterable[int] | None = None) -> None:
         self.at_s = time.monotonic()
-        self.used: dict[tuple[int, int], float] = {}
-        self.names: dict[int, bytes] = {}
-        for stat in procfs.everyone().values():
-            if not stat.kernel:
-                self.names[stat.pid] = stat.comm
-                self.used[stat.pid, stat.start] = stat.cpu_s
+        every = procfs.everyone(among).items()
+        self.stats = {pid: one for pid, one in every if not one.kernel}
 
 
 def read_load(before: Look, run_pid: int) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
-    after = Look()
+    after = Look(before.stats)  # who came in between has no share
     seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
-    ours = _ours(run_pid, after.names)
-    shares = [
-        (spent / seconds, pid)
-        for (pid, start), used in after.used.items()
-        if pid not in ours
-        for spent in [used - before.used.get((pid, start), used)]
-        if spent > 0
-    ]
+    ours = _ours(run_pid, before.stats)
+    shares = []
+    for pid, now in after.stats.items():
+        then = before.stats[pid]
+        if pid not in ours and then.start == now.start and now.cpu_s > then.cpu_s:
+            shares.append(((now.cpu_s - then.cpu_s) / seconds, pid))
     return {
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "one_minute": float(sysfs.lines("/proc/loadavg")[0].split()[0]),
@@ -297,24 +284,24 @@ def _worker(pid: int, share: float, look: Look) -> dict[str, Any]:
         user = "?"
     return {
         "pid": pid,
-        "name": clean(look.names[pid]),
+        "name": clean(look.stats[pid].comm),
         "user": clean(user),
         "cpus": round(share, 2),
     }
 
 
-def _ours(run_pid: int, names: dict[int, bytes]) -> set[int]:
+def _ours(run_pid: int, everyone: dict[int, procfs.Stat]) -> set[int]:
     """Name this run, what it was started from up to the door it came in by, and all below that."""
     top = run_pid
     for pid in ancestors(run_pid):
-        if names.get(pid) in _DOORS:
+        if pid in everyone and everyone[pid].comm in _DOORS:
             break
         top = pid
-    return {top, *children.below(top), *ancestors(run_pid)}
+    return {top, *procfs.below(top, everyone), *ancestors(run_pid)}
 
 
 _KIB = 1024
-_SOME = re.compile(r"^some avg10=([\d.]+)")
+_SOME = r"^some avg10=([\d.]+)"
 
 
 def read_memory() -> dict[str, Any]:
@@ -330,7 +317,7 @@ def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
         return int(known[name][0]) // _KIB if name in known else 0
 
     huge_pages = int(known.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize")
-    stalled = _SOME.match(pressure[0]) if pressure else None
+    stalled = re.match(_SOME, pressure[0]) if pressure else None
     return {
         "total_mib": int(known["MemTotal"][0]) // _KIB,
         "available_mib": int(known["MemAvailable"][0]) // _KIB,
@@ -487,7 +474,7 @@ def read(root: str, run_pid: int) -> dict[str, Any]:
     parts: dict[str, Callable[[], Any]] = {
         "limits": own,
         "locks_any": locks_any,
-        "launchers": launchers,
+        "launchers": lambda: launchers(before),
         "stack": lambda: read_stack(root),
         "serial": lambda: serial(root),
         "governors": lambda: governors(root),

@@ -325,12 +325,10 @@ class Asked:
     def _begin_programs(self) -> None:
         environ = {**os.environ, "LC_ALL": "C"}
         for source, argv in _PROGRAMS.items():
-            for folder in ("/usr/bin", "/bin"):
-                program = f"{folder}/{argv[0]}"
-                if os.access(program, os.X_OK):
-                    child = guard.spawn_program([program, *argv[1:]], environ)
-                    self._children.append((source, child))
-                    break
+            program = guard.program(argv[0], ("/usr/bin", "/bin"))
+            if program is not None:
+                child = guard.spawn_program([program, *argv[1:]], environ)
+                self._children.append((source, child))
 
 
 def _read(path: str, after_s: float) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
 import sys
 import time
 
-import wire
+import children
 
-from . import guard, host, kernel_log, network, nvml, processes, rdma, software
-from .procfs import Users, me
+from . import guard, host, kernel_log, network, nvml, nvml_calls, processes, rdma, software
+from .procfs import Users, identity, me
 from .text import LINE_LIMIT, TEXT_LIMIT, clean
 
 TYPE_CHECKING = False
@@ -26,9 +27,6 @@ ANSWER_LIMIT = 60 << 10
 
 DEEPEST = 16
 """Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
-
-_SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 _WHOLE_NUMBERS = 2**63
 """Beyond it no decoder agrees with the next."""
@@ -48,7 +46,8 @@ def read(
     """Ask all sections at once, each for its own time, and return an `Extra` document by id."""
     if not wanted:
         return {}
-    _adopt_orphans()
+    with contextlib.suppress(Exception):  # what a section leaves running ends with us
+        children.adopt_orphans()
     began = guard.clock.now()
     asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
     answers = {}
@@ -129,14 +128,6 @@ def _refuse_beyond(number: float) -> None:
         raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
 
 
-def _adopt_orphans() -> None:
-    """What a section leaves running becomes our child, and ends with us."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-
-
 if TYPE_CHECKING:
     Request = dict[str, Any]
 
@@ -151,6 +142,7 @@ def run(
 ) -> None:
     """Emit one `Facts` document: preflight.facts.model, docs/wire.md."""
     del lines
+    gc.disable()  # it would find nothing here; and what it marks, each child would have to copy
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     root = str(request.get("sysfs", "/sys"))
@@ -161,37 +153,49 @@ def run(
     soon = min(until, asked_at + driver_s)
     calls = guard.Calls()
     asked = guard.spawn(nvml.survey, root, calls.begin, calls=calls)
-    nics_asked = guard.spawn(rdma.read, root)
+    sections = {
+        "nics": guard.spawn(rdma.read, root),
+        "software": guard.spawn(software.read, request.get("libraries") or []),
+        "network": guard.spawn(network.read, root),
+        "gpudirect": guard.spawn(rdma.survey, root),
+        "nccl_conf": software.start(request),
+    }
     log_asked = kernel_log.Asked(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
-    software_asked = guard.spawn(software.read, request.get("libraries") or [])
-    network_asked = guard.spawn(network.read, root)
-    direct_asked = guard.spawn(rdma.survey, root)
+
+    def answer(name: str) -> Any:
+        return guard.answer_of(name, sections[name], soon, problems.append)
+
     names_asked = network.start(request.get("names") or [])
-    source_asked = network.start_source(str(request.get("towards") or ""))
+    source_asked = (
+        guard.spawn(network.source_address, str(request["towards"]))
+        if request.get("towards")
+        else None
+    )
     machine = host.Machine(root, asked_at)
-    conf_asked = software.start(request)
     facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = nvml.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
-    facts["nics"] = _section("nics", nics_asked, soon, problems)
+    facts["nics"] = answer("nics")
     facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
-    facts["software"] = _section("software", software_asked, soon, problems)
-    facts["network"] = _section("network", network_asked, soon, problems)
-    facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
-    _add_names(facts, network.finish(names_asked, until))
-    source = network.finish_source(source_asked, asked_at, until)
+    facts.update((name, answer(name)) for name in ("software", "network", "gpudirect"))
+    resolved = network.finish(names_asked, until)
+    source = None
+    if source_asked is not None:
+        soonest = min(until, asked_at + network.PATIENCE_S)
+        source = guard.answer_of("source address", source_asked, soonest, lambda _: None)
     if facts["network"] is not None:
-        facts["network"]["source_address"] = source
-    facts["nccl_conf"] = _section("nccl_conf", conf_asked, soon, problems)
+        facts["network"]["source_address"] = clean(source or "")
+        if resolved:  # the first is the host's own
+            facts["network"].update(own_name=resolved[0], names=resolved[1:])
+    facts["nccl_conf"] = answer("nccl_conf")
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, problems)
     # Last and alone: what a site adds can take time from nothing of ours.
-    sections = request.get("sections") or []
-    facts["extra"] = read(sections, str(request["name"]), until, problems)
+    facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
     facts["seconds"] = round(time.monotonic() - began, 3)
     emit(facts)
@@ -199,18 +203,11 @@ def run(
 
 def _identity(nonce: str) -> dict[str, Any]:
     """Who this node says it is, and what reads it."""
-    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
-    system = os.uname()
     return {
-        "wire": wire.VERSION,
-        "nonce": nonce,
-        "host": clean(system.nodename),
-        "time_s": round(now_s, 3),
-        "boot_s": round(max(0.0, now_s - up_s), 3),
+        **identity(nonce),
         "user": clean(me(Users(patient=False))),
         "root": os.geteuid() == 0,
-        "kernel": clean(system.release),
+        "kernel": clean(os.uname().release),
         "python": {
             "version": clean(sys.version.partition(" ")[0]),
             "executable": clean(sys.executable or "", LINE_LIMIT),
@@ -231,7 +228,7 @@ def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str,
         try:
             sections = asked.value()
         except guard.BrokenError as error:
-            sections["driver"] = {"state": "error", "error": nvml.OURS + str(error)}
+            sections["driver"] = {"state": "error", "error": nvml_calls.OURS + str(error)}
         problems += sections.pop("problems", [])
     driver = sections["driver"]
     driver["seconds"] = round(waiting.seconds, 3)
@@ -247,20 +244,6 @@ def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str,
     if not gone:
         driver["survivor"] = processes.survivor(asked.pid, "preflight's driver query")
     return sections
-
-
-def _section(name: str, asked: guard.Child, until: float, problems: list[str]) -> Any:
-    """Return what a guarded section answered; None, and a line in `problems`, if it did not."""
-    return guard.answer_of(name, asked, until, problems.append)
-
-
-def _add_names(facts: dict[str, Any], resolved: list[dict[str, Any]]) -> None:
-    """Put where names lead beside the interfaces; without those there is nothing to hold them to.
-
-    The first is the host's own.
-    """
-    if facts["network"] is not None and resolved:
-        facts["network"].update(own_name=resolved[0], names=resolved[1:])
 
 
 def _held(gpus: list[dict[str, Any]]) -> dict[int, int | None]:

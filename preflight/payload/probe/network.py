@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import re
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     Found = dict[int, list[str]]
 
 _GET_ADDRESS = 22
-_NEW_ADDRESS = 20
-_DONE = 3
-_ERROR = 2
+_DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
 _LOCAL, _ADDRESS = 2, 1
 """IFA_LOCAL is our own end; IFA_ADDRESS is that too, but the far end on a point-to-point line."""
@@ -34,53 +33,75 @@ _WAIT_S = 2.0
 _HEAD = struct.Struct("=IHHII")
 _BODY = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def by_index() -> Found:
     """Return "10.77.0.1/24" and the like by interface index, IPv4 first; OSError if refused."""
     found: Found = {}
-    for family in _FAMILIES:
-        for data in _dump(family):
-            _take(data, family, found)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for bodies in answers(socket.NETLINK_ROUTE, _GET_ADDRESS, _BODY.pack(family, 0, 0, 0, 0)):
+            for body in bodies:
+                _take(body, family, found)
     return found
 
 
-def _dump(family: int) -> Iterator[bytes]:
-    """Yield the body of each message of RTM_GETADDR's answer, rtnetlink(7)."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+def answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
+    """Ask the kernel for all that it has of a kind, netlink(7); yield the bodies as they come."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(_WAIT_S)
-        ask = _BODY.pack(family, 0, 0, 0, 0)
-        size = _HEAD.size + len(ask)
-        kernel.send(_HEAD.pack(size, _GET_ADDRESS, _REQUEST_DUMP, 1, 0) + ask)
-        while True:
-            data = kernel.recv(1 << 16)
-            while len(data) >= _HEAD.size:
-                size, kind, _, _, _ = _HEAD.unpack_from(data)
-                if kind in (_DONE, _ERROR) or size < _HEAD.size:
-                    return
-                if kind == _NEW_ADDRESS:
-                    yield data[_HEAD.size : size]
-                data = data[(size + 3) & ~3 :]
+        kernel.send(_HEAD.pack(_HEAD.size + len(ask), kind, _REQUEST_DUMP, 1, 0) + ask)
+        going = True
+        while going:
+            bodies, going = messages(kernel.recv(1 << 18))
+            yield bodies
 
 
-def _take(data: bytes, family: int, found: Found) -> None:
-    if len(data) < _BODY.size:
-        return
-    its_family, bits, _, _, index = _BODY.unpack_from(data)
-    if its_family != family:
-        return
-    raw = {}
-    data = data[_BODY.size :]
+def messages(data: bytes) -> tuple[list[bytes], bool]:
+    """Take a datagram apart: the bodies of its messages, and whether more are to come.
+
+    OSError where the kernel refuses; what is cut short ends it.
+    """
+    bodies: list[bytes] = []
+    while len(data) >= _HEAD.size:
+        size, kind, _, _, _ = _HEAD.unpack_from(data)
+        if kind == _DONE or size < _HEAD.size or size > len(data):
+            return bodies, False
+        if kind == _ERROR:
+            code = struct.unpack_from("=i", data, _HEAD.size)[0] if size >= _HEAD.size + 4 else 0
+            raise OSError(-code, "the kernel refuses to tell")
+        bodies.append(data[_HEAD.size : size])
+        data = data[(size + 3) & ~3 :]
+    return bodies, True
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    """Take the attributes of a message apart, by their kind."""
+    found: dict[int, bytes] = {}
     while len(data) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data)
         if size < _ATTRIBUTE.size:
             break
-        raw[kind] = data[_ATTRIBUTE.size : size]
+        found[kind] = data[_ATTRIBUTE.size : size]
         data = data[(size + 3) & ~3 :]
-    address = raw.get(_LOCAL) or raw.get(_ADDRESS)
-    if address and len(address) == (4 if family == socket.AF_INET else 16):
+    return found
+
+
+def _take(body: bytes, family: int, found: Found) -> None:
+    its_family, bits, _, _, index = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))
+    raw = attributes(body[_BODY.size :])
+    address = raw.get(_LOCAL) or raw.get(_ADDRESS, b"")
+    if its_family == family and len(address) == (4 if family == socket.AF_INET else 16):
         found.setdefault(index, []).append(f"{socket.inet_ntop(family, address)}/{bits}")
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address; "" where none says so."""
+    wanted = address.partition("%")[0] + "/"
+    with contextlib.suppress(OSError):
+        for index, its in by_index().items():
+            if any(each.startswith(wanted) for each in its):
+                return socket.if_indextoname(index)
+    return ""
 
 
 _SIOCETHTOOL = 0x8946
@@ -134,11 +155,10 @@ def fastest(mask: int) -> int:
 def _modes(name: str) -> tuple[int | None, int | None]:
     """Return the fastest mode of the device and of the other end; None where it does not say."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            words = -_ask(any_socket, name, 0)[_WORDS_AT]
-            if words <= 0:  # the kernel tells how long its masks are, as a negative
-                return None, None
-            answer = _ask(any_socket, name, words)
+        words = -_ask(name, 0)[_WORDS_AT]
+        if words <= 0:  # the kernel tells how long its masks are, as a negative
+            return None, None
+        answer = _ask(name, words)
     except OSError:
         return None, None
     masks = answer[len(answer) - 3 * words :]
@@ -146,13 +166,19 @@ def _modes(name: str) -> tuple[int | None, int | None]:
     return fastest(supported), fastest(partner)
 
 
-def _ask(any_socket: socket.socket, name: str, words: int) -> list[int]:
+def _ask(name: str, words: int) -> list[int]:
     form = f"{_LINK_SETTINGS_HEAD}{3 * words}I"
     head = [_GET_LINK_SETTINGS, 0, *[0] * 7, words, *[0] * (4 + 7 + 3 * words)]
-    asked = array.array("B", struct.pack(form, *head))
+    return list(struct.unpack(form, _ethtool(name, struct.pack(form, *head))))
+
+
+def _ethtool(name: str, question: bytes) -> bytes:
+    """Ask the driver of an interface, ioctl(SIOCETHTOOL); OSError where it does not answer."""
+    asked = array.array("B", question)
     address, _ = asked.buffer_info()
-    fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
-    return list(struct.unpack(form, asked.tobytes()))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
+    return asked.tobytes()
 
 
 def _mask(words: list[int]) -> int:
@@ -186,7 +212,7 @@ def read(root: str, proc: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
     """Return the `interfaces`, `ephemeral` and `reserved` of a `Network` document."""
     return {
         "interfaces": _interfaces(root),
-        "ephemeral": _range(attempt(proc + "/ip_local_port_range")),
+        "ephemeral": port_range(proc),
         "reserved": attempt(proc + "/ip_local_reserved_ports"),
     }
 
@@ -248,8 +274,9 @@ def _number(path: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _range(text: str) -> list[int] | None:
-    words = text.split()
+def port_range(proc: str = "/proc/sys/net/ipv4") -> list[int] | None:
+    """Return the range that the kernel draws local ports from; None if it does not say."""
+    words = attempt(proc + "/ip_local_port_range").split()
     if len(words) != len(("first", "last")) or not all(word.isdigit() for word in words):
         return None
     return [int(word) for word in words]
@@ -257,14 +284,11 @@ def _range(text: str) -> list[int] | None:
 
 def _fec(name: str) -> str:
     """Return the forward error correction in use; "" where the driver does not tell."""
-    asked = array.array("B", struct.pack("=IIII", _GET_FEC, 0, 0, 0))
-    address, _ = asked.buffer_info()
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
+        answer = _ethtool(name, struct.pack("=IIII", _GET_FEC, 0, 0, 0))
     except OSError:
         return ""
-    return _FEC.get(struct.unpack("=IIII", asked.tobytes())[1], "")
+    return _FEC.get(struct.unpack("=IIII", answer)[1], "")
 
 
 if TYPE_CHECKING:
@@ -298,26 +322,6 @@ def source_address(other: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(there)  # a datagram socket: finds the route, sends nothing
         return str(probe.getsockname()[0])
-
-
-def start_source(other: str) -> guard.Child | None:
-    """Begin to find our own address on the way to another node; None where there is no other."""
-    return guard.spawn(_source_address, other) if other else None
-
-
-def finish_source(asked: guard.Child | None, began: float, until: float) -> str:
-    """Return that address; "" where none was found in time."""
-    if asked is None:
-        return ""
-    until = min(until, began + PATIENCE_S)
-    return clean(guard.answer_of("source address", asked, until, lambda _: None) or "")
-
-
-def _source_address(other: str) -> str:
-    try:
-        return source_address(other)
-    except OSError:  # a name of the inventory that this node does not know, or no route
-        return ""
 
 
 def _look_up(name: str) -> list[Any]:

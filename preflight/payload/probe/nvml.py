@@ -6,8 +6,9 @@ import os
 import time
 
 from . import gpu_health, guard, sysfs
-from .nvml_calls import Nvml
-from .text import clean, clean_block, words
+from .nvml_calls import NoDriver, Nvml, load
+from .nvml_calls import text as as_text
+from .text import clean, clean_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     pci = nvml.ask(lib.nvmlDeviceGetPciInfo, handle)
     if not uuid and pci is None:
         return None
-    bus_id = sysfs.bus_id(_text(pci.busId)) if pci is not None else ""
+    bus_id = sysfs.bus_id(as_text(pci.busId)) if pci is not None else ""
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
     memory = _memory(nvml, handle)
     mig = nvml.ask(lib.nvmlDeviceGetMigMode, handle)
@@ -55,10 +56,6 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "health": health,
         "minor": nvml.ask(lib.nvmlDeviceGetMinorNumber, handle),
     }
-
-
-def _text(raw: bytes | str) -> str:
-    return raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw
 
 
 def _memory(nvml: Nvml, handle: Any) -> Any:
@@ -100,7 +97,7 @@ def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> bool:
     remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link["link"])
     told = not nvml.failed
     kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link["link"])
-    link["remote"] = sysfs.bus_id(_text(remote.busId)) if remote is not None else ""
+    link["remote"] = sysfs.bus_id(as_text(remote.busId)) if remote is not None else ""
     link["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
     return told and not nvml.failed
 
@@ -144,24 +141,17 @@ _CAPS = {"p2p_read": 0, "p2p_write": 1, "p2p_nvlink": 2}
 
 def read_pairs(nvml: Nvml, handles: dict[int, Any]) -> list[dict[str, Any]]:
     """Return one `GpuPair` for each two GPUs that answered, by index."""
-    return [
-        _pair(nvml, (a, handles[a]), (b, handles[b])) for a in handles for b in handles if a < b
-    ]
+    return [_pair(nvml, a, b, handles) for a in handles for b in handles if a < b]
 
 
-def _pair(nvml: Nvml, one: tuple[int, Any], other: tuple[int, Any]) -> dict[str, Any]:
-    (a, first), (b, second) = one, other
-    level = nvml.ask(nvml.lib.nvmlDeviceGetTopologyCommonAncestor, first, second)
+def _pair(nvml: Nvml, a: int, b: int, handles: dict[int, Any]) -> dict[str, Any]:
+    two = handles[a], handles[b]
+    level = nvml.ask(nvml.lib.nvmlDeviceGetTopologyCommonAncestor, *two)
     pair = {"a": a, "b": b, "ancestor": _ANCESTORS.get(level, "unknown")}
     for name, caps in _CAPS.items():
-        status = nvml.ask(nvml.lib.nvmlDeviceGetP2PStatus, first, second, caps)
+        status = nvml.ask(nvml.lib.nvmlDeviceGetP2PStatus, *two, caps)
         pair[name] = _P2P.get(status, "unknown")
     return pair
-
-
-LIBRARY = "libnvidia-ml.so.1"
-OURS = "preflight's own reader broke: "
-"""Begins an error that says nothing of the driver: nobody may be drained for that."""
 
 
 def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
@@ -170,33 +160,22 @@ def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
     `begin` is told when each call begins. `driver` lacks how long they took: only who watches this
     process knows that; `opening` and `timed` are by our own clock.
     """
-    import ctypes  # only this child needs it
-
     try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        missing = "cannot open shared object file" in str(error) and LIBRARY in str(error)
-        return _without("absent" if missing else "error", "" if missing else words(error))
-    try:
-        import pynvml  # 20 ms, in vain without the library
-    except ImportError as error:
-        return _without("error", OURS + words(error))
-    try:
+        pynvml = load()
         began = begin()
-        pynvml.nvmlInit()
-        opening = (began, time.monotonic() - began)
-        return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}
-    except pynvml.NVMLError as error:
-        return _without("error", clean(str(error)))
-
-
-def _without(state: str, error: str) -> dict[str, Any]:
-    return {
-        "driver": {"state": state, "error": error},
-        "gpus": None,
-        "gpu_pairs": None,
-        "problems": [],
-    }
+        try:
+            pynvml.nvmlInit()
+            opening = (began, time.monotonic() - began)
+            return {**_answered(Nvml(pynvml, begin), sysfs_root), "opening": opening}
+        except pynvml.NVMLError as error:
+            raise NoDriver("error", clean(str(error))) from None
+    except NoDriver as none:
+        return {
+            "driver": {"state": none.state, "error": str(none)},
+            "gpus": None,
+            "gpu_pairs": None,
+            "problems": [],
+        }
 
 
 def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
@@ -235,19 +214,11 @@ MOST_BYTES = 65536
 
 def start() -> guard.Child | None:
     """Start `nvidia-smi topo -m` where there is one; it takes seconds on some drivers."""
-    program = _program()
+    folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
+    program = guard.program("nvidia-smi", folders)
     if program is None:
         return None
     return guard.spawn_program([program, "topo", "-m"], {**os.environ, "LC_ALL": "C"})
-
-
-def _program() -> str | None:
-    folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
-    for folder in filter(None, folders):
-        program = folder + "/nvidia-smi"
-        if os.path.isfile(program) and os.access(program, os.X_OK):
-            return program
-    return None
 
 
 def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:

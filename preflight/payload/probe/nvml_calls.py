@@ -1,15 +1,76 @@
-"""pynvml with one answer for every call that fails, and one reading after the other."""
+"""The NVIDIA driver's library: how it is loaded, asked and read, for all that ask it.
+
+Only in a process that can be done without, as any call may hang.
+"""
 
 from __future__ import annotations
 
 import time
 
-from .text import clean
+from .text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+LIBRARY = "libnvidia-ml.so.1"
+OURS = "preflight's own reader broke: "
+"""Begins an error that says nothing of the driver: nobody may be drained for that."""
+
+CLOCK_REASONS = {
+    0x001: "idle",
+    0x002: "application_clocks",
+    0x004: "power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""nvmlClocksEventReason*, by bit."""
+
+FORCED = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+"""Of these what hardware or heat force upon a GPU."""
+
+MOST = 2**53
+"""Beyond it is no count: a driver that fails may answer all ones."""
+
+
+class NoDriver(Exception):  # noqa: N818 (most nodes without a GPU have none)
+    """Nobody can be asked; `state` is "absent" or "error", the text says why."""
+
+    def __init__(self, state: str, why: str = "") -> None:
+        super().__init__(why)
+        self.state = state
+
+
+def load() -> Any:
+    """Return pynvml; NoDriver without the driver's library."""
+    import ctypes  # a reader of something else has no use for it
+
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        missing = "cannot open shared object file" in str(error) and LIBRARY in str(error)
+        raise (NoDriver("absent") if missing else NoDriver("error", words(error))) from None
+    try:
+        import pynvml  # 20 ms, in vain without the library
+    except ImportError as error:
+        raise NoDriver("error", OURS + words(error)) from None
+    return pynvml
+
+
+def text(raw: bytes | str | None) -> str:
+    """Return the same as text: pynvml before 11.515 answers in bytes."""
+    return raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw or ""
+
+
+def reasons(bits: int) -> list[str]:
+    """Name what holds a GPU's clocks where they are."""
+    return [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
 _LONG_S = 0.1
@@ -69,6 +130,11 @@ class Nvml:
         except self.lib.NVMLError:
             return False
 
+    def reasons_call(self) -> str:
+        """Name the function that says what holds a GPU's clocks where they are."""
+        name = "nvmlDeviceGetCurrentClocksEventReasons"
+        return name if self.has(name) else "nvmlDeviceGetCurrentClocksThrottleReasons"  # till R530
+
     def harmless(self, code: int) -> bool:
         """Whether a refusal says that there is nothing to tell, not that something broke."""
         return code in self._harmless
@@ -104,7 +170,7 @@ def _value(field: Any) -> int:
     return int(getattr(field.value, names[field.valueType])) if field.valueType < len(names) else 0
 
 
-_HOTTEST_C, _MOST_SMALL, _MOST_WATTS, _MOST = 200, 65535, 10**6, 2**53
+_HOTTEST_C, _MOST_SMALL, _MOST_WATTS = 200, 65535, 10**6
 _SMALL = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")
 
 
@@ -168,5 +234,5 @@ def _absurd(name: str, value: Any) -> bool:
     if name.endswith("_c"):
         return abs(value) > _HOTTEST_C
     small = name.endswith("_pct") or name in _SMALL
-    most = _MOST_SMALL if small else _MOST_WATTS if name.endswith("_w") else _MOST
+    most = _MOST_SMALL if small else _MOST_WATTS if name.endswith("_w") else MOST
     return not 0 <= value <= most

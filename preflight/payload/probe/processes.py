@@ -8,15 +8,13 @@ import re
 import struct
 import time
 
-import children
-
-from . import guard, procfs, redact
+from . import guard, procfs
 from .procfs import Users, look, me
 from .text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from .procfs import Stat
@@ -36,26 +34,32 @@ _DEEPEST = 64
 """Ancestors looked at: a loop made by reused pids must end."""
 
 
+class Care:
+    """Reading the memory of a process (command, environment) can hang: which must be left alone."""
+
+    def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
+        """`shared`: where others see which process is being read."""
+        self._stuck, self._shared = stuck, shared
+
+    def untouchable(self, one: Stat) -> bool:
+        """Whether its memory must not be touched."""
+        return one.pid in self._stuck or bool(self._stuck and one.state == "D")
+
+    def mark(self, pid: int) -> None:
+        """Note whose memory is read next."""
+        if self._shared is not None:
+            struct.pack_into("q", self._shared, 0, pid)
+
+
 class Describer:
-    """Describes processes of one node, given everyone's stat line and the pid of our probe.
+    """Describes processes of one node, given everyone's stat line and the pid of our probe."""
 
-    `stuck` says of which processes the memory (command, environment) must not be touched, and
-    `mark` is told the pid before any other's is.
-    """
-
-    def __init__(
-        self,
-        everyone: Mapping[int, Stat],
-        run_pid: int,
-        stuck: Callable[[Stat], bool],
-        mark: Callable[[int], None],
-    ) -> None:
-        self._everyone = everyone
-        self._stuck, self._mark = stuck, mark
+    def __init__(self, everyone: Mapping[int, Stat], run_pid: int, care: Care) -> None:
+        self._everyone, self._care = everyone, care
         self._users = Users(patient=True)
         self._uid = os.geteuid()
         above = ancestors(run_pid)
-        self._ours = {run_pid, *children.below(run_pid), *above}
+        self._ours = {run_pid, *procfs.below(run_pid, everyone), *above}
         self._agent = _agent(above)
 
     def user(self, uid: int | None) -> str:
@@ -85,11 +89,15 @@ class Describer:
 
     def command(self, stat: Stat, uid: int | None) -> str:
         """Return its command without secrets; [name] where it has none or it must not be read."""
-        if stat.kernel or stat.state in "ZX" or self._stuck(stat):
+        if stat.kernel or stat.state in "ZX" or self._care.untouchable(stat):
             return bare(stat)
-        self._mark(stat.pid)
+        self._care.mark(stat.pid)
         argv = procfs.argv(stat.pid)
-        return redact.command(argv, whole=uid == self._uid) if argv else bare(stat)
+        if not argv:
+            return bare(stat)
+        from . import redact  # its patterns take a node milliseconds, most have nobody to tell of
+
+        return redact.command(argv, whole=uid == self._uid)
 
 
 def _agent(above: list[int]) -> int | None:
@@ -145,33 +153,26 @@ _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
 
 
 class Survey:
-    """One pass. `mark(pid)` is called before anything is read that can hang."""
+    """One pass."""
 
-    def __init__(
-        self,
-        run_pid: int,
-        gpu_mib: Mapping[int, int | None],
-        stuck: Callable[[Stat], bool],
-        mark: Callable[[int], None],
-    ) -> None:
-        self._run_pid, self._gpu_mib = run_pid, gpu_mib
-        self._stuck, self._mark = stuck, mark
+    def __init__(self, run_pid: int, gpu_mib: Mapping[int, int | None], care: Care) -> None:
+        self._run_pid, self._gpu_mib, self._care = run_pid, gpu_mib, care
         self._everyone = procfs.everyone()
         self._ranks: dict[int, bytes] = {}
         self._holders = {pid for pid in gpu_mib if pid in self._everyone}
         self._unreadable = 0
-        self._describer = Describer(self._everyone, run_pid, stuck, mark)
+        self._describer = Describer(self._everyone, run_pid, care)
 
     def run(self) -> dict[str, Any]:
         """Return the document's `Processes`, and `dropped`: how many notable ones did not fit."""
         gpus = any(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
         for one in self._everyone.values():
-            if not one.kernel and one.state not in "ZX" and not self._stuck(one):
+            if not one.kernel and one.state not in "ZX" and not self._care.untouchable(one):
                 self._read(one.pid, gpus=gpus)
         lasting, apart_s = self._lasting()
         pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
         alive = self._jobs_alive()
-        ports = _listening()
+        ports = _listening() if pids else {}
         notable = []
         for pid in pids[:MOST]:
             process = self._describe(self._everyone[pid], alive, ports)
@@ -186,7 +187,7 @@ class Survey:
         }
 
     def _read(self, pid: int, *, gpus: bool) -> None:
-        self._mark(pid)
+        self._care.mark(pid)
         environ = procfs.environ(pid)
         opened = procfs.opened(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
@@ -226,7 +227,9 @@ class Survey:
         ]
         if not daemons:
             return None
-        titles = (b" ".join(procfs.argv(one.pid)) for one in daemons if not self._stuck(one))
+        titles = (
+            b" ".join(procfs.argv(one.pid)) for one in daemons if not self._care.untouchable(one)
+        )
         return {found.group(1).decode("ascii") for found in map(_STEP.search, titles) if found}
 
     def _describe(
@@ -280,14 +283,11 @@ def patiently(
     survey: Callable[..., dict[str, Any]], given: tuple[object, ...], until: float,
     problems: list[str],
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Run `survey(*given, untouchable, mark)` in a child; None where even that did not answer.
-
-    It calls `mark(pid)` before it reads what can hang, and leaves alone who is `untouchable`.
-    """
+    """Run `survey(*given, Care)` in a child; None where even that did not answer."""
     stuck: set[int] = set()
     shared = mmap.mmap(-1, 8)
     for _ in range(TRIES):
-        asked = guard.spawn(_carefully, survey, given, stuck, shared)
+        asked = guard.spawn(survey, *given, Care(stuck, shared))
         answered = _listen(asked, shared, until)
         if not asked.dismiss(kill=not answered):
             problems.append(f"processes: our reader {asked.pid} cannot be killed")
@@ -301,28 +301,8 @@ def patiently(
     return None
 
 
-def _survey(
-    run_pid: int,
-    gpu_mib: dict[int, int | None],
-    untouchable: Callable[[Stat], bool],
-    mark: Callable[[int], None],
-) -> dict[str, Any]:
-    return Survey(run_pid, gpu_mib, untouchable, mark).run()
-
-
-def _carefully(
-    survey: Callable[..., dict[str, Any]],
-    given: tuple[object, ...],
-    stuck: set[int],
-    shared: mmap.mmap,
-) -> dict[str, Any]:
-    def untouchable(one: Stat) -> bool:
-        return one.pid in stuck or bool(stuck and one.state == "D")
-
-    def mark(pid: int) -> None:
-        struct.pack_into("q", shared, 0, pid)
-
-    return survey(*given, untouchable, mark)
+def _survey(run_pid: int, gpu_mib: dict[int, int | None], care: Care) -> dict[str, Any]:
+    return Survey(run_pid, gpu_mib, care).run()
 
 
 def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:

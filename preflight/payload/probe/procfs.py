@@ -7,31 +7,33 @@ import os
 import re
 import time
 
-from .text import attempt
+import start
 
-_JOB = re.compile(rb"(?:^|/)job_(\d+)(?:/|$)", re.MULTILINE)
-_GPU = re.compile(r"/dev/nvidia\d")
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
+from . import text
+from .text import attempt, attempt_raw
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+_JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
+_GPU, _SOCKET = "/dev/nvidia", "socket:["
 ENVIRON_LIMIT = 1 << 20
-
-
-def _raw(path: str, limit: int = 65536) -> bytes | None:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(limit)
-    except OSError:
-        return None
 
 
 def argv(pid: int) -> list[bytes]:
     """Return its command line; [] for a zombie, a kernel thread, or what is hidden."""
-    line = (_raw(f"/proc/{pid}/cmdline") or b"").rstrip(b"\0 ")
+    line = attempt_raw(f"/proc/{pid}/cmdline").rstrip(b"\0 ")
     return line.split(b"\0") if line else []
 
 
 def environ(pid: int) -> bytes | None:
     """Return its environment as it was started, raw; None where this login may not read it."""
-    return _raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+    try:
+        return text.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+    except OSError:
+        return None
 
 
 def variables(block: bytes | None) -> dict[bytes, bytes]:
@@ -42,8 +44,8 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
 
 def uid(pid: int) -> int | None:
     """Return its effective user id, from `status`: the folder's owner may say root instead."""
-    block = _raw(f"/proc/{pid}/status")
-    for line in (block or b"").split(b"\n"):  # the name in it may hold a carriage return
+    # Only a newline ends a line: the name in it may hold a carriage return.
+    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(b"Uid:"):
             return int(line.split()[2])
     return None
@@ -55,7 +57,7 @@ def is_daemon(pid: int, name: str) -> bool:
     By the real user, as the effective one is root's in a setuid program that a user started by
     another name; by the program too where this login may see it.
     """
-    words = [line.split() for line in (_raw(f"/proc/{pid}/status") or b"").split(b"\n")]
+    words = [line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n")]
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
@@ -72,7 +74,7 @@ def wchan(pid: int) -> str:
 
 def job(pid: int) -> str:
     """Return the Slurm job whose cgroup holds it; "" if none does."""
-    found = _JOB.search(_raw(f"/proc/{pid}/cgroup") or b"")
+    found = re.search(_JOB, attempt_raw(f"/proc/{pid}/cgroup"))
     return found.group(1).decode("ascii") if found else ""
 
 
@@ -80,8 +82,8 @@ class Open:
     """What a process has open, as far as this question goes: GPUs and sockets."""
 
     def __init__(self, targets: list[str]) -> None:
-        self.gpu = any(map(_GPU.match, targets))
-        self.sockets = {found.group(1) for found in map(_SOCKET.match, targets) if found}
+        self.gpu = any(one.startswith(_GPU) and one[len(_GPU) :][:1].isdigit() for one in targets)
+        self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
 
 
 def opened(pid: int) -> Open | None:
@@ -98,8 +100,8 @@ def opened(pid: int) -> Open | None:
 
 
 PF_KTHREAD = 0x00200000
-_LEAST = 20
-"""Fields after `comm` up to the start time."""
+_LEAST = 22
+"""Fields after `comm` up to the resident pages."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -107,7 +109,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Stat:
     """What the kernel says of one process without touching its memory: this read cannot hang."""
 
-    __slots__ = ("comm", "cpu_s", "kernel", "pid", "ppid", "start", "state", "threads")
+    __slots__ = ("comm", "cpu_s", "kernel", "pages", "pid", "ppid", "start", "state", "threads")
 
     def __init__(self, line: bytes) -> None:
         """Parse a line of /proc/PID/stat (proc(5)); ValueError for anything else.
@@ -116,7 +118,7 @@ class Stat:
         """
         pid, opened, rest = line.partition(b" (")
         comm, closed, rest = rest.rpartition(b") ")
-        fields = rest.split()
+        fields = rest.split(None, _LEAST)
         if not (opened and closed and len(fields) >= _LEAST):
             raise ValueError("not a line of /proc/PID/stat")
         self.pid = int(pid)
@@ -130,24 +132,40 @@ class Stat:
         """Clock ticks after boot; with the pid it names a process for good."""
         self.cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
         """Seconds of CPU time, of all its threads."""
+        self.pages = max(0, int(fields[21]))
+        """Of its memory that are resident."""
 
     def age_s(self) -> float:
         """Seconds since it was started."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.start / TICKS)
 
 
-def look(pid: int) -> Stat | None:
-    """Return that process as it is now; None if it is gone."""
-    line = _raw(f"/proc/{pid}/stat", 4096)
+def look(pid: int, thread: int | None = None) -> Stat | None:
+    """Return that process, or one thread of it, as it is now; None if it is gone."""
+    task = "" if thread is None else f"/task/{thread}"
     try:
-        return Stat(line) if line else None
+        return Stat(attempt_raw(f"/proc/{pid}{task}/stat", 4096))
     except ValueError:
         return None
 
 
-def everyone() -> dict[int, Stat]:
-    """Return every process of this node (or this container), by pid."""
-    found = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
+    """Return all that descend from a process, of these."""
+    children: dict[int, list[int]] = {}
+    for one in everyone.values():
+        children.setdefault(one.ppid, []).append(one.pid)
+    found: set[int] = set()
+    rising = children.get(pid, [])
+    while rising:
+        found.update(rising)
+        rising = [one for parent in rising for one in children.get(parent, []) if one not in found]
+    return found
+
+
+def everyone(among: Iterable[int] | None = None) -> dict[int, Stat]:
+    """Return every process of this node (or this container), or those of `among`, by pid."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    found = map(look, pids if among is None else among)
     return {stat.pid: stat for stat in found if stat}
 
 
@@ -201,6 +219,19 @@ def me(users: Users) -> str:
     """Return who this login is; USER stands in where only a directory knows the name."""
     name = users.name(os.geteuid())
     return os.environ.get("USER", name) if name.isdigit() else name
+
+
+def identity(nonce: str) -> dict[str, Any]:
+    """Return how each document begins: whose it is, and what the time is there."""
+    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
+    return {
+        "wire": start.VERSION,
+        "nonce": nonce,
+        "host": text.clean(os.uname().nodename),
+        "time_s": round(now_s, 3),
+        "boot_s": round(max(0.0, now_s - up_s), 3),
+    }
 
 
 LISTEN = "0A"

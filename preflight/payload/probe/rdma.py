@@ -10,8 +10,7 @@ import struct
 import time
 
 from . import sysfs
-from .text import attempt, clean
-from .text import read as text_read
+from .text import attempt, clean, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,15 +144,21 @@ def counted(root: str, folder: str) -> dict[int, Counts]:
     found: dict[int, Counts] = {}
     for number in _numbers(folder):
         port = f"{folder}/ports/{number}"
-        read: Counts = {}
-        for kind, wanted in ERRORS.items():
-            for name in wanted:
-                _take(read, name, f"{port}/{kind}/{name}")
+        read = errors(port)
         netdev = _netdev(number, port, folder)
         if netdev:
             _take(read, "carrier_downs", f"{root}/class/net/{netdev}/carrier_down_count")
         found[number] = read
     return found
+
+
+def errors(port: str) -> Counts:
+    """Return the error counters of a port whose folder in sysfs this is."""
+    read: Counts = {}
+    for kind, wanted in ERRORS.items():
+        for name in wanted:
+            _take(read, name, f"{port}/{kind}/{name}")
+    return read
 
 
 def compare(before: Counts, after: Counts, apart_s: float) -> dict[str, Any] | None:
@@ -166,14 +171,6 @@ def compare(before: Counts, after: Counts, apart_s: float) -> dict[str, Any] | N
         if value
     ]
     return {"read": len(after), "apart_s": apart_s, "nonzero": nonzero}
-
-
-def names(folder: str) -> list[str]:
-    """Return what a folder holds, sorted; [] where it cannot be listed."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _numbers(folder: str) -> list[int]:
@@ -237,12 +234,12 @@ def read(root: str) -> list[dict[str, Any]]:
     """Return every RDMA device under `root`/class/infiniband; [] where the node has none."""
     folder = root + "/class/infiniband"
     try:
-        names = sorted(os.listdir(folder))[:MOST]
+        devices = sorted(os.listdir(folder))[:MOST]
     except FileNotFoundError:
         return []
     began = time.monotonic()
-    before = {name: counted(root, f"{folder}/{name}") for name in names}
-    found = [_nic(name, f"{folder}/{name}") for name in names]
+    before = {name: counted(root, f"{folder}/{name}") for name in devices}
+    found = [_nic(name, f"{folder}/{name}") for name in devices]
     if not any(before.values()):
         return found
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
@@ -298,10 +295,8 @@ def _peermem(root: str) -> bool | None:
 
 
 def _open_modules(proc: str) -> bool | None:
-    try:
-        return "Open Kernel Module" in text_read(proc + "/driver/nvidia/version")
-    except OSError:
-        return None
+    version = attempt(proc + "/driver/nvidia/version")
+    return "Open Kernel Module" in version if version else None
 
 
 def _iommu(devices: Iterable[str]) -> str | None:

@@ -11,9 +11,7 @@ database, whatever HOME says. Only settings leave the node, and no value of a st
 
 from __future__ import annotations
 
-import collections
 import errno
-import importlib.util
 import os
 import pwd
 import re
@@ -22,8 +20,8 @@ import struct
 import sys
 import time
 
-from . import guard, redact, text
-from .text import LINE_LIMIT, clean, words
+from . import guard, text
+from .text import LINE_LIMIT, clean, names, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,8 +104,10 @@ def _usual(containers: list[frozenset[str]]) -> list[str] | None:
     """Keep what half of them have: single kernels are for one architecture only."""
     if not containers:
         return None
-    counted = collections.Counter(arch for one in containers for arch in one)
-    usual = [arch for arch, times in counted.items() if times * 2 >= len(containers)]
+    every = dict.fromkeys(arch for one in containers for arch in one)
+    usual = [
+        arch for arch in every if 2 * sum(arch in one for one in containers) >= len(containers)
+    ]
     return sorted(usual, key=lambda arch: (arch.split("_")[0], int(arch.split("_")[1])))[:MOST]
 
 
@@ -160,7 +160,9 @@ def _torch_folder() -> Optional[str]:
         # -I leaves out the user's own packages, which the job would see.
         sys.path.insert(0, site.getusersitepackages())
     try:
-        spec = importlib.util.find_spec("torch")
+        # As importlib.util.find_spec, which takes a node a millisecond to load.
+        found = (finder.find_spec("torch", None) for finder in sys.meta_path)
+        spec = next(filter(None, found), None)
     except (ImportError, ValueError, AttributeError):
         return None
     finally:
@@ -190,7 +192,7 @@ def _torch(folder: str) -> Optional[dict[str, Any]]:
 def _packages(folders: Iterable[str], major: str) -> Iterator[tuple[str, str]]:
     """Name and version of NVIDIA's wheels for that CUDA; the nearest folder's come last."""
     for folder in reversed(list(dict.fromkeys(folders))):
-        for name in _names(folder):
+        for name in names(folder):
             match = _PACKAGE.fullmatch(name)
             if match and match.group(2) in (None, major):
                 yield match.group(1), clean(match.group(3), LINE_LIMIT)
@@ -207,7 +209,7 @@ def _matches(
     pattern: re.Pattern[str], folders: Iterable[str]
 ) -> Iterator[tuple[str, re.Match[str]]]:
     for folder in dict.fromkeys(folders):
-        for name in _names(folder):
+        for name in names(folder):
             match = pattern.fullmatch(name)
             if match:
                 yield (match.group(1) if pattern.groups else folder + "/" + name), match
@@ -226,13 +228,6 @@ def _plugins(folders: Iterable[str]) -> Iterator[str]:
 
 def _own_libraries() -> list[str]:
     return [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part[:1] == "/"]
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 LIMIT = 65536
@@ -300,6 +295,8 @@ def _settings(raw: bytes) -> dict[str, Any]:
 
 
 def _told(name: bytes, value: bytes) -> str:
+    from . import redact  # its patterns take milliseconds, and few nodes have the file
+
     plain = clean(name).strip()
     plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
     public = plain.startswith(_TOLD) and not redact.SECRET_VARIABLE.search(plain)

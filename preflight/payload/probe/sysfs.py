@@ -8,7 +8,7 @@ import re
 from .text import attempt, clean
 
 _MOST_LANES = 32
-_ROOT = re.compile(r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$")
+_ROOT = r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$"
 
 
 def bus_id(raw: str) -> str:
@@ -38,7 +38,7 @@ def pci_path(link: str) -> list[str] | None:
         return []
     finally:
         os.close(device)
-    roots = [at for at, part in enumerate(parts) if _ROOT.match(part)]
+    roots = [at for at, part in enumerate(parts) if re.match(_ROOT, part)]
     return [clean(part) for part in parts[roots[0] :]] if roots else None
 
 
@@ -90,10 +90,10 @@ def lines(path: str, limit: int = LIMIT) -> list[str]:
     return found if found[-1] else found[:-1]
 
 
-def attempt_lines(path: str) -> list[str]:
+def attempt_lines(path: str, limit: int = LIMIT) -> list[str]:
     """Return the same, or [] where it cannot be read."""
     try:
-        return lines(path)
+        return lines(path, limit)
     except OSError:
         return []
 
@@ -131,7 +131,7 @@ def keyed(found: list[str]) -> dict[str, str]:
     return table
 
 
-_ESCAPE = re.compile(r"\\([0-7]{3})")
+_ESCAPE = r"\\([0-7]{3})"
 _LEAST = 10
 """Words of a line, the dash among them."""
 
@@ -163,7 +163,9 @@ class Mount:
 
 
 def _plain(word: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found.group(1), 8)), word)
+    if "\\" not in word:
+        return word
+    return re.sub(_ESCAPE, lambda found: chr(int(found.group(1), 8)), word)
 
 
 def read() -> list[Mount]:

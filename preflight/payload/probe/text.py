@@ -15,22 +15,24 @@ LINE_LIMIT = 512
 TEXT_LIMIT = 2048
 """Characters of a command or message; half of what the document allows."""
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)")
+_ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)"
 """An escape without its end takes nothing with it: who wrote it may not hide what is behind it."""
 
 
 def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
     """Turn anything into one printable line: whitespace to blanks, control characters dropped."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if text[-1:] == "\n" and text[:-1].isprintable():  # nearly every file of sysfs
+        text = text[:-1] + " "
     if not text.isprintable():
-        text = _ESCAPE.sub("", text)
+        text = re.sub(_ESCAPE, "", text)
         text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def clean_block(raw: bytes, limit: int) -> str:
     """Return the same for text of several lines: keeps its tabs and newlines."""
-    text = _ESCAPE.sub("", raw.decode("utf-8", "replace"))
+    text = re.sub(_ESCAPE, "", raw.decode("utf-8", "replace"))
     return "".join(c for c in text if c in "\t\n" or c.isprintable())[:limit]
 
 
@@ -41,18 +43,39 @@ def words(error: BaseException) -> str:
     return clean(f"{type(error).__name__}: {error}")
 
 
-def read(path: str, limit: int = 65536) -> str:
+def raw(path: str, limit: int = 65536) -> bytes:
+    """Return what one read of a small file of /proc or /sys gives; OSError if it is not there."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, limit)
+    finally:
+        os.close(file)
+
+
+def attempt_raw(path: str, limit: int = 65536) -> bytes:
+    """Return the same, or b"" where it cannot be read, as of a process that is gone."""
+    try:
+        return raw(path, limit)
+    except OSError:
+        return b""
+
+
+def read(path: str) -> str:
     """Return one small file of /proc or /sys, cleaned and stripped; OSError if it is not there."""
-    with open(path, "rb", buffering=0) as file:
-        return clean(file.read(limit) or b"").strip()
+    return clean(raw(path)).strip()
 
 
 def attempt(path: str) -> str:
     """Return the same, or "" where it cannot be read."""
+    return clean(attempt_raw(path)).strip()
+
+
+def names(folder: str) -> list[str]:
+    """Return what a folder holds, sorted; [] where it cannot be listed."""
     try:
-        return read(path)
+        return sorted(os.listdir(folder))
     except OSError:
-        return ""
+        return []
 
 
 _HARMLESS = (os.makedev(1, 3), os.makedev(1, 11))

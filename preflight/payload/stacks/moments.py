@@ -7,10 +7,9 @@ import re
 import time
 
 import children
-from probe import gpu_health, guard, procfs, rdma
-from probe.nvml import LIBRARY
-from probe.nvml_calls import Nvml
-from probe.text import attempt, clean, words
+from probe import guard, procfs, rdma, sysfs
+from probe.nvml_calls import NoDriver, Nvml, load, reasons
+from probe.text import attempt, clean, names
 
 from . import sockets
 
@@ -33,7 +32,7 @@ _JOB = re.compile(r"/job_\d+(?=/|$)")
 def oom_kills(pid: int) -> int:
     """Return how many processes of its group, or of the job's, were killed; 0 where untold."""
     most = 0
-    for version, path in groups(_content(f"/proc/{pid}/cgroup").decode("utf-8", "replace")):
+    for version, path in groups("\n".join(sysfs.attempt_lines(f"/proc/{pid}/cgroup"))):
         job = _JOB.search(path)
         for each in {path, path[: job.end()] if job else path}:
             for root in _ROOTS[version]:
@@ -59,9 +58,6 @@ def groups(text: str) -> list[tuple[int, str]]:
 
 _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "traced",
            "Z": "zombie", "X": "gone", "x": "gone"}  # fmt: skip
-_LEAST = 20
-"""Fields of a stat line after the name, up to the start time."""
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -76,52 +72,31 @@ def read(pids: dict[str, int]) -> dict[str, Told]:
 
 def moment(pid: int, start: int) -> Told:
     """Return what the kernel accounts to one process now."""
-    fields = _fields(f"/proc/{pid}/stat")
-    if fields is None or int(fields[19]) != start:
+    its = procfs.look(pid)
+    if its is None or its.start != start:
         return {"state": "gone"}
-    status = _keyed(f"/proc/{pid}/status")
-    io = _keyed(f"/proc/{pid}/io")
-    main = _fields(f"/proc/{pid}/task/{pid}/stat")
-    below = [_fields(f"/proc/{child}/stat") for child in children.of(pid)]
+    status = _numbers(f"/proc/{pid}/status")
+    io = _numbers(f"/proc/{pid}/io")
+    below = [procfs.look(child) for child in children.of(pid)]
     return {
-        "state": _STATES.get(fields[0].decode("ascii"), "sleeping"),
+        "state": _STATES.get(its.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
-        "cpu_s": _cpu_s(fields),
-        "main_cpu_s": _cpu_s(main or fields),
+        "cpu_s": its.cpu_s,
+        "main_cpu_s": (procfs.look(pid, thread=pid) or its).cpu_s,
         "switches": status.get("voluntary_ctxt_switches", 0),
         "read_bytes": io.get("rchar"),
         "written_bytes": io.get("wchar"),
-        "memory_mib": max(0, int(fields[21])) * _PAGE >> 20,
+        "memory_mib": its.pages * _PAGE >> 20,
         "oom_kills": oom_kills(pid),
         "children": len(below),
-        "dead_children": sum(one is not None and one[0] == b"Z" for one in below),
+        "dead_children": sum(one is not None and one.state == "Z" for one in below),
     }
 
 
-def _content(path: str) -> bytes:
-    """Return what a file of /proc holds; b"" where it may not be read, or its process is gone."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(65536) or b""
-    except OSError:
-        return b""
-
-
-def _fields(path: str) -> list[bytes] | None:
-    """Return the fields of a stat line after the name; None where the process is gone."""
-    fields = _content(path).rpartition(b") ")[2].split()
-    return fields if len(fields) > _LEAST + 1 else None
-
-
-def _cpu_s(fields: list[bytes]) -> float:
-    return (int(fields[11]) + int(fields[12])) / procfs.TICKS
-
-
-def _keyed(path: str) -> dict[str, int]:
+def _numbers(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    lines = _content(path).decode("ascii", "replace").split("\n")
-    pairs = (line.partition(":") for line in lines)
-    return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
+    table = sysfs.keyed(sysfs.attempt_lines(path))
+    return {name: int(value) for name, value in table.items() if value.isdigit()}
 
 
 MOST = 256
@@ -132,12 +107,8 @@ _WORD = 4
 def look(root: str) -> dict[str, Told]:
     """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
     folder = root + "/class/infiniband"
-    try:
-        devices = sorted(os.listdir(folder))[:MOST]
-    except OSError:
-        return {}
     found: dict[str, Told] = {}
-    for device in devices:
+    for device in names(folder)[:MOST]:
         for number, counts in rdma.counted(root, f"{folder}/{device}").items():
             name = clean(f"{device}/{number}")
             found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
@@ -249,24 +220,17 @@ def read_gpu_look(at: float) -> Told:
 
     `gpus` is None where there is no driver, or it refuses; the time until then is for its start.
     """
-    import ctypes  # only this child needs it
-
     try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        missing = "cannot open shared object file" in str(error)
-        return {"gpus": None, "problems": [] if missing else ["GPUs: " + words(error)]}
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        time.sleep(max(0.0, at - time.monotonic()))
-        nvml = Nvml(pynvml)
-        gpus = [_gpu(nvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except ImportError as error:
-        return {"gpus": None, "problems": ["GPUs: " + words(error)]}
-    except pynvml.NVMLError as error:
-        return {"gpus": None, "problems": ["GPUs: " + clean(str(error))]}
+        pynvml = load()
+        try:
+            pynvml.nvmlInit()
+            time.sleep(max(0.0, at - time.monotonic()))
+            nvml = Nvml(pynvml)
+            gpus = [_gpu(nvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            raise NoDriver("error", clean(str(error))) from None
+    except NoDriver as none:
+        return {"gpus": None, "problems": [f"GPUs: {none}"] if none.state == "error" else []}
     return {"gpus": [gpu for gpu in gpus if gpu], "problems": nvml.problems}
 
 
@@ -277,6 +241,7 @@ def _gpu(nvml: Nvml, index: int) -> Told | None:
         return None
     memory = nvml.ask_by_name("nvmlDeviceGetMemoryInfo", handle)
     rates = nvml.ask_by_name("nvmlDeviceGetUtilizationRates", handle)
+    bits = nvml.ask_by_name(nvml.reasons_call(), handle)
     milliwatts = nvml.ask_by_name("nvmlDeviceGetPowerUsage", handle)
     return {
         "index": index,
@@ -289,20 +254,13 @@ def _gpu(nvml: Nvml, index: int) -> Told | None:
         ),
         "memory_used_mib": None if memory is None else memory.used // MIB,
         "memory_mib": None if memory is None else memory.total // MIB,
-        "throttled": _throttled(nvml, handle),
+        "throttled": [name for name in reasons(int(bits or 0)) if name != _IDLE],
         "pids": _pids(nvml, handle),
     }
 
 
 def _bounded(value: int | None, most: int) -> int | None:
     return value if value is not None and 0 <= value <= most else None
-
-
-def _throttled(nvml: Nvml, handle: Any) -> list[str]:
-    bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if bits is None:  # before R535 it has another name
-        bits = nvml.ask_by_name("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    return [name for name in gpu_health.reasons(int(bits or 0)) if name != _IDLE]
 
 
 def _pids(nvml: Nvml, handle: Any) -> list[int]:

@@ -6,7 +6,6 @@ import os
 import re
 from collections import deque
 
-import children
 from probe import procfs
 from probe.processes import ancestors
 from probe.procfs import everyone
@@ -14,9 +13,10 @@ from probe.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
+    from probe.processes import Care
     from probe.procfs import Stat
 
     Environ = Mapping[bytes, bytes]
@@ -246,20 +246,13 @@ _ENDED = "ZX"
 class People:
     """All processes but our own; `only`: these, what is below them, and of a rank its launcher's.
 
-    Reading a process's environment or command can hang, where a thread of it hangs in the kernel:
-    `mark` is told the pid before, and who is `untouchable` is left alone.
+    Reading a process's environment or command can hang, where a thread of it hangs in the kernel.
     """
 
-    def __init__(
-        self,
-        run_pid: int,
-        only: Collection[int],
-        untouchable: Callable[[Stat], bool],
-        mark: Callable[[int], None],
-    ) -> None:
-        self._untouchable, self._mark = untouchable, mark
+    def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
+        self._care = care
         every = everyone()
-        ours = {run_pid, *children.below(run_pid), *ancestors(run_pid)}
+        ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in every]
         self.kin = Kin(
             {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
@@ -305,7 +298,7 @@ class People:
     def _read(self, pid: int) -> None:
         if pid in self.environs or pid in self.denied or self.ended(pid) or self.stuck(pid):
             return
-        self._mark(pid)
+        self._care.mark(pid)
         block = procfs.environ(pid)
         if block is None:
             if os.path.exists(f"/proc/{pid}"):
@@ -322,12 +315,12 @@ class People:
 
     def stuck(self, pid: int) -> bool:
         """Whether reading its memory would hang."""
-        return pid in self.kin.stats and self._untouchable(self.kin.stats[pid])
+        return pid in self.kin.stats and self._care.untouchable(self.kin.stats[pid])
 
     def command(self, pid: int) -> list[bytes]:
         """Return its command line; [] where it has none or must not be read."""
         if pid not in self._argv:
-            self._mark(pid)
+            self._care.mark(pid)
             self._argv[pid] = [] if self.stuck(pid) else procfs.argv(pid)
         return self._argv[pid]
 

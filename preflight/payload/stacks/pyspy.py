@@ -16,7 +16,7 @@ import tempfile
 import time
 import zlib
 
-from probe import guard, sysfs
+from probe import guard, procfs, sysfs
 from probe.text import attempt, clean
 
 TYPE_CHECKING = False
@@ -235,13 +235,12 @@ def _let_go(pid: int) -> None:
     """Continue a process that a py-spy which we had to kill may have left stopped."""
     for _ in range(20):
         time.sleep(0.01)
-        try:
-            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-                state = file.read(4096).rpartition(b") ")[2][:1].decode("ascii")
-            if state == _STOPPED:
-                os.kill(pid, signal.SIGCONT)
-        except OSError:
+        its = procfs.look(pid)
+        if its is None:
             return
+        if its.state == _STOPPED:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def installed(bins: Iterable[str], until: float) -> Spy | None:
@@ -413,7 +412,7 @@ _PRIVATE, _ADMIN_ONLY, _NOBODY = "1", "2", "3"
 
 def why(uid: int | None, user: str) -> str:
     """Say why this login may not read a process of that user; "" where nothing speaks against."""
-    capable = may_trace(attempt_status())
+    capable = may_trace("\n".join(sysfs.attempt_lines("/proc/self/status")))
     return _why(uid, user, os.geteuid(), capable=capable, scope=attempt(_SCOPE))
 
 
@@ -452,12 +451,3 @@ def may_trace(status: str) -> bool:
     """Whether a /proc/PID/status says that the process has CAP_SYS_PTRACE in effect."""
     found = _CAPABILITIES.search(status)
     return found is not None and bool(int(found[1], 16) & _SYS_PTRACE)
-
-
-def attempt_status() -> str:
-    """Return our own /proc/self/status; "" without /proc."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return file.read(65536)
-    except OSError:
-        return ""

@@ -15,10 +15,10 @@ from .processes import People
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-    from probe.procfs import Stat
+    from probe.processes import Care
 
     from .processes import Seat
 
@@ -191,18 +191,13 @@ MOST = 512
 MOST_LAUNCHERS = 128
 
 
-def find(
-    run_pid: int,
-    wanted: list[int],
-    untouchable: Callable[[Stat], bool],
-    mark: Callable[[int], None],
-) -> Told:
+def find(run_pid: int, wanted: list[int], care: Care) -> Told:
     """Return `ranks`, `launchers`, how many are `hidden`, and which of `wanted` are `absent`.
 
     `wanted`: only these processes, what is below them, and of a rank the others that its launcher
     started; empty for all of this node but our own.
     """
-    people = People(run_pid, wanted, untouchable, mark)
+    people = People(run_pid, wanted, care)
     ranks = [describe(people, pid, people.seats[pid]) for pid in _seated(people)]
     if not ranks:
         ranks = [describe(people, pid, None) for pid in _without_seats(people, wanted)]

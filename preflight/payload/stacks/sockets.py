@@ -8,11 +8,12 @@ import socket
 import struct
 
 from probe import procfs
+from probe.network import answers, attributes
 from probe.text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Any
 
     Wire = dict[str, Any]
@@ -22,19 +23,14 @@ STATES = {1: "established", 2: "connecting", 3: "accepting", 4: "closing", 5: "c
 """TCP states with somebody at this end; those without (TIME_WAIT) and listeners are left out."""
 
 _SOCK_DIAG, _BY_FAMILY = 4, 20
-_REQUEST_DUMP = 0x301
-_DONE, _ERROR = 3, 2
 _INFO = 2
 """INET_DIAG_INFO: the attribute with struct tcp_info."""
 
-_HEAD = struct.Struct("=IHHII")
 _ASK = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8xIIIII")
-_ATTRIBUTE = struct.Struct("=HH")
 _RETRANSMIT, _PROBE = 1, 4
 """Timers: of the oldest segment without an answer, and of a peer that has closed its window."""
 
-WAIT_S = 2.0
 MOST_SOCKETS = 200_000
 """Sockets looked at: a node that serves the web has more than we can use."""
 
@@ -45,42 +41,13 @@ def connections() -> list[Wire]:
     wanted = sum(1 << number for number in STATES)
     for family in (socket.AF_INET, socket.AF_INET6):
         ask = _ASK.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, wanted)
-        for bodies in _answers(_SOCK_DIAG, _BY_FAMILY, ask):
+        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
             for wire in map(parse, bodies):
                 if wire and wire["inode"]:
                     found.append(wire)
                 if len(found) >= MOST_SOCKETS:
                     return found
     return found
-
-
-def _answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
-    """Ask the kernel for all that it has of a kind, netlink(7); yield the bodies as they come."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
-        kernel.settimeout(WAIT_S)
-        kernel.send(_HEAD.pack(_HEAD.size + len(ask), kind, _REQUEST_DUMP, 1, 0) + ask)
-        going = True
-        while going:
-            bodies, going = messages(kernel.recv(1 << 18))
-            yield bodies
-
-
-def messages(data: bytes) -> tuple[list[bytes], bool]:
-    """Take a datagram apart: the bodies of its messages, and whether more are to come.
-
-    OSError where the kernel refuses; what is cut short ends it.
-    """
-    bodies: list[bytes] = []
-    while len(data) >= _HEAD.size:
-        size, kind, _, _, _ = _HEAD.unpack_from(data)
-        if kind == _DONE or size < _HEAD.size or size > len(data):
-            return bodies, False
-        if kind == _ERROR:
-            code = struct.unpack_from("=i", data, _HEAD.size)[0] if size >= _HEAD.size + 4 else 0
-            raise OSError(-code, "the kernel refuses sock_diag")
-        bodies.append(data[_HEAD.size : size])
-        data = data[(size + 3) & ~3 :]
-    return bodies, True
 
 
 def parse(body: bytes) -> Wire | None:
@@ -102,8 +69,8 @@ def parse(body: bytes) -> Wire | None:
         "unacked": unacked,
         "waiting": unread,
     }
-    attributes = _attributes(body[_MESSAGE.size :])
-    return {**wire, **_timed(timer, retries), **_counted(attributes.get(_INFO, b""))}
+    info = attributes(body[_MESSAGE.size :]).get(_INFO, b"")
+    return {**wire, **_timed(timer, retries), **_counted(info)}
 
 
 def _timed(timer: int, retries: int) -> dict[str, int]:
@@ -112,18 +79,6 @@ def _timed(timer: int, retries: int) -> dict[str, int]:
         "retries": retries if timer == _RETRANSMIT else 0,
         "probes": retries if timer == _PROBE else 0,
     }
-
-
-def _attributes(data: bytes) -> dict[int, bytes]:
-    """Take attributes apart, by their kind."""
-    found: dict[int, bytes] = {}
-    while len(data) >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(data)
-        if size < _ATTRIBUTE.size:
-            break
-        found[kind] = data[_ATTRIBUTE.size : size]
-        data = data[(size + 3) & ~3 :]
-    return found
 
 
 def _counted(info: bytes) -> dict[str, int]:
@@ -160,7 +115,7 @@ MOST_INTERFACE_ROWS = 256
 def look_interfaces() -> dict[str, Wire]:
     """Return one `PortLook` for each interface by name, all counters since its start; OSError."""
     found: dict[str, Wire] = {}
-    for bodies in _answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
+    for bodies in answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
         found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
         if len(found) >= MOST_INTERFACE_ROWS:
             break
@@ -172,7 +127,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
     if len(body) < _BODY.size:
         return None
     flags = _BODY.unpack_from(body)[3]
-    raw = _attributes(body[_BODY.size :])
+    raw = attributes(body[_BODY.size :])
     stats, downs = raw.get(_STATS, b""), raw.get(_DOWNS, b"")
     if flags & _LOOPBACK or _NAME not in raw or len(stats) < _STATS_LEAST:
         return None

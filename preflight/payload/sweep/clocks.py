@@ -20,8 +20,8 @@ import select
 import time
 from abc import ABC, abstractmethod
 
-from probe.rdma import names
-from probe.text import attempt
+from probe import procfs
+from probe.text import attempt, names
 
 from . import verify
 
@@ -394,13 +394,14 @@ def waited_s(pid: int) -> dict[str, float]:
 
 def stopped(pid: int) -> bool:
     """Whether somebody stopped it by a signal (or a debugger holds it)."""
-    return _state(f"/proc/{pid}") in ("T", "t")
+    its = procfs.look(pid)
+    return its is not None and its.state in ("T", "t")
 
 
 def in_d_state(pid: int) -> bool:
     """Whether one of its threads waits in the kernel, where no signal reaches it."""
-    tasks = f"/proc/{pid}/task"
-    return any(_state(f"{tasks}/{thread}") == "D" for thread in names(tasks))
+    threads = (procfs.look(pid, int(thread)) for thread in names(f"/proc/{pid}/task"))
+    return any(one is not None and one.state == "D" for one in threads)
 
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
@@ -412,7 +413,3 @@ def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
     if most < _EXPLAINS * within_s:
         return ""
     return f"; it waited {most:.1f} s for a CPU: look at what else runs on this node"
-
-
-def _state(folder: str) -> str:
-    return attempt(folder + "/stat").rpartition(") ")[2][:1]

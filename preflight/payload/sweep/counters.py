@@ -12,17 +12,18 @@ A login that may not read the log sees none; that is no proof of health and none
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 
-import lease
-from probe.rdma import ERRORS
-from probe.rdma import names as listed
+import children
+import start
+from probe import nvml_calls, sysfs
+from probe.rdma import errors
 from probe.sysfs import attempt_lines
 from probe.text import attempt
-
-from . import lines
+from probe.text import names as listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,15 +54,19 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
         if devices is not None and device not in devices:
             continue
         for port in listed(f"{folder}/{device}/ports"):
-            for kind, names in ERRORS.items():
-                base = f"{folder}/{device}/ports/{port}/{kind}"
-                found.update(_read_all(f"{device}/{port}", base, names))
+            for name, value in errors(f"{folder}/{device}/ports/{port}").items():
+                found[f"{device}/{port} {name}"] = float(value)
     return found
 
 
 def ethernet(root: str, interface: str) -> dict[str, float]:
     """Read an interface's errors; of its drops nothing is proven."""
-    return dict(_read_all(interface, f"{root}/class/net/{interface}", _ETHERNET))
+    texts = {name: attempt(f"{root}/class/net/{interface}/{name}") for name in _ETHERNET}
+    return {
+        f"{interface} {name.rpartition('/')[2]}": float(text)
+        for name, text in texts.items()
+        if text.isdigit()
+    }
 
 
 def tcp() -> dict[str, float]:
@@ -83,23 +88,6 @@ def table(lines: list[str]) -> Iterator[tuple[str, float]]:
                 yield f"{group} {column}", float(value)
 
 
-def _read_all(part: str, base: str, names: Collection[str]) -> Iterator[tuple[str, float]]:
-    for name in names:
-        text = attempt(f"{base}/{name}")
-        if text.isdigit():
-            yield f"{part} {name.rpartition('/')[2]}", float(text)
-
-
-LIBRARY = "libnvidia-ml.so.1"
-
-# nvml.h: nvmlClocksEventReason*
-_POWER_CAP = {0x04: "sw_power_cap"}
-_THROTTLE = {  # what hardware or heat force upon a GPU
-    0x08: "hw_slowdown",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-}
 _LINK_COUNT = 91  # nvml.h: NVML_FI_DEV_*, as all numbers below
 _FIELDS = {"pcie_replay": 94, "ecc_corrected": 3, "ecc_uncorrected": 4}
 _LINK_FIELDS = {
@@ -123,8 +111,6 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 """For drivers that do not know the field."""
 
 _MOST_LINKS = 36
-_MOST = 2**53
-"""Beyond it is no count: a driver that fails may answer all ones."""
 _EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
 
 
@@ -134,17 +120,11 @@ class Gpus:
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
         self._known: dict[str | int, Gpu] = {}
-        try:
-            import ctypes
-
-            ctypes.CDLL(LIBRARY)
-            import pynvml
-            from probe.nvml_calls import Nvml
-
+        # No library, no module, NVML's own errors: no counters.
+        with contextlib.suppress(Exception):
+            pynvml = nvml_calls.load()
             pynvml.nvmlInit()
-            self._nvml = Nvml(pynvml)
-        except Exception:  # noqa: BLE001 - no library, no module, NVML's own errors: no counters
-            return
+            self._nvml = nvml_calls.Nvml(pynvml)
 
     def read(self, bus_id: str | None) -> tuple[dict[str, float], list[str]]:
         """Return the counters, and the throttle reasons that hold now, of one GPU or of all."""
@@ -153,7 +133,7 @@ class Gpus:
         for gpu in self.by_bus_id(bus_id):
             name = f"GPU {gpu.index} "
             counters.update({name + each: float(value) for each, value in gpu.counters().items()})
-            throttled += [f"{name}throttle {reason}" for reason in gpu.throttled()]
+            throttled += [f"{name}throttle {reason}" for reason in gpu.throttled() or ()]
         return counters, throttled
 
     def sole_holders(self, index: int) -> tuple[bool | None, list[int]]:
@@ -161,7 +141,7 @@ class Gpus:
 
         None where NVML does not tell.
         """
-        gpu = None if self._nvml is None else _found(self._nvml, index)
+        gpu = self._found(index)
         return (None, []) if gpu is None else gpu.sole_holders()
 
     def bus_ids(self, visible: list[Any]) -> list[str]:
@@ -171,58 +151,48 @@ class Gpus:
         CUDA_DEVICE_ORDER=PCI_BUS_ID; a UUID may be cut short, as in CUDA_VISIBLE_DEVICES. Nothing
         where one is not known.
         """
-        nvml = self._nvml
-        if nvml is None:
-            return []
-        count = nvml.ask_by_name("nvmlDeviceGetCount") or 0
-        every = {at: nvml.ask_by_name("nvmlDeviceGetHandleByIndex", at) for at in range(count)}
-        uuids = {
-            at: _gpu_counters_text(nvml.ask_by_name("nvmlDeviceGetUUID", one))
-            for at, one in every.items()
-            if one
-        }
+        count = self._ask("Count") or 0
+        every = {at: self._ask("HandleByIndex", at) for at in range(count)}
+        uuids = {at: nvml_calls.text(self._ask("UUID", one)) for at, one in every.items() if one}
         found: list[Any] = []
         for wanted in visible:
             at = wanted if isinstance(wanted, int) else _only(uuids, wanted)
             if at is None:
                 return []
             if every.get(at) is not None:  # a lost GPU is counted, and CUDA passes over it
-                found.append(nvml.ask_by_name("nvmlDeviceGetPciInfo", every[at]))
-        return [] if None in found else [_gpu_counters_text(pci.busId).lower() for pci in found]
+                found.append(self._ask("PciInfo", every[at]))
+        return [] if None in found else [nvml_calls.text(pci.busId).lower() for pci in found]
 
     def bus_id(self, uuid: str) -> str | None:
         """The PCI address of the GPU with this UUID ("GPU-..."), as sysfs spells it."""
-        from probe import sysfs
-
-        if self._nvml is None:
-            return None
-        handle = self._nvml.ask_by_name("nvmlDeviceGetHandleByUUID", uuid.encode("ascii"))
-        if handle is None:
-            return None
-        info = self._nvml.ask_by_name("nvmlDeviceGetPciInfo", handle)
-        return None if info is None else sysfs.bus_id(_gpu_counters_text(info.busId)) or None
+        handle = self._ask("HandleByUUID", uuid.encode("ascii"))
+        info = None if handle is None else self._ask("PciInfo", handle)
+        return None if info is None else sysfs.bus_id(nvml_calls.text(info.busId)) or None
 
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Find handles, of one or of all, once: they hold for as long as the library does."""
-        if self._nvml is None:
-            return []
-        count = 0 if bus_id is not None else self._nvml.ask_by_name("nvmlDeviceGetCount")
-        keys: list[str | int] = list(range(count or 0)) if bus_id is None else [bus_id]
+        keys = range(self._ask("Count") or 0) if bus_id is None else [bus_id]
         for key in keys:
             if key not in self._known:
-                gpu = _found(self._nvml, key)
+                gpu = self._found(key)
                 if gpu is not None:
                     self._known[key] = gpu
         return [self._known[key] for key in keys if key in self._known]
 
+    def _found(self, key: str | int) -> Gpu | None:
+        if isinstance(key, int):
+            index, handle = key, self._ask("HandleByIndex", key)
+        else:
+            handle = self._ask("HandleByPciBusId", key.encode("ascii"))
+            index = handle and self._ask("Index", handle)
+        if self._nvml is None or handle is None or index is None:
+            return None
+        return Gpu(self._nvml, index, handle)
 
-def _found(nvml: Nvml, key: str | int) -> Gpu | None:
-    if isinstance(key, int):
-        handle = nvml.ask_by_name("nvmlDeviceGetHandleByIndex", key)
-        return None if handle is None else Gpu(nvml, key, handle)
-    handle = nvml.ask_by_name("nvmlDeviceGetHandleByPciBusId", key.encode("ascii"))
-    index = None if handle is None else nvml.ask_by_name("nvmlDeviceGetIndex", handle)
-    return None if index is None else Gpu(nvml, index, handle)
+    def _ask(self, what: str, *given: Any) -> Any:
+        """Return what nvmlDeviceGet`what` answers; None for any refusal, and without a driver."""
+        nvml = self._nvml
+        return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + what, *given)
 
 
 class Gpu:
@@ -234,9 +204,7 @@ class Gpu:
         self._handle = handle
         self._fields: dict[str, tuple[int, int]] = {}
         self._calls: dict[str, tuple[Any, ...]] = {}
-        self._reasons = "CurrentClocksEventReasons"
-        if not nvml.has("nvmlDeviceGet" + self._reasons):
-            self._reasons = "CurrentClocksThrottleReasons"  # before R535
+        self._reasons = nvml.reasons_call()
 
     def counters(self) -> dict[str, int]:
         """Return what it counts now, by name: "pcie_replay", "nvlink3_crc"."""
@@ -249,16 +217,11 @@ class Gpu:
                 found[name] = value
         return found
 
-    def throttled(self) -> list[str]:
-        """Name what holds its clocks down now."""
-        bits = int(self.ask(self._reasons) or 0)
-        return [name for bit, name in _THROTTLE.items() if bits & bit]
-
-    def reasons(self) -> list[str] | None:
-        """Name the same and a cap on its power; None where NVML does not tell."""
-        bits = self.ask(self._reasons)
-        every = {**_POWER_CAP, **_THROTTLE}
-        return None if bits is None else [name for bit, name in every.items() if bits & bit]
+    def throttled(self) -> list[str] | None:
+        """Name what hardware or heat hold its clocks down with now; None where NVML is silent."""
+        bits = self._nvml.ask_by_name(self._reasons, self._handle)
+        named = nvml_calls.reasons(int(bits or 0))
+        return None if bits is None else [name for name in named if name in nvml_calls.FORCED]
 
     def sole_holders(self) -> tuple[bool | None, list[int]]:
         """Whether it takes one process at a time (None: NVML does not tell), and those on it."""
@@ -294,7 +257,7 @@ class Gpu:
         return {
             name: value
             for name, (value, refusal) in zip(fields, answers)  # noqa: B905 - Python 3.8
-            if refusal is None and 0 <= value <= _MOST
+            if refusal is None and 0 <= value <= nvml_calls.MOST
         }
 
     def ask(self, what: str, *given: Any) -> Any:
@@ -306,11 +269,6 @@ def _only(uuids: dict[int, str], start: str) -> int | None:
     """The one GPU whose UUID begins so."""
     found = [index for index, uuid in uuids.items() if uuid.startswith(start)]
     return found[0] if len(found) == 1 else None
-
-
-def _gpu_counters_text(said: Any) -> str:
-    """Return the same as text: pynvml before 11.515 answers in bytes."""
-    return said.decode("ascii", "replace") if isinstance(said, bytes) else str(said or "")
 
 
 LOG = "/dev/kmsg"
@@ -447,26 +405,23 @@ class _Reader:
     def __init__(self, root: str) -> None:
         asking, self._asking = os.pipe()
         reading, writing = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if not self._pid:
-            try:
-                lease.die_with_parent(parent, "preflight-count")
-                lease.close_all_but({asking, writing})
-                _serve(asking, writing, root)
-            finally:
-                os._exit(0)
+
+        def work() -> None:
+            children.close_all_but({asking, writing})
+            _serve(asking, writing, root)
+
+        self._pid = children.fork("preflight-count", work)
         os.close(asking)
         os.close(writing)
-        self._answers = lines.Reader(reading)
+        self._answers = start.Reader(reading)
 
     def wake(self) -> None:
         """Let it load the driver's library."""
-        lines.write(self._asking, {"number": 0})
+        start.write(self._asking, {"number": 0})
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer; TimeoutError if it is late, another OSError if nobody is there."""
-        lines.write(self._asking, question)
+        start.write(self._asking, question)
         while True:
             answer = self._answers.next(PATIENCE_S)
             if answer is None:
@@ -479,7 +434,7 @@ class _Reader:
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        lease.reaped(self._pid, _ENDING_S)
+        children.reaped(self._pid, _ENDING_S)
 
 
 def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:
@@ -503,7 +458,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[d
 
 def _serve(asking: int, writing: int, root: str) -> None:
     """Answer until nobody asks any more."""
-    questions = lines.Reader(asking)
+    questions = start.Reader(asking)
     if questions.next(None) is None:
         return
     gpus, log = Gpus(), KernelLog()
@@ -519,7 +474,7 @@ def _serve(asking: int, writing: int, root: str) -> None:
             found.update(log.xids(asked["bus_id"]))
             found.update(_links(root, asked["devices"], asked["interface"]))
             answer = {"counters": found, "throttled": throttled}
-        lines.write(writing, dict(answer, number=asked["number"]))
+        start.write(writing, dict(answer, number=asked["number"]))
 
 
 def _links(root: str, devices: Collection[str] | None, interface: str | None) -> dict[str, float]:

@@ -14,7 +14,7 @@ import signal
 import time
 import warnings
 
-import lease
+import children
 from probe.text import attempt
 
 from . import counters
@@ -37,7 +37,7 @@ class NoCuda(Exception):  # noqa: N818 - it may be no error of this node's
         self.held = held
 
 
-def initialise(torch: Any, index: int, patience_s: float = lease.EXIT_S) -> None:
+def initialise(torch: Any, index: int, patience_s: float = children.EXIT_S) -> None:
     """Make this process's context on that GPU; NoCuda if there is none to be had.
 
     A GPU in exclusive-process mode may still be held by the process before this one, which exits:
@@ -135,21 +135,18 @@ def _load() -> tuple[Any, Any]:
 def _cuda(torch: Any) -> dict[str, Any]:
     """Count the GPUs in a child: the CUDA runtime may hang, and spoils a process for forking."""
     reading, writing = os.pipe()
-    agent = os.getpid()
-    pid = os.fork()
-    if not pid:
-        try:
-            lease.die_with_parent(agent, "preflight-cuda")
-            lease.let_go_of_the_wire()
-            os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
-        finally:
-            os._exit(0)
+
+    def work() -> None:
+        children.let_go_of_the_wire()
+        os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
+
+    pid = children.fork("preflight-cuda", work)
     os.close(writing)
     answered = select.select([reading], [], [], _CUDA_S)[0]
     answer = os.read(reading, _ANSWER_BYTES) if answered else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
-    lease.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
+    children.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
 

@@ -13,15 +13,14 @@ ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
 from __future__ import annotations
 
 import os
-import select
-import signal
 import threading
 from datetime import timedelta
 
-import lease
+import children
+import start
 from probe import network
 
-from . import cuda, lines, lock, plan, process_groups, supervisor
+from . import agent, cuda, plan, process_groups, supervisor
 from .plan import short
 
 TYPE_CHECKING = False
@@ -46,7 +45,7 @@ class Rails:
 
     def relay(self, pipe: int, rail: int) -> None:
         """Pass on one rail's words to its end; a silent end is told by its number, `rail`."""
-        reader = lines.Reader(pipe)
+        reader = start.Reader(pipe)
         whose = f"its rank of rail {rail}" if self._count > 1 else "its rank"
         while True:
             line = reader.next(None)
@@ -83,11 +82,7 @@ def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
     while True:
         order = more.get()
         for pipe in pipes:
-            lines.write(pipe, order)
-
-
-_UP_S = 5.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
-_TRIES = 3
+            start.write(pipe, order)
 
 
 def lock_name(request: dict[str, Any]) -> str:
@@ -110,43 +105,17 @@ def gpu_of_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def start_rail(rail: plan.Rail, ends: tuple[int, int]) -> None:
-    """Run the rail in a process of its own, which ends with this one; OSError if none comes up.
+def start_rail(rail: plan.Rail, writing: int, orders: int) -> None:
+    """Run the rail in a process of its own, which ends with this one; OSError if none comes up."""
 
-    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
-    hangs in one of them would be silent, and its node be blamed for it. It is replaced.
-    """
-    for _ in range(_TRIES):
-        up, upping = os.pipe()
-        pid = _fork(rail, ends, upping)
-        os.close(upping)
-        alive = bool(select.select([up], [], [], _UP_S)[0]) and os.read(up, 1) != b""
-        os.close(up)
-        if alive:
-            os.close(ends[0])
-            return
-        os.kill(pid, signal.SIGKILL)
-        lease.reaped(pid, _UP_S)
-    raise OSError(f"none of {_TRIES} processes for rail {rail.rail} came up")
-
-
-def _fork(rail: plan.Rail, ends: tuple[int, int], upping: int) -> int:
-    agent, (writing, orders) = os.getpid(), ends
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        lease.die_with_parent(agent, "preflight-rank")
-        lease.default_signals()
-        lease.let_go_of_the_wire()
-        os.write(upping, b".")
-        os.close(upping)
+    def work() -> None:
         if rail.rail in rail.go.own_rails:
             supervisor.supervise(rail, writing, orders)
         else:  # another node has fewer ranks
-            lines.write(writing, {"event": "rail_done"})
-    finally:
-        os._exit(0)
+            start.write(writing, {"event": "rail_done"})
+
+    children.fork_surely("preflight-rank", work, f" for rail {rail.rail}")
+    os.close(writing)
 
 
 _STORE_S = 30.0
@@ -154,11 +123,11 @@ _STORE_S = 30.0
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
-    orders, kept = lines.hold(request, read_line, emit)
-    lease.adopt_orphans()
-    held = lock.claim(lock_name(request))
+    orders, kept = agent.hold(request, read_line, emit)
+    children.adopt_orphans()
+    held = agent.claim(lock_name(request))
     if held is None:
-        error, advice = lock.words(lock.address(lock_name(request)))
+        error, advice = agent.why_taken(lock_name(request))
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
         return
@@ -220,8 +189,8 @@ def _sweep(
         local = network.source_address(go.towards)
         for place, rail in enumerate(own):
             gpu = gpu_of_rank() if seated else place
-            ends = (told[place][1], orders[place][0])
-            start_rail(plan.Rail(go, rail, local, store, gpu), ends)
+            of_it = plan.Rail(go, rail, local, store, gpu)
+            start_rail(of_it, writing=told[place][1], orders=orders[place][0])
         rails = Rails(len(own), emit)
         for place, rail in enumerate(own):
             _in_thread(rails.relay, told[place][0], rail)

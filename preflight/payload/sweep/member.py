@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
 from .pair import MARGIN_S, Unfit, attempt, climbed
 from .plan import account, account_of
-from .process_groups import STRIKING_S, Meeting
+from .process_groups import STRIKING_S, Meeting, client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,13 +136,12 @@ def take_part(
     `log`: where NCCL is to write. False if another process is to go on from the last account.
     """
     import torch  # loaded by the agent already; here it only gets its name
-    import torch.distributed as dist
 
     rail = replace(rail, mnnvl=first_round >= rail.go.domain_step)
     torch.set_num_threads(1)
     say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
     counting = counters.Watch(rail.go.sysfs)  # before there are threads and connections to inherit
-    store = _store(dist, rail)
+    store = _store(rail)
     meeting = Meeting(store, rail.member, rail.members, rail.go.missing)
     if rail.go.backend == "nccl":
         say(round=first_round, phase="init", within_s=rail.go.init_s)
@@ -190,17 +188,13 @@ def _alive(say: Callable[..., None], step: int) -> Alive:
 
 def step_out(rail: plan.Rail) -> None:
     """Tell the others that this rank comes no more, so that nobody waits for it."""
-    import torch.distributed as dist
-
-    meeting = Meeting(_store(dist, rail), rail.member, rail.members, rail.go.missing)
+    meeting = Meeting(_store(rail), rail.member, rail.members, rail.go.missing)
     meeting.strike(rail.member, len(rail.go.turns))
 
 
-def _store(dist: Any, rail: plan.Rail) -> Any:
+def _store(rail: plan.Rail) -> Any:
     """The sweep's store; NCCL waits in it for its partner's id as long as ends may take to meet."""
-    raw = dist.TCPStore(*rail.store, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
-    raw.set_timeout(timedelta(seconds=max(STORE_S, rail.go.meet_s)))
-    return dist.PrefixStore("preflight/" + rail.go.run, raw)
+    return client(rail.go, rail.store, STORE_S, max(STORE_S, rail.go.meet_s))
 
 
 def _told(seat: pair.Seat, number: int, account: dict[str, Any], say: Callable[..., None]) -> bool:

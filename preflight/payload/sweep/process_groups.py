@@ -20,6 +20,8 @@ import threading
 import time
 from datetime import timedelta
 
+from probe import network
+
 from . import transports
 
 TYPE_CHECKING = False
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-    from lease import Lease
+    from start import Lease
 
     from . import plan
 
@@ -260,7 +262,7 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     os.environ.update(NCCL_ENVIRONMENT)
     if rail.mnnvl:
         os.environ["NCCL_MNNVL_ENABLE"] = "1"
-    interface = rail.go.interface or (transports.interface_of(rail.local) if rail.go.pinned else "")
+    interface = rail.go.interface or (network.interface_of(rail.local) if rail.go.pinned else "")
     if interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + interface
     nccl = torch.distributed.ProcessGroupNCCL
@@ -286,13 +288,12 @@ STORE = "store"
 """The lease's source that `follow` renews."""
 
 POLL_S = 2.0
-_CONNECT_S = 20.0
 _RENEWALS = "renewals"
 
 
 def host(go: plan.Go, address: tuple[str, int], lines: queue.Queue[dict[str, Any]]) -> None:
     """Write to the store, from now on, what the controller tells its host for all."""
-    store = _client(go, address)
+    store = client(go, address)
     store.set(_RENEWALS, "0")
     threading.Thread(target=_write, args=(go, store, lines), daemon=True).start()
 
@@ -318,7 +319,7 @@ def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
 def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
     """The answer may never come (a frozen host): the lease is watched by another thread."""
     try:
-        store = _client(go, address)
+        store = client(go, address)
         seen = b""
         while True:
             renewals = store.get(_RENEWALS)
@@ -330,9 +331,13 @@ def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
         return  # torch's DistError: the store is gone, and no more renewals will come
 
 
-def _client(go: plan.Go, address: tuple[str, int]) -> Any:
+def client(
+    go: plan.Go, address: tuple[str, int], within_s: float = 20.0, wait_s: float | None = None
+) -> Any:
+    """Connect to the sweep's store; `wait_s`: for a key to come, where not `within_s` either."""
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=_CONNECT_S)
-    raw = dist.TCPStore(*address, timeout=timeout, wait_for_workers=False)
+    raw = dist.TCPStore(*address, timeout=timedelta(seconds=within_s), wait_for_workers=False)
+    if wait_s is not None:
+        raw.set_timeout(timedelta(seconds=wait_s))
     return dist.PrefixStore("preflight/" + go.run, raw)

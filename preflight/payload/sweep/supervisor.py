@@ -10,9 +10,10 @@ import signal
 import threading
 from dataclasses import dataclass, replace
 
-import lease
+import children
+import start
 
-from . import clocks, lines, member, plan, transports
+from . import clocks, member, plan, transports
 from .clocks import Stalls
 from .cuda import NoCuda
 from .plan import account_of, because, short
@@ -62,7 +63,7 @@ class _Exit:
     def begins(self, pid: int) -> None:
         """From now on wait for it to exit; kill it if that takes too long."""
         self._pid = pid
-        self._thread = threading.Thread(target=_reap, args=(pid, lease.EXIT_S), daemon=True)
+        self._thread = threading.Thread(target=_reap, args=(pid, children.EXIT_S), daemon=True)
         self._thread.start()
 
     def overdue(self) -> str:
@@ -72,7 +73,7 @@ class _Exit:
         """
         if self._thread is None:
             return ""
-        within_s = lease.EXIT_S + _REAP_S
+        within_s = children.EXIT_S + _REAP_S
         self._thread.join(within_s)
         if not self._thread.is_alive():
             return ""
@@ -82,7 +83,7 @@ class _Exit:
 
 def _reap(pid: int, within_s: float) -> None:
     """Wait for a child to exit; kill it if that takes longer, and wait for that."""
-    if lease.reaped(pid, within_s) is None:
+    if children.reaped(pid, within_s) is None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -92,15 +93,15 @@ def supervise(rail: plan.Rail, output: int, orders: int) -> None:
 
     `output`: the rail's pipe to its agent; `orders`: the one from it.
     """
-    reader, first, last_exit = lines.Reader(orders), 0, _Exit()
+    reader, first, last_exit = start.Reader(orders), 0, _Exit()
     while _go_through(rail, first, output, last_exit) and rail.go.more:
-        lines.write(output, {"event": "rail_rest"})
+        start.write(output, {"event": "rail_rest"})
         more = reader.next(None)
         if more is None:
             break
         first = len(rail.go.turns)
         rail = replace(rail, go=plan.extended(rail.go, more))
-    lines.write(output, {"event": "rail_done"})
+    start.write(output, {"event": "rail_done"})
 
 
 def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bool:
@@ -112,7 +113,7 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
     failures = 0  # of processes in a row that failed here and were in no step
     while step < rail.go.steps:
         if rail.go.backend == "nccl" and (error := last_exit.overdue()):
-            lines.write(output, {"event": "trouble", "error": error})
+            start.write(output, {"event": "trouble", "error": error})
             return False
         ended = _run(rail, step, output, last_exit)
         if ended.step != step:
@@ -125,12 +126,12 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
             return True
         lost = ended.phase in _LOST_IN and account_of(rail, ended.step, ended.state, ended.error)
         if lost:
-            lines.write(output, lost)
+            start.write(output, lost)
             step, failures = step + 1, 0
             continue
         failures += 1
         if failures == _ATTEMPTS or (ended.phase == "init" and ended.late):
-            lines.write(output, {"event": "trouble", "error": ended.error})
+            start.write(output, {"event": "trouble", "error": ended.error})
             if ended.phase == "init":
                 _step_out(rail)
             return False
@@ -142,7 +143,7 @@ def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
     for step in range(at, rail.go.steps):
         account = account_of(rail, step, "not_run", error)
         if account is not None:
-            lines.write(output, account)
+            start.write(output, account)
 
 
 def _step_out(rail: plan.Rail) -> None:
@@ -162,12 +163,12 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
     waited: dict[str, float] = {}
     try:
         while not done:
-            line = reader.next(within_s + _GRACE_S, stalls if phase == "pair" else None)
+            line = reader.next(within_s + _GRACE_S, stalls.wait if phase == "pair" else None)
             if line is None:
                 break
             waited = clocks.waited_s(pid)
             if "account" in line:
-                lines.write(output, dict(line["account"], stalls=stalls.taken()))
+                start.write(output, dict(line["account"], stalls=stalls.taken()))
                 step, phase, since = line["round"] + 1, "between", transports.length(log)
                 logged = _tell_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
@@ -203,7 +204,7 @@ def _tell_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: in
     if log is None or not rail.go.keep_log or length <= above:
         return 0
     text = transports.kept(log)
-    lines.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
+    start.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
     return length
 
 
@@ -223,37 +224,32 @@ def _take_part(
         say(failed=str(error), gpu_taken=error.held)
 
 
-def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, lines.Reader]:
+def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reader]:
     """Have a process of its own do that; what it says, line by line, can be read here."""
     reading, writing = os.pipe()
-    supervisor = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, lines.Reader(reading)
 
     def say(**line: Any) -> None:
-        lines.write(writing, line)
+        start.write(writing, line)
 
-    status = 1
-    try:
-        lease.die_with_parent(supervisor, "preflight-pair")
-        lease.close_all_but({writing})
-        work(say)
-        status = 0
-    except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
-        say(failed=f"{type(error).__name__}: {short(error)}", gpu_taken=False)
-    finally:
-        os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
+    def whole() -> None:
+        try:
+            children.close_all_but({writing})
+            work(say)
+        except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
+            say(failed=f"{type(error).__name__}: {short(error)}", gpu_taken=False)
+
+    pid = children.fork("preflight-pair", whole)
+    os.close(writing)
+    return pid, start.Reader(reading)
 
 
 def _end(pid: int, error: str, last_exit: _Exit) -> str:
     """Kill and reap the measuring process; it is seen off where that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
-    status = lease.reaped(pid, _REAP_S)
+    status = children.reaped(pid, _REAP_S)
     if status is not None:
         # The words tell the controller that this end failed by itself.
-        return error or f"its measuring process {lines.ending(status)}"
+        return error or f"its measuring process {children.ending(status)}"
     last_exit.begins(pid)
     return error or "its measuring process ended by itself, and is not gone yet"

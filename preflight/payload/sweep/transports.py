@@ -7,16 +7,14 @@ Left to choose, NCCL may carry one GPU's data over another's NIC, and hide the o
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import re
 import socket
-import struct
 
 from probe import sysfs
-from probe.rdma import names
-from probe.text import attempt
+from probe.network import interface_of
+from probe.text import attempt, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,8 +236,6 @@ UNPLACED = (
     "counter or clock of the GPU is tied to this rail"
 )
 
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
-
 
 class Means:
     """One per measuring process; `prepare` before the first group is made."""
@@ -344,32 +340,6 @@ def gloo_interfaces(rail: plan.Rail) -> list[str]:
         return [rail.go.interface]
     text = "" if rail.go.pinned else os.environ.get("GLOO_SOCKET_IFNAME", "")
     return [name for name in text.split(",") if name]
-
-
-def interface_of(address: str) -> str:
-    """The interface that has this address; nothing where none says so."""
-    if ":" in address:
-        return _interface_of_v6(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has no address of this family
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return ""
-
-
-def _interface_of_v6(address: str) -> str:
-    wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
-    try:
-        with open("/proc/net/if_inet6") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return ""
-    return next((line[-1] for line in lines if line and line[0] == wanted), "")
 
 
 def _sockets() -> dict[str, int]:

@@ -14,6 +14,7 @@ pair is compared.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import NamedTuple
 
 TYPE_CHECKING = False
@@ -102,13 +103,15 @@ _SHORT = 2  # bytes of a bfloat16
 _DOUBLINGS = 16  # after more of them in place too few bits of the data are left
 
 
+@dataclass
 class Wrong:
     """The first wrong result of one size, and how many there were."""
 
-    def __init__(self, operation: int, difference: tuple[int, int, int]) -> None:
-        self.operation = operation
-        self.index, self.got, self.wanted = difference
-        self.times = 1
+    operation: int
+    index: int
+    got: int
+    wanted: int
+    times: int = 1
 
     def words(self, data: Data) -> str:
         """Say it in one line."""
@@ -203,7 +206,7 @@ class Data:
 
     def _note(self, operation: int, difference: tuple[int, int, int]) -> None:
         if self.wrong is None:
-            self.wrong = Wrong(operation, difference)
+            self.wrong = Wrong(operation, *difference)
         else:
             self.wrong.times += 1
 

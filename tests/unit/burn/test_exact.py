@@ -12,7 +12,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 from burn import integrity
-from burn.bench import Bench
+from burn.device import Bench
 from sweep import verify
 
 BENCH = Bench(torch, "cpu", 0)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from burn.device import Sides
+
 HOW = {"samples": 2, "seconds": 1, "bytes": 65536, "patience_s": 10, "first": 0}
 
 PRINTED = """\
@@ -73,7 +75,7 @@ def _nic(node: Path, name: str, *, state: str = "4: ACTIVE", numa: int | None = 
 
 
 def _measured(
-    node: Path, ends: float = math.inf, sides: paths.Sides | None = None, **how: int
+    node: Path, ends: float = math.inf, sides: Sides | None = None, **how: int
 ) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
     paths.measure_nics({**HOW, **how}, str(node), said.append, sides or [], ends)

@@ -338,12 +338,12 @@ def test_the_node_that_hosts_the_store_reads_its_counters_too(tree: Path) -> Non
 import os, sys
 sys.path.insert(0, {str(Path(counters.__file__).parents[1])!r})
 import torch.distributed as dist
-import lease; from sweep import counters as watch
+import children; from sweep import counters as watch
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 said, saying = os.pipe()
 pid = os.fork()
 if not pid:
-    lease.close_all_but({{saying}})
+    children.close_all_but({{saying}})
     found = watch.Watch({str(tree)!r}).read({ALL!r})
     os.write(saying, found.get("unread", "read").encode())
     os._exit(0)

@@ -13,13 +13,13 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-import lease  # noqa: E402
+import children  # noqa: E402
+import start  # noqa: E402
 from burn import crew  # noqa: E402
 from sweep import (  # noqa: E402
     clocks,
     counters,
     cuda,
-    lines,
     member,
     pair,
     plan,
@@ -62,12 +62,12 @@ def rail(**changes: Any) -> plan.Rail:
 def told(part: Part, monkeypatch: pytest.MonkeyPatch, whose: plan.Rail) -> list[dict[str, Any]]:
     """What a rail tells its agent whose measuring processes do such a part."""
     monkeypatch.setattr(member, "take_part", part)
-    monkeypatch.setattr(lease, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(children, "die_with_parent", lambda *_: None)
     monkeypatch.setattr(clocks, "excuse", lambda *_: "")  # this machine may be loaded
     (reading, writing), (orders, ordering) = os.pipe(), os.pipe()
     try:
         supervisor.supervise(whose, writing, orders)
-        reader, events = lines.Reader(reading), [{"event": ""}]
+        reader, events = start.Reader(reading), [{"event": ""}]
         while events[-1]["event"] != "rail_done":
             events.append(reader.next(0.0) or {})
         return events[1:]
@@ -111,7 +111,7 @@ def test_a_process_that_takes_long_to_exit_is_through_when_it_says_so(
         monkeypatch.setattr(os, "_exit", slowly)
         return True
 
-    monkeypatch.setattr(lease, "close_all_but", lambda _: None)
+    monkeypatch.setattr(children, "close_all_but", lambda _: None)
     try:
         events = told(part, monkeypatch, rail())
     finally:
@@ -221,8 +221,8 @@ def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
 ) -> None:
     """In whatever state it is: the next process would wait for its GPU, and be called hung."""
     go_on = threading.Event()
-    monkeypatch.setattr(lease, "reaped", lambda *_: None)
-    monkeypatch.setattr(lease, "EXIT_S", 0.0)
+    monkeypatch.setattr(children, "reaped", lambda *_: None)
+    monkeypatch.setattr(children, "EXIT_S", 0.0)
     monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
     monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())
 

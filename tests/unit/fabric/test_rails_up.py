@@ -22,11 +22,10 @@ from tests.unit.fabric.nodes import wait_for
 torch: Any = pytest.importorskip("torch")
 
 import children  # noqa: E402
-import lease  # noqa: E402
+import start  # noqa: E402
 from sweep import (  # noqa: E402
     clocks,
     cuda,
-    lines,
     main,
     plan,
     process_groups,
@@ -47,13 +46,13 @@ def test_long_lines_stay_whole_and_half_a_line_is_dropped() -> None:
     reading, writing = os.pipe()
 
     def write() -> None:
-        lines.write(writing, {"long": "x" * 200_000})
+        start.write(writing, {"long": "x" * 200_000})
         os.write(writing, b'{"half":')
         os.close(writing)
 
     writer = threading.Thread(target=write)
     writer.start()
-    reader = lines.Reader(reading)
+    reader = start.Reader(reading)
     assert reader.next(10.0) == {"long": "x" * 200_000}
     assert reader.next(10.0) is None
     writer.join()
@@ -64,7 +63,7 @@ def test_a_late_line_is_a_timeout() -> None:
     """Silence is noticed after the time that the writer itself had announced."""
     reading, writing = os.pipe()
     with pytest.raises(TimeoutError):
-        lines.Reader(reading).next(0.01)
+        start.Reader(reading).next(0.01)
     os.close(reading)
     os.close(writing)
 
@@ -219,12 +218,12 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
             first.write_text(str(os.getpid()))
             time.sleep(600)
 
-    monkeypatch.setattr(lease, "die_with_parent", begin)
-    monkeypatch.setattr(main, "_UP_S", 2.0)
+    monkeypatch.setattr(children, "die_with_parent", begin)
+    monkeypatch.setattr(children, "UP_S", 2.0)
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
-    main.start_rail(none_of_its_own, (telling, ordered))
-    assert lines.Reader(told).next(30) == {"event": "rail_done"}
+    main.start_rail(none_of_its_own, telling, ordered)
+    assert start.Reader(told).next(30) == {"event": "rail_done"}
     assert not Path(f"/proc/{first.read_text()}").exists()  # nor as a zombie
     for each in (told, ordered, ordering):
         os.close(each)
@@ -240,9 +239,9 @@ def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
 
 def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three silent processes are enough."""
-    monkeypatch.setattr(lease, "die_with_parent", lambda *_: os._exit(1))
+    monkeypatch.setattr(children, "die_with_parent", lambda *_: os._exit(1))
     (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
     with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
-        main.start_rail(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), (telling, ordered))
+        main.start_rail(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), telling, ordered)
     for each in (told, telling, ordered, ordering):
         os.close(each)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from probe import guard, main, nvml
+from probe import guard, main, nvml_calls
 
 from .node import PATIENCE_S, PAYLOAD, Remote
 from .test_probe import probe
@@ -185,7 +185,7 @@ def test_a_reader_that_breaks_is_told_from_a_driver_that_refuses() -> None:
     for work in (breaks, dies):
         told = main._driver(guard.spawn(work), 30, [])
         assert told["driver"]["state"] == "error"
-        assert told["driver"]["error"].startswith(nvml.OURS)
+        assert told["driver"]["error"].startswith(nvml_calls.OURS)
 
 
 def test_a_hung_driver_is_killed_and_the_rest_told(

@@ -30,7 +30,7 @@ BUS_IDS = [gpu.path[-1] for gpu in HEALTHY.gpus]
 COUNTERS = """
 import ctypes, json
 from sweep import counters as gpu_counters
-calls = ctypes.CDLL(gpu_counters.LIBRARY).emulator_calls
+calls = ctypes.CDLL(gpu_counters.nvml_calls.LIBRARY).emulator_calls
 gpus, spent = gpu_counters.Gpus(), []
 for _ in range(3):
     before = calls()
@@ -51,8 +51,7 @@ print(json.dumps(rail_nic.bus_id(torch, {gpu}, gpu_counters.Gpus().bus_id)))
 GAUGE = """
 import json
 from types import SimpleNamespace
-from burn.bench import Bench
-from burn.device import Gauge
+from burn.device import Bench, Gauge
 known = SimpleNamespace(**{known!r})
 torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda gpu: known))
 torch.device = lambda kind, index: SimpleNamespace(index=index)

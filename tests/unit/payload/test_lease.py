@@ -13,7 +13,7 @@ from .node import NONCE, PAYLOAD, Remote
 if str(PAYLOAD) not in sys.path:
     sys.path.append(str(PAYLOAD))  # its modules are imported as they are on a node
 
-import lease
+import start
 
 pytestmark = pytest.mark.slow
 
@@ -47,33 +47,33 @@ def test_any_message_renews_the_lease() -> None:
 
 def test_each_source_that_was_there_once_must_stay() -> None:
     """A line that works does not make up for a store that has fallen silent."""
-    kept = lease.Lease(0.2)
+    kept = start.Lease(0.2)
     kept.renew("store")
 
     def lines(within_s: float) -> dict[str, object]:
         time.sleep(min(within_s, 0.02))
         return {"renew": 1}
 
-    assert lease.attend(lines, kept, lambda _: None) == "store"
+    assert start.attend(lines, kept, lambda _: None) == "store"
 
 
 def test_who_was_held_up_may_read_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped for longer than the lease: it is spared once, until it has heard or has not."""
     now = [100.0]
-    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    kept = lease.Lease(15.0)
+    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    kept = start.Lease(15.0)
     assert kept.lapsed() == ""
     now[0] += 60.0
     assert kept.lapsed() == ""
     for _ in range(16):
         now[0] += 0.5
         ended = kept.lapsed()
-    assert ended == lease.LINE
-    kept.renew(lease.LINE)
+    assert ended == start.LINE
+    kept.renew(start.LINE)
     assert kept.lapsed() == ""
 
 
 @pytest.mark.parametrize("seconds", [None, 1e9])
 def test_without_a_lease_only_the_end_of_input_counts(seconds: float | None) -> None:
     """A request that names none is served as before."""
-    assert lease.Lease(seconds).lapsed() == ""
+    assert start.Lease(seconds).lapsed() == ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import node_relay as nodes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relay import serve as nodes
 
 from preflight.transport import relay as ours
 

@@ -18,9 +18,9 @@ import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import ranks as finding
+from stacks.main import Standing, readable
 from stacks.moments import Instant
 from stacks.ranks import Patience
-from stacks.standing import Standing, readable
 
 from preflight.facts.model import decode_look
 from preflight.transport import bundle
@@ -311,8 +311,7 @@ def test_another_users_rank_is_counted_and_the_rest_goes_on(start: Start, tmp_pa
 def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     """It is told as gone, without a problem, and the others are told whole."""
     leaves, stays = start(), start(RANK="4")
-    everyone = (lambda _stat: False, lambda _pid: None)
-    ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], *everyone)["ranks"]
+    ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], processes.Care())["ranks"]
     patience = Patience(time.monotonic() + 60)
     before = Instant(patience, ranks, "/sys")
     standing = Standing(patience, own=True)

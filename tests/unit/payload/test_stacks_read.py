@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from probe import network
 from stacks import moments, processes, pyspy, sockets
 
 from tests.lab import strangers_mount
@@ -86,7 +87,7 @@ def test_a_deep_recursion_keeps_both_its_ends() -> None:
 def test_netlink_answers_may_be_cut(data: bytes) -> None:
     """Any bytes end in messages or an OSError; no message outlasts its datagram."""
     with contextlib.suppress(OSError):
-        bodies, _ = sockets.messages(data)
+        bodies, _ = network.messages(data)
         assert sum(map(len, bodies)) <= len(data)
 
 

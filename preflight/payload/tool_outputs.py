@@ -83,11 +83,10 @@ def run(
 
 
 def _start(words: list[str], environ: dict[str, str]) -> guard.Child | None:
-    for folder in (*filter(None, environ.get("PATH", "").split(":")), *_FOLDERS):
-        program = f"{folder}/{words[0]}"
-        if os.path.isfile(program) and os.access(program, os.X_OK):
-            return guard.spawn_program([program, *words[1:]], environ, errors=True)
-    return None
+    program = guard.program(words[0], (*environ.get("PATH", "").split(":"), *_FOLDERS))
+    if program is None:
+        return None
+    return guard.spawn_program([program, *words[1:]], environ, errors=True)
 
 
 def _finish(name: str, child: guard.Child | None, began: float, until: float) -> dict[str, Any]:

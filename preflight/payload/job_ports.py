@@ -1,6 +1,7 @@
-"""Listens at the job's ports, and connects to those of the other nodes as ranks will.
+"""Whether the job's ports can be taken here and reached from there; tried, and given back.
 
-The nonce itself never crosses the wire, since other listeners may hear what we say.
+Listens for real and connects for real, so that a firewall or a squatter shows before the job. The
+nonce itself never crosses the wire, since other listeners may hear what we say.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ import contextlib
 import errno
 import hmac
 import os
+import queue
 import selectors
 import socket
 import struct
 import threading
 import time
 
-from probe.text import clean
+import start
+from probe import guard, network, procfs
+from probe.processes import Care, Describer
+from probe.text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    Message = dict[str, Any]
 
 
 _OPENING = b"preflight hello "
@@ -53,9 +61,6 @@ def _mark(nonce: str, text: str) -> bytes:
     return digest.encode("ascii") + b"\n"
 
 
-if TYPE_CHECKING:
-    Target = dict[str, Any]
-
 CONNECT_S = 3.0
 """For one connection, and again for the answer."""
 
@@ -80,7 +85,7 @@ class _NotOursError(Exception):
     """Somebody accepted who is not this run's listener on that node."""
 
 
-def try_all(targets: list[Target], nonce: str, until: float) -> list[dict[str, Any]]:
+def try_all(targets: list[Message], nonce: str, until: float) -> list[dict[str, Any]]:
     """Try every target, 64 at a time, and return one `Attempt` of the document for each, in order.
 
     Those not done by `until` (a name service that hangs) are told as timed out.
@@ -110,7 +115,7 @@ def try_all(targets: list[Target], nonce: str, until: float) -> list[dict[str, A
     return list(attempts)
 
 
-def _try(target: Target, nonce: str) -> dict[str, Any]:
+def _try(target: Message, nonce: str) -> dict[str, Any]:
     began = time.monotonic()
     result, error = "ok", ""
     try:
@@ -128,7 +133,7 @@ def _try(target: Target, nonce: str) -> dict[str, Any]:
     return _attempt(target, result, error, (time.monotonic() - began) * 1000)
 
 
-def _attempt(target: Target, result: str, error: str, ms: float = 0.0) -> dict[str, Any]:
+def _attempt(target: Message, result: str, error: str, ms: float = 0.0) -> dict[str, Any]:
     return {
         "target": target["node"],
         "port": target["port"],
@@ -139,7 +144,7 @@ def _attempt(target: Target, result: str, error: str, ms: float = 0.0) -> dict[s
     }
 
 
-def _converse(target: Target, nonce: str) -> None:
+def _converse(target: Message, nonce: str) -> None:
     """Connect, greet, hear the reply, and close first: TIME_WAIT stays on this side."""
     expected = reply(nonce, target["node"])
     address = (target["address"], target["port"])
@@ -284,3 +289,180 @@ class Listeners:
         del self._peers[peer.socket.fileno()]
         self._selector.unregister(peer.socket)
         peer.socket.close()
+
+
+BACKLOG = 4096
+"""Every node of the fleet may knock at the master in the same instant."""
+
+
+def listener(port: int) -> socket.socket:
+    """Listen on every address, IPv6 and IPv4 where both exist; OSError says why it cannot be.
+
+    Never SO_REUSEADDR: a port whose old connections linger must show.
+    """
+    try:
+        return _listening(socket.AF_INET6, "::", port)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
+            raise
+    return _listening(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 (as the job's store does)
+
+
+def is_free(port: int, patience_s: float = 1.0) -> bool:
+    """Whether the port could be taken once more, and give it back.
+
+    The last acknowledgements of connections that ended well may still be on their way.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            listener(port).close()
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _listening(family: int, address: str, port: int) -> socket.socket:
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        taken.bind((address, port))
+        taken.listen(BACKLOG)
+    except OSError:
+        taken.close()
+        raise
+    taken.settimeout(0)
+    return taken
+
+
+LOOKUP_S = 4.0
+"""Reading a stuck process can hang: the lookup runs in a child with this long."""
+
+
+def find(port: int) -> dict[str, Any]:
+    """Return `holder` (a `Process`, or None) and `lingering` of the document for a taken port."""
+    asked = guard.spawn(_find, port, os.getpid())
+    answered = asked.listen(time.monotonic() + LOOKUP_S)
+    asked.dismiss(kill=not answered)
+    try:
+        found: dict[str, Any] = asked.value()
+    except guard.BrokenError:
+        return {"holder": None, "lingering": 0}
+    return found
+
+
+def _find(port: int, run_pid: int) -> dict[str, Any]:
+    here = [one for one in procfs.tcp() if one.port == port]
+    open_ones = [one for one in here if one.inode != "0"]
+    open_ones.sort(key=lambda one: one.state != procfs.LISTEN)
+    holder = _holder(open_ones[0], run_pid) if open_ones else None
+    return {"holder": holder, "lingering": len(here) - len(open_ones)}
+
+
+def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
+    everyone = procfs.everyone()
+    describer = Describer(everyone, run_pid, Care())
+    for pid in sorted(everyone):
+        opened = procfs.opened(pid)
+        if opened and held.inode in opened.sockets:
+            process = describer.describe(everyone[pid], procfs.environ(pid))
+            process["listens"] = [held.port] if held.state == procfs.LISTEN else []
+            return process
+    return {
+        "pid": 0,
+        "ppid": 0,
+        "state": "",
+        "user": describer.user(held.uid),
+        "command": "",
+        "age_s": 0.0,
+        "listens": [held.port] if held.state == procfs.LISTEN else [],
+    }
+
+
+MARGIN_S = 3.0
+"""What is kept of the node's time for closing up and the answer."""
+
+MOST_DATA_PORTS = 16
+
+
+def run(
+    request: Message, lines: Callable[[float], Message | None], emit: Callable[[Message], None]
+) -> None:
+    """Listen, connect, close; emit one `Ports` document: preflight.facts.model, docs/wire.md."""
+    began = time.monotonic()
+    until = began + float(request["deadline_s"]) - MARGIN_S
+    nonce = request["nonce"]
+    orders: queue.Queue[Message] = queue.Queue()
+    kept = start.Lease(request.get("lease_s"))
+
+    def attend() -> None:  # without a controller nothing here has a purpose
+        ended = start.attend(lines, kept, orders.put)
+        start.leave(start.DONE if ended == start.CLOSED else start.LAPSED)
+
+    threading.Thread(target=attend, daemon=True).start()
+    stage = _Stage(request)
+    emit({"listening": stage.data_ports, "master_bound": stage.bound})
+    attempts: list[Message] = []
+    finished = False
+    while not finished:
+        message = orders.get()
+        if "targets" in message:
+            tried = try_all(message["targets"], nonce, until)
+            attempts += tried
+            emit({"tried": len(tried)})
+        finished = bool(message.get("finish"))
+    stage.close()
+    low, high = network.port_range() or (0, 0)
+    emit(
+        {
+            "wire": start.VERSION,
+            "nonce": nonce,
+            "host": clean(os.uname().nodename),
+            "seconds": round(time.monotonic() - began, 3),
+            "ephemeral_low": low,
+            "ephemeral_high": high,
+            "listening": stage.data_ports,
+            "master": stage.master,
+            "attempts": attempts,
+        }
+    )
+
+
+class _Stage:
+    """The listeners of one node, from the first bind to the proof that the port is free again."""
+
+    def __init__(self, request: Message) -> None:
+        port = request.get("master_port")
+        taken: list[socket.socket] = []
+        self.master = None if port is None else _take(port, taken)
+        self.bound = bool(taken)
+        data = [_ephemeral_listener() for _ in range(min(MOST_DATA_PORTS, request["data_ports"]))]
+        listening = [one for one in data if one is not None]
+        self.data_ports = [one.getsockname()[1] for one in listening]
+        self._listeners = Listeners(taken + listening, request["nonce"], request["name"])
+
+    def close(self) -> None:
+        """Stop listening and prove that the master port can be taken once more."""
+        self._listeners.close()
+        if self.master and self.bound:
+            self.master["free_again"] = is_free(self.master["port"])
+
+
+def _take(port: int, taken: list[socket.socket]) -> Message:
+    """Bind the master port, or say who has it; the listener is added to `taken`."""
+    try:
+        taken.append(listener(port))
+    except OSError as error:
+        return {"port": port, "bound": False, "error": words(error), **find(port)}
+    return {"port": port, "bound": True}
+
+
+def _ephemeral_listener() -> socket.socket | None:
+    try:
+        return listener(0)
+    except OSError:
+        return None

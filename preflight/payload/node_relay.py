@@ -1,16 +1,19 @@
-"""The relay at work: proven frames, and one loop that runs commands until the controller is gone.
+"""Started by srun on every node: calls the controller back, then does what that one says.
 
-The controller's half is `preflight.transport.relay`; docs/wire.md is what both follow.
+Frames are proven, and one loop runs commands until the controller is gone. The controller's
+half is `preflight.transport.relay`; docs/wire.md is what both follow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import time
@@ -19,14 +22,13 @@ import children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from typing import IO, Dict, List, Optional, Set, Tuple
+    from collections.abc import Callable, Iterator
+    from typing import IO, Any
 
-
-if TYPE_CHECKING:
-    Frame = Tuple[int, int, bytes]
+    Emit = Callable[["dict[str, Any]"], None]
+    Frame = tuple[int, int, bytes]
     """Kind, channel, body."""
+
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
@@ -101,7 +103,7 @@ ASK_S = 0.5
 class Command:
     """A process in a session of its own, which ends as a whole."""
 
-    def __init__(self, argv: List[str]) -> None:
+    def __init__(self, argv: list[str]) -> None:
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -121,7 +123,7 @@ class Command:
         self.input_ends = False
         self.room = OUT_ROOM
         self.exited = False
-        self.kill_at: Optional[float] = None
+        self.kill_at: float | None = None
         """When SIGKILL is due, once it was asked to end."""
 
     def write(self) -> int:
@@ -162,7 +164,7 @@ class Command:
             _close(self.open.pop(descriptor))
         return data
 
-    def status(self) -> Optional[int]:
+    def status(self) -> int | None:
         """How it ended, negative for a signal; None while it runs.
 
         Looks without reaping: until `forget` its process group cannot be anybody else's.
@@ -196,14 +198,14 @@ class Command:
             os.killpg(self.pid, number)
 
 
-def _pipe(pipe: Optional[IO[bytes]]) -> int:
+def _pipe(pipe: IO[bytes] | None) -> int:
     if pipe is None:
         raise OSError("no pipe")
     os.set_blocking(pipe.fileno(), False)
     return pipe.fileno()
 
 
-def _close(pipe: Optional[IO[bytes]]) -> None:
+def _close(pipe: IO[bytes] | None) -> None:
     if pipe is not None:
         pipe.close()
 
@@ -224,7 +226,7 @@ class Server:
         self._sealer = sealer
         self._opener = opener
         self._outgoing = bytearray()
-        self._commands: Dict[int, Command] = {}
+        self._commands: dict[int, Command] = {}
         self._child_ended, into = os.pipe()
         os.set_blocking(self._child_ended, False)
         os.set_blocking(into, False)
@@ -244,7 +246,7 @@ class Server:
             if not self._flush():
                 return
 
-    def _ready(self) -> Set[int]:
+    def _ready(self) -> set[int]:
         """Wait for something to do; which descriptors are ready for it."""
         poll = select.poll()  # made anew: a kept one would mistake a reused number for the old one
         poll.register(self._child_ended, select.POLLIN)
@@ -300,7 +302,7 @@ class Server:
             self._say(OUT_END, channel)
             self._say(EXIT, channel, NUMBER.pack(NOT_FOUND))
 
-    def _serve(self, channel: int, command: Command, ready: Set[int]) -> None:
+    def _serve(self, channel: int, command: Command, ready: set[int]) -> None:
         for descriptor in [d for d in command.open if d in ready and command.room > 0]:
             kind = OUT if descriptor == command.stdout else ERR
             with contextlib.suppress(BlockingIOError):
@@ -345,3 +347,95 @@ class Server:
         except OSError:
             return False
         return True
+
+
+GREETING = b"preflight relay 1\n"
+RANDOM = 32
+PROOF = 32
+DIAL_S = 4.0
+"""For one address; all of them are tried, and the controller waits longer than two take."""
+
+_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+_STALL_MS = 15_000
+
+
+class NoWay(Exception):  # noqa: N818 (the payload's endings are named for what happened)
+    """No address of the controller can be reached from here; the text says what was tried."""
+
+
+def dial(addresses: list[str], port: int) -> socket.socket:
+    """Connect to the first address that answers."""
+    tried = []
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, port), timeout=DIAL_S)
+        except OSError as error:
+            tried.append("%s port %d: %s" % (address, port, _reason(error)))
+        else:
+            _tune(connection)
+            return connection
+    raise NoWay("; ".join(tried) or "the controller gave no address")
+
+
+def meet(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
+    """Prove who we are and have the controller do the same; Refused if it cannot."""
+    connection.settimeout(DIAL_S)
+    hello = _exactly(connection, len(GREETING) + RANDOM)
+    theirs = hello[len(GREETING) :]
+    if not hello.startswith(GREETING):
+        raise Refused("something else than the controller answered")
+    ours, word = os.urandom(RANDOM), name.encode()
+    proof = hmac.digest(secret, b"relay\0" + word + theirs + ours, "sha256")
+    connection.sendall(bytes([len(word)]) + word + ours + proof)
+    expected = hmac.digest(secret, b"controller\0" + word + ours + theirs, "sha256")
+    if not hmac.compare_digest(_exactly(connection, PROOF), expected):
+        raise Refused("who answered does not know this run's secret")
+    up = hmac.digest(secret, b"from relay\0" + theirs + ours, "sha256")
+    down = hmac.digest(secret, b"from controller\0" + theirs + ours, "sha256")
+    return Sealer(up), Opener(down)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    ends = time.monotonic() + DIAL_S
+    data = b""
+    while len(data) < size:
+        if time.monotonic() > ends:
+            raise Refused("the controller greeted too slowly")
+        part = connection.recv(size - len(data))
+        if not part:
+            raise Refused("the controller hung up")
+        data += part
+    return data
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A controller that vanished without a word (power, cable) must end us as one that said it.
+    for option, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _STALL_MS)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.timeout) or error.errno == errno.ETIMEDOUT:
+        return "no answer in %g s" % DIAL_S
+    return error.strerror or type(error).__name__
+
+
+def run(request: dict[str, Any], read_line: object, emit: Emit) -> None:
+    """Serve one run of preflight; `start` ends whatever is left when this returns."""
+    del read_line
+    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    children.set_name("preflight-relay")
+    children.adopt_orphans()
+    try:
+        # Where Slurm itself reaches the launching host is the likeliest way for us too.
+        slurms = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+        offered = [each for each in request["addresses"] if each != slurms]
+        connection = dial([*([slurms] if slurms else []), *offered], request["port"])
+        sealer, opener = meet(connection, name, bytes.fromhex(request["secret"]))
+    except (NoWay, Refused, OSError) as error:
+        emit({"node": name, "trouble": str(error) or type(error).__name__})
+        return
+    Server(connection, sealer, opener).run()

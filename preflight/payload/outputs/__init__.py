@@ -1,1 +1,0 @@
-"""What the tools of a node print, for a capture."""

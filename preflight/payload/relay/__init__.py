@@ -1,1 +1,0 @@
-"""Runs the controller's commands on a node that was reached through Slurm instead of a login."""

@@ -1,0 +1,164 @@
+"""What each agent on a node has, of a sweep as of a burn-in: its line to the controller, its lock.
+
+Two runs on one node at once would measure each other: the second one stays out. The lock is an
+abstract socket: it holds no file, and the kernel drops it with its process. Network namespaces have
+their own; `name` tells apart nodes that share a machine.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+
+import children
+import start
+from probe import procfs, sysfs
+
+from . import process_groups
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Read = Callable[[float], "dict[str, Any] | None"]
+    Emit = Callable[["dict[str, Any]"], None]
+
+
+_LAST_WORDS_S = 0.5
+
+
+class Orders:
+    """The controller's lines, each to whom it concerns."""
+
+    def __init__(self) -> None:
+        self.go: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.more: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Rounds after the last one."""
+        self.shared: queue.Queue[dict[str, Any]] = queue.Queue()
+        """Renewals and the numbers of lost nodes: for the store, if we host it."""
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Hand over one line; "finish" is the last one."""
+        if "finish" in message:
+            children.leave()
+        elif "go" in message:
+            self.go.put(message["go"])
+        elif "more" in message:
+            self.more.put(message["more"])
+            self.shared.put({"rounds": len(message["more"]["turns"])})
+        else:
+            self.shared.put(message)
+
+
+def hold(request: dict[str, Any], read_line: Read, emit: Emit) -> tuple[Orders, start.Lease]:
+    """Listen and beat from now on, in threads; they end the process when its time has come."""
+    orders, kept = Orders(), start.Lease(request.get("lease_s"))
+    for work, arguments in (
+        (_attend, (read_line, kept, orders, emit)),
+        (_beat, (kept, emit)),
+        (_end_after, (request["deadline_s"],)),
+    ):
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+    return orders, kept
+
+
+def _attend(read_line: Read, kept: start.Lease, orders: Orders, emit: Emit) -> None:
+    """Take the controller's lines; without a controller nothing here has a purpose."""
+    status = start.BROKE
+    try:
+        ended = start.attend(read_line, kept, orders.take)
+        status = start.DONE if ended == start.CLOSED else start.LAPSED
+        if ended == process_groups.STORE:
+            error = f"the sweep's store was silent for {kept.seconds:g} s"
+            lapsed = {"event": "lapsed", "error": error}
+            last_words = threading.Thread(target=emit, args=(lapsed,), daemon=True)
+            last_words.start()
+            last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
+    finally:
+        children.leave(status)
+
+
+def _beat(kept: start.Lease, emit: Emit) -> None:
+    """Say that this agent is alive: its controller cannot see a line that died without a sound."""
+    if kept.seconds is None:
+        return
+    try:
+        while True:
+            time.sleep(kept.seconds / start.BEATS)
+            emit({"event": "alive"})
+    except start.Gone:
+        children.leave()
+
+
+def _end_after(deadline_s: float) -> None:
+    time.sleep(deadline_s)
+    children.leave()
+
+
+PATIENCE_S = 5.0
+"""An earlier sweep may be leaving still: its processes end within a second or two."""
+
+_PAUSE_S = 0.1
+
+
+def address(name: str) -> str:
+    """Where the lock of that node is bound."""
+    return "\0preflight-load-" + name[:80]
+
+
+def claim(name: str) -> socket.socket | None:
+    """Hold the node until the returned socket (or the process) goes; None if another run does."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    ends = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            lock.bind(address(name))
+        except OSError:
+            if time.monotonic() > ends:
+                lock.close()
+                return None
+            time.sleep(_PAUSE_S)
+        else:
+            return lock
+
+
+_AGAIN_S = 1.0
+"""Between two looks: a process that works may be in D state for a moment."""
+
+_STUCK = {
+    "T": ("is stopped", "kill -9 {0}"),
+    "t": ("is stopped by a debugger", "kill -9 {0}"),
+    "D": ("waits in a driver", "no signal ends it: look for Xid in dmesg, drain and reboot"),
+}
+
+
+def why_taken(name: str) -> tuple[str, str]:
+    """Return why a node cannot be had, and what to do if waiting is in vain ("" if it is not)."""
+    found = _oldest(address(name))
+    if found is None:
+        return "another preflight run measures this node; wait for it", ""
+    time.sleep(_AGAIN_S)
+    again = procfs.look(found.pid)
+    who = f"pid {found.pid}, since {found.age_s():.0f} s"
+    if again is None or again.state != found.state or found.state not in _STUCK:
+        return f"another preflight run measures this node ({who}); wait for it", ""
+    state, advice = _STUCK[found.state]
+    error = f"a process of an earlier preflight run ({who}) {state} and still holds this node"
+    return error, advice.format(found.pid)
+
+
+def _oldest(address: str) -> procfs.Stat | None:
+    """Return the first of the processes that have the socket; None where they are hidden."""
+    inode = _inode(address)
+    opened = ((stat, procfs.opened(pid)) for pid, stat in procfs.everyone().items() if inode)
+    stats = [stat for stat, its in opened if its and inode in its.sockets]
+    return min(stats, key=lambda stat: stat.start) if stats else None
+
+
+def _inode(address: str) -> str:
+    lines = (line.split(maxsplit=7) for line in sysfs.attempt_lines("/proc/net/unix", 64 << 20))
+    shown = address.replace("\0", "@")
+    return next((line[6] for line in lines if line[7:] == [shown]), "")
