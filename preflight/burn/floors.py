@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from preflight.burn.units import FAR, NVLINK, effect_of, known, limit, speed
+from preflight.burn.units import FAR, NVLINK, effect_of, speed
 from preflight.core.statistics import healthy_share, median, usual
 from preflight.fleet.baselines import gpu_floor
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.burn.units import Raw
+    from preflight.core.thresholds import Thresholds
     from preflight.facts.burn import Burned as BurnedBurned
     from preflight.facts.burn import Measure as Burned
     from preflight.facts.model import Facts
@@ -44,13 +45,13 @@ class Bound(NamedTuple):
     peers: float | None = None
 
 
-def floor(raw: Raw, promise: Promise) -> Bound | None:
+def floor(raw: Raw, promise: Promise, limit: Thresholds) -> Bound | None:
     """The floor of one series by what is promised; None where nothing is known of it.
 
     A platform's numbers are about the near side of the host, and about GPUs joined by NVLink.
     """
     if raw.kind == "cpu":
-        value = known("cpu", f"floor_{raw.measure}")
+        value = limit.get(f"cpu.floor_{raw.measure}")
         origin = "shipped floor for a CPU"
         return None if value is None else Bound(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
@@ -104,7 +105,9 @@ def strictest(bounds: Sequence[Bound | None]) -> Bound | None:
 class Population:
     """The units that are promised to be alike, by node."""
 
-    def __init__(self, of_nodes: dict[str, list[float]]) -> None:
+    def __init__(self, of_nodes: dict[str, list[float]], *, effect: float, scatter: float) -> None:
+        """`effect`, `scatter`: as parts of a speed, what matters and what is always believed."""
+        self._effect, self._scatter = effect, scatter
         self._of_nodes = {name: own for name, own in of_nodes.items() if own}
         self._many = sum(map(len, of_nodes.values())) > MOST_UNITS
         self._away: dict[str, Bound | None] = {}
@@ -115,31 +118,34 @@ class Population:
             self._typical = {name: median(own) for name, own in self._of_nodes.items()}
             self._ordered = sorted(self._typical.values())
 
-    def here(self, node: str, place: int, *, effect: float, scatter: float) -> Bound | None:
+    def here(self, node: str, place: int) -> Bound | None:
         """The bound by the others of the same node."""
         own = self._of_nodes[node]
         others = [*own[:place], *own[place + 1 :]]
-        return among(others, effect=effect, scatter=scatter, where="others here")
+        return self._among(others, "others here")
 
-    def away(self, node: str, *, effect: float, scatter: float) -> Bound | None:
+    def away(self, node: str) -> Bound | None:
         """The bound by the other nodes: a node all of whose parts are slow shows only here."""
         if node not in self._away:
             alone = self._many and len(self._typical) > FEWEST
             find = self._away_of_many if alone else self._away_of_few
-            self._away[node] = find(node, effect, scatter)
+            self._away[node] = find(node)
         return self._away[node]
 
-    def _away_of_few(self, node: str, effect: float, scatter: float) -> Bound | None:
+    def _among(self, others: Sequence[float], where: str) -> Bound | None:
+        return among(others, effect=self._effect, scatter=self._scatter, where=where)
+
+    def _away_of_few(self, node: str) -> Bound | None:
         others = [own for name, own in self._of_nodes.items() if name != node]
         nodes = "another node" if len(others) == 1 else f"{len(others)} other nodes"
         values = [one for own in others for one in own]
-        return among(values, effect=effect, scatter=scatter, where=f"others on {nodes}")
+        return self._among(values, f"others on {nodes}")
 
-    def _away_of_many(self, node: str, effect: float, scatter: float) -> Bound:
+    def _away_of_many(self, node: str) -> Bound:
         """By one number per node; their scatter is counted once, as one node cannot move it."""
         if self._healthy is None:
             middle = _lower_middle(self._ordered)
-            self._healthy = _share(self._ordered, middle, effect, scatter)
+            self._healthy = _share(self._ordered, middle, self._effect, self._scatter)
         rest, place = len(self._ordered) - 1, (len(self._ordered) - 2) // 2
         own = bisect_left(self._ordered, self._typical[node])
         middle = self._ordered[place + (own <= place)]
@@ -171,7 +177,7 @@ def key_of(raw: Raw, burned: BurnedBurned, facts: Facts | None) -> str:
     return unit_key(raw.node, raw.measure, raw.name, under)
 
 
-def own_nights(raw: Raw, earlier: Sequence[float]) -> Bound | None:
+def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> Bound | None:
     """What it must reach by its own nights; None where there are too few to say.
 
     An effect that counts against peers must be missing here too, and six times its own scatter.
@@ -180,8 +186,8 @@ def own_nights(raw: Raw, earlier: Sequence[float]) -> Bound | None:
         return None
     found = usual(
         [speed(raw.measure, value) for value in earlier if value > 0],
-        effect=effect_of(raw),
-        scatter=limit(raw.kind, "scatter"),
+        effect=effect_of(raw, limit),
+        scatter=limit(f"{raw.kind}.scatter"),
     )
     if found is None:
         return None

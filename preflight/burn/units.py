@@ -6,12 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.core.thresholds import number
 from preflight.facts.burn import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from preflight.core.thresholds import Thresholds
     from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
     from preflight.facts.model import Facts
 
@@ -153,23 +153,10 @@ def _nic_rate(name: str, facts: Facts | None) -> str:
     return next(rates, "NIC")
 
 
-def limit(kind: Kind, name: str) -> float:
-    """The number in force; KeyError for a name that is not in the table."""
-    found = known(kind, name)
-    if found is None:
-        raise KeyError(f"{kind}.{name}")
-    return found
-
-
-def effect_of(raw: Raw) -> float:
+def effect_of(raw: Raw, limit: Thresholds) -> float:
     """What part of its speed must be missing to count: its measure's own, or that of its kind."""
-    own = known(raw.kind, raw.measure)
-    return limit(raw.kind, "effect") if own is None else own
-
-
-def known(kind: Kind, name: str) -> float | None:
-    """The number in force; None where there is none."""
-    return number(f"{kind}.{name}")
+    own = limit.get(f"{raw.kind}.{raw.measure}")
+    return limit(f"{raw.kind}.effect") if own is None else own
 
 
 FORCED = ("hw_thermal", "hw_power_brake", "hw_slowdown", "sw_thermal")
@@ -195,11 +182,11 @@ def remark(clocks: Clocks | None) -> str:
     return ", ".join([*words, *held])
 
 
-def throttle(name: str, clocks: Clocks | None) -> Throttle | None:
+def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
     """What held its clocks down for more than a moment; None if nothing did."""
     looks = under_load(clocks)
     held = [one for one in looks if set(one.reasons or ()) & set(FORCED)]
-    if len(held) < max(_LEAST_LOOKS, limit("cuda", "throttled") * len(looks)):
+    if len(held) < max(_LEAST_LOOKS, limit("cuda.throttled") * len(looks)):
         return None
     return Throttle(
         name=name,

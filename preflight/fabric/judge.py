@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import gbs
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.blame import Blame, blames, components
 from preflight.fabric.compare import Seen, compare
 from preflight.fabric.decoding import find
@@ -154,16 +155,17 @@ def judge_sweep(
     *,
     observed: Observed | None = None,
     known: Sequence[Summary] = (),
+    limit: Thresholds = SHIPPED,
 ) -> Decoded:
     """Compare, blame, and name every pair that was measured or should have been.
 
     `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
     `observed`, and what is `known` of each pair's times, where the sweep does not hold them.
     """
-    seen = borne_out(compare(sweep, hosts, earlier, known), sweep)
+    seen = borne_out(compare(sweep, hosts, earlier, known, thresholds=limit), sweep)
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
-    findings = find(observed)
+    findings = find(observed, limit)
     misled = fallen(sweep, hosts)
     plain = blames(seen, sweep, names, findings.found)
     doubted = doubts(plain, seen, sweep)
@@ -173,7 +175,7 @@ def judge_sweep(
     doubted |= unsure
     found = (*gross, *certain(hidden, unsure))
     named = {name for one in found for name in (one.component, *one.pairs)}
-    found = (*found, *healed(seen, observed, named))
+    found = (*found, *healed(seen, observed, named, limit))
     by_pair: dict[Pairing, list[Seen]] = {}
     for one in seen:
         by_pair.setdefault((one.a, one.b), []).append(one)
@@ -196,8 +198,8 @@ def judge_sweep(
     left = left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
-    inside = judge_inside(sweep, hosts)
-    domains = judge_domains(sweep, hosts)
+    inside = judge_inside(sweep, hosts, limit)
+    domains = judge_domains(sweep, hosts, limit)
     return Decoded(
         seen, found, pairs | unblamed_troubles(sweep, names, pairs), observed, inside, domains
     )

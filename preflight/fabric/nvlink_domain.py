@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
-from preflight.core.thresholds import limit
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.node_allreduce import Measured, below_nvlinks, measure_inside
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
@@ -55,9 +55,11 @@ class _Met(Struct, frozen=True):
         return self.measured.sizes[-1].best_gbs if carried else 0.0
 
 
-def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
+def judge_domains(
+    sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
+) -> dict[str, OverNvlink]:
     """Judge every node that is in an NVLink domain, by name; also those not measured, with why."""
-    met = _met(sweep)
+    met = _met(sweep, limit)
     members: dict[str, list[str]] = {}
     for name, domain in sweep.domains.items():
         if name not in sweep.left_out:
@@ -77,6 +79,7 @@ def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
             met,
             median(peers) if len(peers) >= _LEAST_PEERS else None,
             plain,
+            limit,
         )
     return found
 
@@ -115,7 +118,7 @@ def _missing(
     return plain
 
 
-def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
+def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
     """By node and rail. A pair that was never begun, or that we cut short, is not here."""
     found: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
@@ -124,7 +127,7 @@ def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
         if not said or _cut(pair, sweep):
             continue
         both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
-        measured = measure_inside(both)
+        measured = measure_inside(both, limit)
         if measured.state == "not_run":
             continue
         for name, partner in ((pair.a, pair.b), (pair.b, pair.a)):
@@ -147,10 +150,10 @@ def _judged(
     met: Mapping[str, Mapping[int, Sequence[_Met]]],
     peers_gbs: float | None,
     plain: OverNvlink,
+    limit: Thresholds,
 ) -> OverNvlink:
     """Its worst rail stands for the node."""
-    ratio = limit("nccl", "peers_ratio") or 0.0
-    least = ratio * (peers_gbs or 0.0)
+    least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
     rails = met[name]
     wrong = [(r, each) for r, several in rails.items() for each in several if _wrong(name, each)]
     rail = min(rails, key=lambda at: max(each.best_gbs for each in rails[at]))

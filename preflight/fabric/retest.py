@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.core.text import first_few
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
 from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
@@ -93,7 +94,7 @@ def slow_parts(sweep: Sweep) -> list[Component]:
 
     And all nodes of a set in which a slow one lies: with others they can be told apart.
     """
-    seen = compare(sweep, ())
+    seen = compare(sweep, (), thresholds=SHIPPED)
     slow = {(one.a, one.b) for one in seen if one.slow}
     parts: list[Component] = []
     for culprit in decode(seen, sweep.troubles):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from preflight.core.thresholds import limit
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 from preflight.fabric.schedule import repair as schedule
@@ -308,17 +308,15 @@ def go_order(
     }
 
 
-def _condemn(backend: str) -> list[float] | None:
+def _condemn(backend: str) -> list[float]:
     """Spikes of what length, how often is usual and how often is not, and the evidence wanted.
 
     As Wald's sequential test has it: ten times as often as usual, wrongly in 1 of a million sizes,
     missed in 1 of a thousand.
     """
-    spike_us, usual = limit(backend, "spike_us"), limit(backend, "usual_events")
-    if spike_us is None or usual is None:
-        return None
-    usual = max(usual, _RAREST)
-    return [spike_us, usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
+    limit = SHIPPED.of(backend)
+    usual = max(limit("usual_events"), _RAREST)
+    return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
 
 
 def measuring_order(who: Roster, limits: Budget, name: str, first: int = 0) -> dict[str, object]:

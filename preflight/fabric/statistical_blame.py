@@ -17,12 +17,12 @@ from preflight.core.text import either, gbs, size, time_us
 from preflight.fabric.advice import more_partners, partners_words
 from preflight.fabric.blame import Blame, ends_words
 from preflight.fabric.decoding.explain import EVENTS
-from preflight.fabric.decoding.parts import number
 from preflight.facts.boards import explained
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from preflight.core.thresholds import Thresholds
     from preflight.fabric.compare import Seen
     from preflight.fabric.culprit import Component, Found, SecondLookSaid
     from preflight.fabric.observed import Observed
@@ -292,7 +292,9 @@ _HUNG_ONCE = (
 )
 
 
-def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
+def healed(
+    seen: Sequence[Seen], observed: Observed, blamed: Collection[str], limit: Thresholds
+) -> Iterator[Blame]:
     """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
 
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
@@ -313,11 +315,12 @@ def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) ->
         far = [one for one in own if _far(one) and not _starved(one, observed)]
         if far:
             then = _speeds(one for one in own if not one.once)
-            limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-            yield _recovered(far, len(own), f"then {then} ({limit})", many=many)
+            bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
+            yield _recovered(far, len(own), f"then {then} ({bound})", many=many)
     for where, counters in _confessing(observed).items():
         if where in left and left[where][0].name not in blamed:
-            yield from _confessed(left[where], counters, observed, many=many)
+            effect = limit.of(observed.backend)("slow_effect")
+            yield from _confessed(left[where], counters, observed.retested, effect, many=many)
 
 
 def _speeds(readings: Iterable[Seen]) -> str:
@@ -355,9 +358,8 @@ def _confessing(observed: Observed) -> dict[tuple[str, str, int], dict[str, None
 
 
 def _confessed(
-    own: Sequence[Seen], counters: Iterable[str], observed: Observed, *, many: bool
+    own: Sequence[Seen], counters: Iterable[str], border: int, effect: float, *, many: bool
 ) -> Iterator[Blame]:
-    effect, border = number(observed.backend, "slow_effect"), observed.retested
     slow = [one for one in own if one.round < border and _less(one, effect)]
     quick = [one for one in own if one.round >= border]
     if slow and quick and all(one.good and not _less(one, effect) for one in quick):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from preflight.core.text import size, time_us
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.sensitivity import missed
 from preflight.report.document import MissedRow, MissedSizeRow
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 KEPT = 512
 
 
-def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tuple[MissedRow, ...]:
+def missed_rows(
+    observed: Observed | None, blamed: Collection[str] = (), limits: Thresholds = SHIPPED
+) -> tuple[MissedRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
 
     `blamed`: nodes that are condemned already; what was measured with them says nothing of others.
@@ -37,7 +40,7 @@ def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tupl
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
     return tuple(
-        msgspec.convert(one, MissedRow, from_attributes=True) for one in missed(left, KEPT)
+        msgspec.convert(one, MissedRow, from_attributes=True) for one in missed(left, KEPT, limits)
     )
 
 

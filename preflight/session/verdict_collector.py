@@ -104,8 +104,7 @@ def conclude(
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     observed = decoded.observed
-    with run.judgement.by_its_numbers():
-        missed = missed_rows(observed, blamed)
+    missed = missed_rows(observed, blamed, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -136,8 +135,7 @@ def conclude(
     found = findings(entries, decoded.blames, suspected)
     if entries:
         report = outputs.write_report(report)
-        with run.judgement.by_its_numbers():
-            outputs.write(PAGE, _page(run, report, found, outputs).encode())
+        outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
@@ -168,7 +166,9 @@ def _page(
     return page(
         report,
         told,
-        lambda most: fabric_section(observed, blamed, sweep=sweep, told=True, most=most),
+        lambda most: fabric_section(
+            observed, blamed, sweep=sweep, told=True, most=most, limits=run.judgement.sweep_limits
+        ),
     )
 
 

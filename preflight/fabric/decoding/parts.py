@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.thresholds import limit
 from preflight.fabric.culprit import Component
 
 if TYPE_CHECKING:
@@ -325,11 +324,3 @@ FALSE_ALARM = 1e-3
 
 SHARE = FALSE_ALARM / 4
 """Bandwidth, latency, spikes, late hosts: each gets its share of that."""
-
-
-def number(backend: str, name: str) -> float:
-    """A limit of that backend; of one that nobody knows, those of NCCL, which are the stricter."""
-    found = limit(backend, name)
-    if found is None:
-        found = limit("nccl", name)
-    return found or 0.0

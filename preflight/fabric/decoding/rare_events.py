@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from preflight.core.statistics import median
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.explain import Culprit, decode
-from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place, number
+from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.culprit import Kind as CulpritKind
     from preflight.fabric.culprit import Symptom
@@ -226,14 +226,14 @@ _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may 
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
 
 
-def rates_of(counted: Exposures, backend: str, *, alone: bool = False) -> Rates:
-    """The model with the limits of that backend."""
+def rates_of(counted: Exposures, limit: Callable[[str], float], *, alone: bool = False) -> Rates:
+    """The model with the limits of a backend."""
     return Rates(
         counted,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
+        most=limit("burst_nats"),
+        effect=limit("event_effect"),
+        usual=limit("usual_events"),
+        scatter=limit("event_scatter"),
         alone=alone,
     )
 

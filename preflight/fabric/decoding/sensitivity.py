@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, number, usable
+from preflight.core.thresholds import SHIPPED, Thresholds
+from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, usable
 from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
@@ -83,17 +84,19 @@ class Missed(Struct, frozen=True, kw_only=True):
 
 
 @uncollected()
-def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
+def missed(
+    observed: Observed, most: int | None = None, thresholds: Thresholds = SHIPPED
+) -> tuple[Missed, ...]:
     """Work it out for every rail of every node that was measured, the dullest looks first.
 
     `most`: of those, so many.
     """
-    met, backend = meetings(observed), observed.backend
-    watched = watch(met, number(backend, "spike_us"))
+    met, limit = meetings(observed), thresholds.of(observed.backend)
+    watched = watch(met, limit("spike_us"))
     wire = watched.wire
     if not wire.places:
         return ()
-    rates, model = rates_of(wire, backend), shifts_of(met, observed, "slow")
+    rates, model = rates_of(wire, limit), shifts_of(met, observed, "slow", limit)
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
     judged = _Rule(rates, threshold, model)
@@ -329,15 +332,15 @@ class Shown(NamedTuple):
     latency: Slower
 
 
-def shown(observed: Observed) -> Shown:
+def shown(observed: Observed, thresholds: Thresholds = SHIPPED) -> Shown:
     """See each pair by itself, as the rules do."""
-    met = meetings(observed)
+    met, limit = meetings(observed), thresholds.of(observed.backend)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
     return Shown(
-        events=_events(met, turns, number(observed.backend, "spike_us")),
-        scatter=number(observed.backend, "event_scatter"),
-        wire=_slower(turns, shifts_of(met, observed, "slow")),
-        latency=_slower(turns, shifts_of(met, observed, "latency")),
+        events=_events(met, turns, limit("spike_us")),
+        scatter=limit("event_scatter"),
+        wire=_slower(turns, shifts_of(met, observed, "slow", limit)),
+        latency=_slower(turns, shifts_of(met, observed, "latency", limit)),
     )
 
 

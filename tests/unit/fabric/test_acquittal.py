@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.find import SecondLook
@@ -33,7 +34,8 @@ def looked_again(times: int) -> Observed:
 
 def second_look(observed: Observed) -> Found | None:
     """What is left of the finding after it."""
-    return SecondLook(observed, meetings(observed)).kept(SEEN)
+    least_us = SHIPPED.of(observed.backend)("spike_us")
+    return SecondLook(observed, meetings(observed), least_us).kept(SEEN)
 
 
 def test_a_long_clean_look_acquits() -> None:
