@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.burn import units as looked
-from preflight.burn.floors import Bound, Population, earlier_of, floor, own_nights, strictest
-from preflight.burn.units import Names, effect_of, speed, units
+from preflight.burn.units import (
+    Bound,
+    Names,
+    Population,
+    earlier_of,
+    effect_of,
+    floor,
+    own_nights,
+    speed,
+    strictest,
+    units,
+)
 from preflight.core.statistics import median
 from preflight.core.thresholds import Thresholds, words
 from preflight.facts.burn import Burn, Flaw, Unit

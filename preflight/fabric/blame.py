@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.compare import Seen
-    from preflight.fabric.culprit import Component, Found
     from preflight.fabric.decoding.explain import Culprit
+    from preflight.fabric.decoding.parts import Component, Found
     from preflight.fabric.samples import End, PairState, Sweep
 
 

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
-from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.explain import decode
+from preflight.fabric.decoding.parts import Component
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget
 from preflight.fabric.schedule import ordered

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.compare import Seen
-    from preflight.fabric.culprit import Component, Found, SecondLookSaid
+    from preflight.fabric.decoding.parts import Component, Found, SecondLookSaid
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 

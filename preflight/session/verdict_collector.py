@@ -14,10 +14,10 @@ from _pytest.junitxml import xml_key
 from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.ledger import Entry, Ledger
-from preflight.fabric.coverage import coverage, pairs_tested, unread_words
 from preflight.fabric.judge import counted, pairs_of
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
+from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import uncollected
 from preflight.fleet.waivers import today

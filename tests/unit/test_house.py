@@ -22,8 +22,8 @@ ENTRIES = ("burn", "outputs", "ports", "probe", "relay", "stacks", "sweep")
 MOST_IN_ROOT = 8
 MOST_SHARED_NAMES = 27
 MOST_FILES = {
-    "checks": 54, "commands": 26, "core": 10, "fabric": 33, "facts": 13, "fleet": 16,
-    "burn": 5, "captured": 14, "hang": 34, "history": 9, "hook": 14, "lint": 9,
+    "checks": 54, "commands": 26, "core": 10, "fabric": 31, "facts": 13, "fleet": 16,
+    "burn": 4, "captured": 14, "hang": 34, "history": 9, "hook": 14, "lint": 9,
     "payload": 59, "report": 23, "run": 11, "session": 11, "transport": 19,
 }  # fmt: skip
 """Python files of each room, subfolders included."""

@@ -21,8 +21,7 @@ from preflight.fabric.schedule import Pairing
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.culprit import Component, Found
-    from preflight.fabric.decoding.parts import Key, Parts
+    from preflight.fabric.decoding.parts import Component, Found, Key, Parts
 
 
 _TWO = 2

@@ -16,7 +16,6 @@ from msgspec.structs import astuple, replace
 
 from preflight.core.statistics import shared_cause
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.explain import (
     DOUBT,
     EVENTS,
@@ -31,7 +30,9 @@ from preflight.fabric.decoding.explain import (
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
     SHARE,
+    Component,
     Exposures,
+    Found,
     Key,
     Parts,
     Place,
@@ -45,8 +46,7 @@ from preflight.fabric.samples import uncollected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from preflight.fabric.culprit import SecondLookSaid, Symptom
-    from preflight.fabric.decoding.parts import Meetings
+    from preflight.fabric.decoding.parts import Meetings, SecondLookSaid, Symptom
     from preflight.fabric.decoding.rare_events import Watched
     from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed

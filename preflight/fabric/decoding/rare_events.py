@@ -16,16 +16,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding.explain import Culprit, decode
-from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
+from preflight.fabric.decoding.parts import ALL_RAILS, Component, Exposures, Found, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.culprit import Kind as CulpritKind
-    from preflight.fabric.culprit import Symptom
-    from preflight.fabric.decoding.parts import Kind, Meetings
+    from preflight.fabric.decoding.parts import Meetings, PartKind, SizePhase, Symptom
     from preflight.fabric.observed import Digest, Observed, Standout, Tried
     from preflight.fabric.samples import PairState
 
@@ -49,7 +46,7 @@ class Watched(NamedTuple):
     wire: Exposures
     late: Exposures
     """`place.b` is empty: a late start is one host's own."""
-    limits_us: dict[Kind, float]
+    limits_us: dict[SizePhase, float]
     """From which time on an operation of that size is a spike."""
 
 
@@ -94,7 +91,9 @@ class _Alone(dict[tuple[str, int], Place]):
         return self.setdefault(key, Place(host, "", rail))
 
 
-def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
+def _marks(
+    met: Meetings, limits_us: Mapping[SizePhase, float]
+) -> dict[int, list[tuple[str, Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
@@ -193,7 +192,7 @@ def _found(same: Mapping[int, Culprit], bad: Iterable[Tried], rail: int | None) 
     culprit = next(iter(same.values()))
     pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
     seen = {_SYMPTOMS[one.state] for one in bad if (one.a, one.b) in pairs and one.rail in same}
-    kind: CulpritKind = "node" if rail is None else "endpoint"
+    kind: PartKind = "node" if rail is None else "endpoint"
     paths = {"node": (), "path": (culprit.among,), "unresolved": pairs}[culprit.kind]
     nodes = () if culprit.kind == "path" else culprit.among
     return Found(

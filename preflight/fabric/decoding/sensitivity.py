@@ -33,7 +33,7 @@ from preflight.fabric.samples import uncollected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
+    from preflight.fabric.decoding.parts import Exposures, Meetings, SizePhase
     from preflight.fabric.decoding.rare_events import Rates
     from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
@@ -203,7 +203,7 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Mi
 def _by_size(
     looks: Sequence[Missed],
     digests: Iterable[Digest],
-    limits_us: Mapping[Kind, float],
+    limits_us: Mapping[SizePhase, float],
     least: float,
 ) -> tuple[Missed, ...]:
     """Add to each look what spikes at one size alone would have shown.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.burn.floors import among
+from preflight.burn.units import among
 from preflight.core.thresholds import SHIPPED, Told
 from preflight.fleet.model import Promise
 from tests.unit.burn.builders import burned, judged

@@ -8,10 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.culprit import Component, Found
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.find import SecondLook
-from preflight.fabric.decoding.parts import meetings
+from preflight.fabric.decoding.parts import Component, Found, meetings
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 

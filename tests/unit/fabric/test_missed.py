@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
+from preflight.fabric.decoding.parts import Component
 from preflight.fabric.decoding.sensitivity import POWER, mean_for, missed
 from preflight.fabric.observed import Standout
 from tests.unit.fabric.fabrics import Made
