@@ -46,7 +46,7 @@ def clock_words(ends: Mapping[str, End]) -> str:
 def clock_lines(sweep: Sweep) -> list[str]:
     """One sentence per node whose clock was set during the sweep."""
     most: dict[str, float] = {}
-    for end in _ends(sweep):
+    for end in (end for pair in sweep.pairs for end in pair.ends):
         if abs(end.stepped_s) > abs(most.get(end.node, 0.0)):
             most[end.node] = end.stepped_s
     return [
@@ -54,11 +54,6 @@ def clock_lines(sweep: Sweep) -> list[str]:
         f"stands; see what sets the clock of {name} (chronyc tracking, journalctl -u chronyd)"
         for name, step_s in most.items()
     ]
-
-
-def _ends(sweep: Sweep) -> Iterable[End]:
-    both = (end for pair in sweep.pairs for end in (pair.first, pair.second))
-    return (end for end in both if end is not None)
 
 
 def _words(name: str, step_s: float) -> str:

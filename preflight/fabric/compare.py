@@ -5,7 +5,7 @@ Of two or three nodes there is none: then its own other rails, or the fastest of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from preflight.fabric.measure import (
     wire_from,
 )
 from preflight.fabric.observed import failed_by_itself
-from preflight.fabric.samples import PairState
+from preflight.fabric.samples import Meeting, PairState
 from preflight.fleet.baselines import rail_floor
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Peers:
         times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
         for pair, summary in measured:
             for one in summary.sizes:
-                owners = (pair.a, pair.b)
+                owners = pair.nodes
                 speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, owners))
                 times.setdefault(one.size_bytes, []).append((one.p50_us, owners))
         self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
@@ -55,7 +55,7 @@ class Peers:
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
         """GB/s to compare with, and in words which."""
         others = self._speeds[size_bytes]
-        ends = (pair.a, pair.b)
+        ends = pair.nodes
         # Of two peers one may be bad itself: the better one is the yardstick.
         gbs = others.median(ends, between=1.0)
         if gbs is not None:
@@ -64,7 +64,7 @@ class Peers:
         pairs: list[float] = []
         for other, summary in self._measured:
             if other is not pair and (same := summary.size(size_bytes)) is not None:
-                (rails if (other.a, other.b) == ends else pairs).append(same.busbw_gbs)
+                (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
         if len(rails) >= _FEW:
             return median(rails), "other rails' median"
         # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
@@ -74,17 +74,17 @@ class Peers:
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
         """How many peers came to a larger size, and of how many."""
-        ends = {pair.a, pair.b}
+        ends = {*pair.nodes}
         came = [
             bool(summary.sizes and summary.sizes[-1].size_bytes > size_bytes)
             for other, summary in self._measured
-            if ends.isdisjoint((other.a, other.b))
+            if ends.isdisjoint(other.nodes)
         ]
         return sum(came), len(came)
 
     def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
-        return self._times[size_bytes].median((pair.a, pair.b), between=0.0)
+        return self._times[size_bytes].median(pair.nodes, between=0.0)
 
 
 _ABSOLUTE_FROM = 1 << 20
@@ -181,7 +181,7 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
 
 def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float, str, Yard] | None:
     """The lower of both ends' promises, as a pair is as fast as its slower end; else floors."""
-    ends = [promised[name] for name in (pair.a, pair.b) if name in promised]
+    ends = [promised[name] for name in pair.nodes if name in promised]
     own = [
         (one.allreduce_min_gbs, f"promised in {one.origin or 'the inventory'}")
         for one in ends
@@ -225,13 +225,9 @@ _FEW_PEERS, _MOST_PEERS = 3, 0.75
 """Of so many peers at least such a share came further, where a pair that stopped is slow."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class PairJudgement(Meeting, frozen=True, kw_only=True):
     """One pair on one rail, judged by itself: not yet whose fault it is."""
 
-    a: str
-    b: str
-    rail: int
-    round: int
     state: PairState
     summary: Summary
     at_bytes: int = 0
@@ -282,11 +278,6 @@ class Seen(Struct, frozen=True, kw_only=True):
         spent = f", in {self.spent_s:.2g} s of the pair's time" if self.spent_s else ""
         return f"only {reached} of {top} were reached{spent}"
 
-    @property
-    def name(self) -> str:
-        """The pair as reports write it."""
-        return f"{self.a}-{self.b}"
-
 
 def compare(
     sweep: Sweep,
@@ -295,7 +286,7 @@ def compare(
     known: Sequence[Summary] = (),
     *,
     thresholds: Thresholds,
-) -> tuple[Seen, ...]:
+) -> tuple[PairJudgement, ...]:
     """Judge every pair of the sweep by itself, in the sweep's order.
 
     `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: what each pair's
@@ -317,13 +308,12 @@ def compare(
     return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)
 
 
-def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> Seen:
-    where: dict[str, Any] = {name: getattr(pair, name) for name in ("a", "b", "rail", "round")}
+def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> PairJudgement:
     if summary.state != "measured" or not summary.sizes:
         if lost := lost_accounts(pair, sweep.troubles):
             summary = replace(summary, error=lost_words(lost))
-        return Seen(
-            **where,
+        return PairJudgement(
+            *pair.turn,
             state=summary.state,
             summary=summary,
             suspect=failed_by_itself(pair),
@@ -342,8 +332,8 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
         slow = "latency"
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
-    return Seen(
-        **where,
+    return PairJudgement(
+        *pair.turn,
         state=summary.state,
         summary=summary,
         at_bytes=most.size_bytes,

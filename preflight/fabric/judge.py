@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight.core.text import gbs
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.blame import Blame, blames, components
-from preflight.fabric.compare import Seen, compare
+from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.measure import Pair, joint_state
 from preflight.fabric.node_allreduce import judge_inside
@@ -135,7 +135,7 @@ _ALL_WAITED = "look at the load of the nodes and at the ports open between them;
 class Decoded(Struct, frozen=True):
     """A sweep after judgement, worked out once for checks, report and terminal alike."""
 
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[PairJudgement, ...] = ()
     """Every pair of the sweep on every rail, compared with its peers, in the sweep's order."""
     blames: tuple[Blame, ...] = ()
     pairs: dict[Pairing, Pair] = {}
@@ -162,9 +162,9 @@ def judge_sweep(
     `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
     `observed`, and what is `known` of each pair's times, where the sweep does not hold them.
     """
-    seen = borne_out(compare(sweep, hosts, earlier, known, thresholds=limit), sweep)
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
+    seen = borne_out(compare(sweep, hosts, earlier, known, thresholds=limit), observed)
     findings = find(observed, limit)
     misled = fallen(sweep, hosts)
     plain = blames(seen, sweep, names, findings.found)
@@ -176,10 +176,10 @@ def judge_sweep(
     found = (*gross, *certain(hidden, unsure))
     named = {name for one in found for name in (one.component, *one.pairs)}
     found = (*found, *healed(seen, observed, named, limit))
-    by_pair: dict[Pairing, list[Seen]] = {}
+    by_pair: dict[Pairing, list[PairJudgement]] = {}
     for one in seen:
-        by_pair.setdefault((one.a, one.b), []).append(one)
-    backends = {(pair.a, pair.b): pair.backend for pair in sweep.pairs}
+        by_pair.setdefault(one.nodes, []).append(one)
+    backends = {pair.nodes: pair.backend for pair in sweep.pairs}
     blamed = _by_pair(found, by_pair, doubted)
     subtly = {name for one in (*misled, *found[len(gross) :]) for name in one.pairs}
     pairs = {
@@ -271,7 +271,7 @@ _AS_SEEN = (
 
 
 def _pair(
-    rails: Sequence[Seen],
+    rails: Sequence[PairJudgement],
     backend: str,
     found: Blame | None,
     *,
@@ -321,7 +321,7 @@ def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> T
     """Tell retests by their round, repairs by not being scheduled."""
     if sweep.retested and pair.round >= sweep.retested:
         return "retest"
-    return "scheduled" if (pair.a, pair.b) in scheduled else "repair"
+    return "scheduled" if pair.nodes in scheduled else "repair"
 
 
 def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
@@ -331,9 +331,9 @@ def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
     """
     known = frozenset(scheduled)
     found = (
-        (pair.a, pair.b)
+        pair.nodes
         for pair in sweep.pairs
-        if (pair.a, pair.b) not in known
+        if pair.nodes not in known
         and (turn_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
     )
     return tuple(dict.fromkeys(found))
@@ -345,5 +345,5 @@ def counted(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
     met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
     for pair in sweep.pairs:
         if joint_state(pair) != "not_run":
-            met[turn_of(pair, sweep, known)].add((pair.a, pair.b))
+            met[turn_of(pair, sweep, known)].add(pair.nodes)
     return {turn: len(pairs) for turn, pairs in met.items()}

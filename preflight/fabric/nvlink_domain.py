@@ -108,7 +108,7 @@ def _missing(
     if name in sweep.troubles:
         return replace(plain, state="trouble", reason=sweep.troubles[name])
     cut = sweep.unfinished and any(
-        name in (pair.a, pair.b) and _cut(pair, sweep) for pair in sweep.domain
+        name in pair.nodes and _cut(pair, sweep) for pair in sweep.domain
     )
     if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
         return None
@@ -130,7 +130,7 @@ def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
         measured = measure_inside(both, limit)
         if measured.state == "not_run":
             continue
-        for name, partner in ((pair.a, pair.b), (pair.b, pair.a)):
+        for name, partner in (pair.nodes, (pair.b, pair.a)):
             own = said[name].error if name in said else "it never reported"
             other = said[partner].error if partner in said else "it never reported"
             error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""

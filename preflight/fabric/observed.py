@@ -21,7 +21,7 @@ from msgspec import Struct
 from preflight.core.statistics import median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
-from preflight.fabric.samples import Moved, PairState, Phase, StallKind, uncollected
+from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, uncollected
 from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
@@ -107,13 +107,9 @@ class Standout(Struct, frozen=True, array_like=True):
         return min(self.first_us, self.second_us)
 
 
-class Digest(Struct, frozen=True, kw_only=True):
+class Digest(Meeting, frozen=True, kw_only=True):
     """One size of one pair on one rail in one round. Times are the shorter of both ends'."""
 
-    a: str
-    b: str
-    rail: Whole
-    round: Whole
     size_bytes: Whole
     phase: Phase = "ladder"
     operations: Whole
@@ -151,10 +147,7 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+        *pair.turn,
         size_bytes=mine.size_bytes,
         phase=mine.phase,
         operations=len(network),
@@ -220,13 +213,9 @@ class Stood(Struct, frozen=True, array_like=True):
     most_ms: float
 
 
-class Tried(Struct, frozen=True, kw_only=True):
+class Tried(Meeting, frozen=True, kw_only=True):
     """What became of one pair on one rail in one round, besides its times."""
 
-    a: str
-    b: str
-    rail: Whole
-    round: Whole
     state: PairState = "measured"
     """The worse of both ends'."""
     stood_still: str = ""
@@ -299,20 +288,16 @@ def observe(sweep: Sweep) -> Observed:
 
 
 def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
-    ends = [end for end in (pair.first, pair.second) if end is not None]
     return Tried(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+        *pair.turn,
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
         error=lost_words(lost)
         if lost
-        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
+        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in pair.ends if end.error)),
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
-        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in ends if end.net)),
+        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in pair.ends if end.net)),
         stood_a=_stood(pair.first),
         stood_b=_stood(pair.second),
     )
@@ -320,9 +305,8 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
 
 def failed_by_itself(pair: PairSamples) -> str:
     """The one end whose own measuring process hung or died, by its own supervisor's word."""
-    ends = [end for end in (pair.first, pair.second) if end is not None]
     for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
-        own = [end for end in ends if any(each in end.error for each in words)]
+        own = [end for end in pair.ends if any(each in end.error for each in words)]
         if own:
             return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""
     return ""

@@ -237,8 +237,8 @@ def _scheduled(sweep: Sweep) -> Iterator[tuple[str, int, End]]:
     for pair in sweep.pairs:
         if sweep.retested and pair.round >= sweep.retested:
             continue
-        for end in (pair.first, pair.second):
-            if end is not None and end.timings:
+        for end in pair.ends:
+            if end.timings:
                 yield end.node, pair.rail, end
 
 

@@ -255,15 +255,15 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
     """The pairs of which a sweep says anything, be it good or bad."""
-    return frozenset((pair.a, pair.b) for pair in sweep.pairs if joint_state(pair) not in _UNTESTED)
+    return frozenset(pair.nodes for pair in sweep.pairs if joint_state(pair) not in _UNTESTED)
 
 
 def unread_words(sweep: Sweep) -> tuple[str, ...]:
     """What was not checked beside the pairs, by reason: on which nodes and rails, since when."""
     turns: dict[str, list[tuple[str, int, int]]] = {}
     for pair in sweep.pairs:
-        for end in (pair.first, pair.second):
-            if end is not None and end.unread:
+        for end in pair.ends:
+            if end.unread:
                 for why in end.unread.split("; "):
                     turns.setdefault(why, []).append((end.node, pair.rail, pair.round))
     return tuple(_unread(why, seen) for why, seen in turns.items())
@@ -342,7 +342,7 @@ def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tup
     speeds = dict(past.speeds)
     for pair in sweep.pairs:
         summary = summarise(pair)
-        if summary.state == "measured" and summary.sizes and (pair.a, pair.b) not in bad:
+        if summary.state == "measured" and summary.sizes and pair.nodes not in bad:
             most = summary.sizes[-1]
             key = speed_key(pair, most.size_bytes)
             if 0 < most.busbw_gbs <= _FASTEST_GBS:
@@ -354,8 +354,8 @@ def _cost(sweep: Sweep, seconds: float) -> Cost | None:
     """What a round took, by each node's own clock from its first to its last one."""
     met: dict[str, list[tuple[int, float]]] = {}
     for pair in sweep.pairs:
-        for end in (pair.first, pair.second):
-            if end is not None and end.state == "measured":
+        for end in pair.ends:
+            if end.state == "measured":
                 met.setdefault(end.node, []).append((pair.round, end.started_s))
     rates = []
     for seen in met.values():

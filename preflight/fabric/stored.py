@@ -286,10 +286,10 @@ def rebuilt(observed: Observed) -> Rebuilt:
     digests: dict[Turn, list[Digest]] = {}
     rungs: dict[int, int] = {}
     for one in observed.digests:
-        digests.setdefault((one.a, one.b, one.rail, one.round), []).append(one)
+        digests.setdefault(one.turn, []).append(one)
         if one.phase == "ladder":
             rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
-    whole = [(one, digests.get((one.a, one.b, one.rail, one.round), [])) for one in observed.tried]
+    whole = [(one, digests.get(one.turn, [])) for one in observed.tried]
     untimed = any(_came_to(one, own)[1] == UNTIMED for one, own in whole)
     return Rebuilt(
         Sweep(
@@ -314,7 +314,7 @@ def _pair(one: Tried, own: Sequence[Digest], backend: str) -> PairSamples:
         for name, moved, way in ((one.a, one.moved_a, ways[0]), (one.b, one.moved_b, ways[-1]))
         for said in (error if one.stood_still in ("", name) else "",)
     ]
-    return PairSamples(one.a, one.b, one.rail, one.round, backend, *ends)
+    return PairSamples(*one.turn, backend, *ends)
 
 
 def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
@@ -338,7 +338,7 @@ def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
 
 def _lost(one: Tried) -> tuple[str, ...]:
     """Whose account of a pair was lost, by what was said of it."""
-    ways = ((one.a,), (one.b,), (one.a, one.b)) if one.state == "not_run" else ()
+    ways = ((one.a,), (one.b,), one.nodes) if one.state == "not_run" else ()
     return next((names for names in ways if one.error == lost_words(names)), ())
 
 

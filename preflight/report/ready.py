@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from preflight.core.ledger import Entry
     from preflight.fabric.blame import Blame
-    from preflight.fabric.compare import Seen
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
 
@@ -212,7 +212,7 @@ def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def pair_rows(
-    sweep: Sweep, seen: Sequence[Seen], scheduled: frozenset[Pairing]
+    sweep: Sweep, seen: Sequence[PairJudgement], scheduled: frozenset[Pairing]
 ) -> tuple[PairRow, ...]:
     """Every series of a pair on a rail, and why it was measured."""
     return tuple(

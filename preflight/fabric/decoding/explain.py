@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -32,12 +32,8 @@ class Tested(Protocol):
     """One pair's result, as far as blame is concerned."""
 
     @property
-    def a(self) -> str:
-        """One end."""
-
-    @property
-    def b(self) -> str:
-        """The other end."""
+    def nodes(self) -> Pairing:
+        """Both of its ends."""
 
     @property
     def rail(self) -> int:
@@ -54,9 +50,6 @@ class Tested(Protocol):
     @property
     def suspect(self) -> str:
         """The end that was seen to fail by itself; nothing if neither was."""
-
-
-T = TypeVar("T", bound=Tested)
 
 
 class Culprit(Struct, frozen=True):
@@ -98,7 +91,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
-    bad = list(dict.fromkeys((one.a, one.b) for one in tested if one.bad))
+    bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
     cleared = _cleared(tested, bad)
     partners: dict[str, set[str]] = {}
     for a, b in bad:
@@ -116,9 +109,9 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
     suspects: dict[str, list[Pairing]] = {}
     for one in tested:
-        if one.bad and one.suspect and (one.a, one.b) in unexplained:
-            suspects.setdefault(one.suspect, []).append((one.a, one.b))
-            unexplained.remove((one.a, one.b))
+        if one.bad and one.suspect and one.nodes in unexplained:
+            suspects.setdefault(one.suspect, []).append(one.nodes)
+            unexplained.remove(one.nodes)
     culprits += [Culprit("node", (name,), tuple(own)) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
 
@@ -133,9 +126,9 @@ def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
 
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
-    good = [one for one in tested if one.good and (one.a, one.b) not in bad]
-    fine = {(name, one.rail) for one in good for name in (one.a, one.b)}
-    ill = {(name, one.rail) for one in tested if one.bad for name in (one.a, one.b)}
+    good = [one for one in tested if one.good and one.nodes not in bad]
+    fine = {(name, one.rail) for one in good for name in one.nodes}
+    ill = {(name, one.rail) for one in tested if one.bad for name in one.nodes}
     doubtful = {name for name, _ in ill - fine}
     return {name for name, _ in fine} - doubtful
 

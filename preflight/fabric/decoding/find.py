@@ -328,7 +328,7 @@ def _with_pairs(one: Found, trials: Trials) -> Found:
     if one.pairs:
         return one
     waited = {
-        (each.a, each.b): None
+        each.nodes: None
         for part in one.among
         for name in part.nodes
         for each in trials.of(name, part.rail)

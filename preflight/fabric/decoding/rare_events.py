@@ -166,14 +166,14 @@ _MOST_OF_THE_RAILS = 0.5
 
 def failures(observed: Observed) -> list[Found]:
     """Decode what failed outright: no statistics are needed for it."""
-    bad = {(one.a, one.b, one.rail): one for one in observed.tried if one.bad}
+    bad = {one.path: one for one in observed.tried if one.bad}
     if not bad:
         return []
     near = {name for a, b, _ in bad for name in (a, b)}
     by_rail: dict[int, list[Tried]] = {one.rail: [] for one in observed.tried}
     for one in observed.tried:
         if one.a in near or one.b in near:
-            by_rail[one.rail].append(bad.get((one.a, one.b, one.rail), one))
+            by_rail[one.rail].append(bad.get(one.path, one))
     together: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
     for rail, own in sorted(by_rail.items()):
         for culprit in decode(own, observed.silent):
@@ -191,7 +191,7 @@ def _found(same: Mapping[int, Culprit], bad: Iterable[Tried], rail: int | None) 
     """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
     culprit = next(iter(same.values()))
     pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
-    seen = {_SYMPTOMS[one.state] for one in bad if (one.a, one.b) in pairs and one.rail in same}
+    seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
     kind: PartKind = "node" if rail is None else "endpoint"
     paths = {"node": (), "path": (culprit.among,), "unresolved": pairs}[culprit.kind]
     nodes = () if culprit.kind == "path" else culprit.among

@@ -212,7 +212,7 @@ def _by_size(
     """
     own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
     for digest in digests:
-        for name in (digest.a, digest.b):
+        for name in digest.nodes:
             sizes = own.get((name, digest.rail))
             if sizes is not None:
                 sizes.setdefault(digest.size_bytes, []).append(digest)
