@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import duration
 from preflight.errors import WireError
 from preflight.facts.burn import (
@@ -125,10 +126,7 @@ class Collected:
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
     """Which parts of which nodes had no turn: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for node, burned in fleet.items():
-        for one in burned.no_time:
-            alike.setdefault(one.names, []).append(node)
+    alike = grouped((one.names, node) for node, burned in fleet.items() for one in burned.no_time)
     for names, nodes in alike.items():
         nics = count(len(names), "NIC")
         yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.observed import Observed, Tried
+    from preflight.fabric.observed import Observed, PairResult
     from preflight.fabric.samples import Sweep
     from preflight.fabric.stored import Stored
     from preflight.facts.burn import Inside, OverNvlink
@@ -185,7 +185,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 _MOST = 8
 
 
-def untold(one: Tried) -> bool:
+def untold(one: PairResult) -> bool:
     """Whether a pair was not judged for a reason that is said: no other rail clears it."""
     return one.state == "not_run" and bool(one.error)
 

@@ -17,7 +17,7 @@ from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen,
 from preflight.fabric.agents import Gone
 from preflight.fabric.measure import NOBODY, Silence, Word, explain
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, Thrift
+from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, TimeInterner
 from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class Collected:
         self.cut = False
         """The time was up before the retests were through."""
         self._expect(who, who.rounds)
-        self._thrift = Thrift()
+        self._thrift = TimeInterner()
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
         self.logs: dict[tuple[str, int, int], Logged] = {}

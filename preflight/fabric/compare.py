@@ -46,9 +46,8 @@ class Peers:
         times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
         for pair, summary in measured:
             for one in summary.sizes:
-                owners = pair.nodes
-                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, owners))
-                times.setdefault(one.size_bytes, []).append((one.p50_us, owners))
+                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, pair.nodes))
+                times.setdefault(one.size_bytes, []).append((one.p50_us, pair.nodes))
         self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
         self._times = {at: LeaveOut(values) for at, values in times.items()}
 

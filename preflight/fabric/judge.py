@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.text import gbs
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.blame import Blame, blames, components
@@ -20,10 +21,10 @@ from preflight.fabric.measure import Pair, joint_state
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
-from preflight.fabric.retest import borne_out, certain, doubts
+from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
-from preflight.fabric.socket_fallback import absorbed, fallen
-from preflight.fabric.statistical_blame import healed, subtle
+from preflight.fabric.socket_fallback import fallback_blames, under_their_causes
+from preflight.fabric.statistical_blame import statistical_blames, transient_paths
 from preflight.facts.boards import natural
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD
@@ -68,6 +69,7 @@ def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
         blamed=f"pair {first}-{second}" if host else "",
         advice=f"open the firewall between {first} and {second}, then run again" if host else "",
         trouble=bool(host),
+        shut=bool(host),
     )
 
 
@@ -164,21 +166,19 @@ def judge_sweep(
     """
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
-    seen = borne_out(compare(sweep, hosts, earlier, known, thresholds=limit), observed)
+    seen = cleared_by_retests(compare(sweep, hosts, earlier, known, thresholds=limit), observed)
     findings = find(observed, limit)
-    misled = fallen(sweep, hosts)
+    misled = fallback_blames(sweep, hosts)
     plain = blames(seen, sweep, names, findings.found)
     doubted = doubts(plain, seen, sweep)
-    gross = absorbed(misled, certain(plain, doubted))
-    hidden = subtle(findings.found, observed, seen, (*gross, *plain))
+    gross = under_their_causes(misled, without_doubts(plain, doubted))
+    hidden = statistical_blames(findings.found, observed, seen, (*gross, *plain))
     unsure = doubts(hidden, seen, sweep)
     doubted |= unsure
-    found = (*gross, *certain(hidden, unsure))
+    found = (*gross, *without_doubts(hidden, unsure))
     named = {name for one in found for name in (one.component, *one.pairs)}
-    found = (*found, *healed(seen, observed, named, limit))
-    by_pair: dict[Pairing, list[PairJudgement]] = {}
-    for one in seen:
-        by_pair.setdefault(one.nodes, []).append(one)
+    found = (*found, *transient_paths(seen, observed, named, limit))
+    by_pair = grouped((one.nodes, one) for one in seen)
     backends = {pair.nodes: pair.backend for pair in sweep.pairs}
     blamed = _by_pair(found, by_pair, doubted)
     subtly = {name for one in (*misled, *found[len(gross) :]) for name in one.pairs}
@@ -324,7 +324,7 @@ def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> T
     return "scheduled" if pair.nodes in scheduled else "repair"
 
 
-def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
+def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
     """The pairs that had a turn though no scheduled round holds them, in the order of their turns.
 
     A repair that had no turn is owed a verdict as well; a retest that had none is not.
@@ -339,7 +339,7 @@ def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def counted(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
+def count_by_turn(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
     """How many pairs were measured for which reason; one that was for two counts for both."""
     known = frozenset(scheduled)
     met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}

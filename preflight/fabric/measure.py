@@ -225,6 +225,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Not measured because somebody uses these nodes."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
+    shut: bool = False
+    """That node could not, for the way between the two blamed is shut: its port stage says so too."""
 
     @property
     def bad(self) -> bool:

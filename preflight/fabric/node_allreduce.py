@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import healthy_share, median
+from preflight.core.statistics import grouped, healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.advice import OWN_CAUSES, advice_on
@@ -108,10 +108,7 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> Measu
 
 def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
     """By size in ascending order: each rail's timing, of sizes that all rails measured."""
-    by_size: dict[int, list[Timing]] = {}
-    for end in ends:
-        for timing in end.timings:
-            by_size.setdefault(timing.size_bytes, []).append(timing)
+    by_size = grouped((timing.size_bytes, timing) for end in ends for timing in end.timings)
     return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
 
 

@@ -5,6 +5,7 @@ A node that is bad is so with both neighbours, each of which is fine with its ot
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,9 @@ def judge_domains(
 ) -> dict[str, OverNvlink]:
     """Judge every node that is in an NVLink domain, by name; also those not measured, with why."""
     met = _met(sweep, limit)
-    members: dict[str, list[str]] = {}
-    for name, domain in sweep.domains.items():
-        if name not in sweep.left_out:
-            members.setdefault(domain, []).append(name)
+    members = Counter(
+        domain for name, domain in sweep.domains.items() if name not in sweep.left_out
+    )
     best = {
         (name, rail): max(each.best_gbs for each in rails[rail])
         for name, rails in met.items()
@@ -72,7 +72,7 @@ def judge_domains(
     found: dict[str, OverNvlink] = {}
     for name in (host.name for host in hosts if host.name in sweep.domains):
         domain = sweep.domains[name]
-        plain = OverNvlink(state="alone", domain=domain, nodes=len(members.get(domain, ())))
+        plain = OverNvlink(state="alone", domain=domain, nodes=members[domain])
         peers = [value for (other, _), value in best.items() if other != name and value]
         found[name] = _missing(name, plain, met, sweep) or _judged(
             name,

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.statistics import median, nearest_rank
+from preflight.core.statistics import grouped, median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
-from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, uncollected
+from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
 from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
         clock_s += (time_us + timing.check_us) / 1e6
 
 
-class Still:
+class StallOverlap:
     """How much of each operation of one end, and of the one before it, that end stood still."""
 
     def __init__(self, end: End | None, timing: Timing | None) -> None:
@@ -179,7 +179,7 @@ def _standouts(
     ]
     kept = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, mine))
-    still, their_still = Still(pair.first, first), Still(pair.second, second)
+    still, their_still = StallOverlap(pair.first, first), StallOverlap(pair.second, second)
     return tuple(
         Standout(
             began_s[number],
@@ -205,7 +205,7 @@ BETWEEN_WAYS = " / "
 """Stands between what carried either end, where they differ."""
 
 
-class Stood(Struct, frozen=True, array_like=True):
+class StallTotal(Struct, frozen=True, array_like=True):
     """How often and for how long at most one end stood still in a pair."""
 
     what: StallKind
@@ -213,7 +213,7 @@ class Stood(Struct, frozen=True, array_like=True):
     most_ms: float
 
 
-class Tried(Meeting, frozen=True, kw_only=True):
+class PairResult(Meeting, frozen=True, kw_only=True):
     """What became of one pair on one rail in one round, besides its times."""
 
     state: PairState = "measured"
@@ -225,8 +225,8 @@ class Tried(Meeting, frozen=True, kw_only=True):
     moved_b: tuple[Moved, ...] = ()
     net: str = ""
     """What carried it; both ends' where they differ: "NET/IB mlx5_3 / NET/Socket"."""
-    stood_a: tuple[Stood, ...] = ()
-    stood_b: tuple[Stood, ...] = ()
+    stood_a: tuple[StallTotal, ...] = ()
+    stood_b: tuple[StallTotal, ...] = ()
 
     @property
     def bad(self) -> bool:
@@ -250,7 +250,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Those that took part, in fleet order."""
     backend: str
-    tried: tuple[Tried, ...]
+    tried: tuple[PairResult, ...]
     digests: tuple[Digest, ...]
     leaves: dict[str, str] = {}
     """Node name → its leaf switch; empty where no source of topology is known."""
@@ -261,7 +261,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     where there were none."""
 
 
-@uncollected()
+@gc_paused()
 def observe(sweep: Sweep) -> Observed:
     """Condense a sweep; pairs that had no turn stay out.
 
@@ -287,8 +287,8 @@ def observe(sweep: Sweep) -> Observed:
     )
 
 
-def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
-    return Tried(
+def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
+    return PairResult(
         *pair.turn,
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
@@ -327,8 +327,6 @@ def _moved(end: End | None) -> tuple[Moved, ...]:
     return end.moved if end is not None else ()
 
 
-def _stood(end: End | None) -> tuple[Stood, ...]:
-    found: dict[StallKind, list[float]] = {}
-    for one in end.stalls if end is not None else ():
-        found.setdefault(one.what, []).append(one.ms)
-    return tuple(Stood(what, len(each), max(each)) for what, each in found.items())
+def _stood(end: End | None) -> tuple[StallTotal, ...]:
+    found = grouped((one.what, one.ms) for one in (end.stalls if end is not None else ()))
+    return tuple(StallTotal(what, len(each), max(each)) for what, each in found.items())

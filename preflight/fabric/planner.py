@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
 from preflight.fabric.compare import speed_key
 from preflight.fabric.measure import joint_state, summarise
@@ -260,12 +260,13 @@ def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
 
 def unread_words(sweep: Sweep) -> tuple[str, ...]:
     """What was not checked beside the pairs, by reason: on which nodes and rails, since when."""
-    turns: dict[str, list[tuple[str, int, int]]] = {}
-    for pair in sweep.pairs:
-        for end in pair.ends:
-            if end.unread:
-                for why in end.unread.split("; "):
-                    turns.setdefault(why, []).append((end.node, pair.rail, pair.round))
+    turns = grouped(
+        (why, (end.node, pair.rail, pair.round))
+        for pair in sweep.pairs
+        for end in pair.ends
+        if end.unread
+        for why in end.unread.split("; ")
+    )
     return tuple(_unread(why, seen) for why, seen in turns.items())
 
 
@@ -352,11 +353,12 @@ def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tup
 
 def _cost(sweep: Sweep, seconds: float) -> Cost | None:
     """What a round took, by each node's own clock from its first to its last one."""
-    met: dict[str, list[tuple[int, float]]] = {}
-    for pair in sweep.pairs:
-        for end in pair.ends:
-            if end.state == "measured":
-                met.setdefault(end.node, []).append((pair.round, end.started_s))
+    met = grouped(
+        (end.node, (pair.round, end.started_s))
+        for pair in sweep.pairs
+        for end in pair.ends
+        if end.state == "measured"
+    )
     rates = []
     for seen in met.values():
         (first, began_s), (last, ended_s) = min(seen), max(seen)

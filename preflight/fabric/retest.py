@@ -106,7 +106,9 @@ def slow_parts(sweep: Sweep) -> list[Component]:
     return parts
 
 
-def borne_out(seen: Sequence[PairJudgement], observed: Observed) -> tuple[PairJudgement, ...]:
+def cleared_by_retests(
+    seen: Sequence[PairJudgement], observed: Observed
+) -> tuple[PairJudgement, ...]:
     """Take slowness or a hang back where every retest of that pair was good and no counter moved.
 
     A way that was bad stays bad; a busy moment and a lost operation do not.
@@ -287,7 +289,7 @@ def doubts(blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep)
     return found
 
 
-def certain(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
+def without_doubts(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
     """Those that are no mere doubt about a path."""
     out = frozenset(doubted)
     return [one for one in blames if one.kind != "path" or out.isdisjoint(one.pairs)]

@@ -229,7 +229,7 @@ MOST = 1 << 15
 """Different times that are looked out for: rare ones would fill a table and seldom be met again."""
 
 
-class Thrift:
+class TimeInterner:
     """The times of one sweep so far."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -251,7 +251,7 @@ class Thrift:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Spare Python the search for cycles: a fifth of the decoding of 4,096 nodes, and finds none.
 
     What is not needed any more is freed all the same, when the last reference to it is gone.

@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from preflight.fabric.observed import Digest, Observed, Standout, Tried
+    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
 
 
@@ -179,7 +179,7 @@ class _Turns:
         self._partner: dict[tuple[int, int, str], str] = {}
         self.taken: set[tuple[str, str, int, int]] = set()
 
-    def take(self, where: str, one: PairSamples | Tried) -> None:
+    def take(self, where: str, one: PairSamples | PairResult) -> None:
         """Note one pair; UsageError if it cannot have been."""
         a, b, rail, number = one.a, one.b, one.rail, one.round
         for name in (a, b):
@@ -322,6 +322,6 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
             raise absurd(where, said, "letters, digits, '-' and '.' only") from error
 
 
-def _where(what: str, number: int, one: PairSamples | Digest | Tried) -> str:
+def _where(what: str, number: int, one: PairSamples | Digest | PairResult) -> str:
     a, b = getattr(one, "a", ""), getattr(one, "b", "")
     return f"{what}[{number}] ({f'{a}-{b}'[:60]!a})"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -224,10 +226,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     Nodes of which no leaf is known fill up the smallest ones. Where the leaves are so unequal that
     most nodes would wait for the largest, rounds do not follow them.
     """
-    members: dict[str, list[str]] = {}
-    for name in nodes:
-        if name in leaves:
-            members.setdefault(leaves[name], []).append(name)
+    members = grouped((leaves[name], name) for name in nodes if name in leaves)
     if len(members) < _TWO:
         return Circle(nodes)
     for name in nodes:

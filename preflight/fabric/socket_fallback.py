@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import shared_cause
 from preflight.fabric.advice import partners_words
 from preflight.fabric.blame import Blame
-from preflight.fabric.decoding.explain import decode
+from preflight.fabric.decoding.explain import decode_rails
 from preflight.fabric.samples import Meeting
 from preflight.fleet.nodeset import fold
 
@@ -140,25 +140,22 @@ class _Seen(NamedTuple):
     """How many rails the sweep has."""
 
 
-def fallen(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
+def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Blame each node, its rail, or path whose data did not go the way that was promised."""
     every = carried(sweep, hosts)
-    rails = sorted({one.rail for one in every})
-    seen = _Seen(every, {host.name: host.promised for host in hosts}, len(rails))
-    found: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
-    for rail in rails:
-        for culprit in decode([one for one in every if one.rail == rail]):
-            found.setdefault((culprit.kind, culprit.among), (culprit, []))[1].append(rail)
+    rails = len({one.rail for one in every})
+    seen = _Seen(every, {host.name: host.promised for host in hosts}, rails)
+    found = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
     nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen for one in every)]
-    blamed = {name for (kind, among) in found if kind == "node" for name in among}
+    blamed = {name for one, _ in found if one.kind == "node" for name in one.among}
     nobody_else = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
     if nobody_else or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
-    return tuple(_blame(culprit, own, seen) for culprit, own in found.values())
+    return tuple(_blame(culprit, own, seen) for culprit, own in found)
 
 
-def absorbed(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
+def under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
     """Put what is slow or broken for a known cause under that cause: one fault is one blame."""
     left = list(effects)
     found: list[Blame] = []

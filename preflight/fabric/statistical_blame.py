@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.text import either, gbs, size, time_us
 from preflight.fabric.advice import more_partners, partners_words
 from preflight.fabric.blame import Blame, ends_words
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding.parts import Component, Found, SecondLookSaid
+    from preflight.fabric.decoding.parts import Component, Found, RetestDoubt
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 
@@ -65,7 +66,7 @@ def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
 
 _BUSY = "what else runs on {0} (load, IRQs, throttling)"
 _MOST_NAMES = 3
-_AGAIN: Mapping[SecondLookSaid, str] = {
+_AGAIN: Mapping[RetestDoubt, str] = {
     "": "",
     "none": "",
     "too_short": "; measured again it was quiet, but too shortly to clear it",
@@ -73,7 +74,7 @@ _AGAIN: Mapping[SecondLookSaid, str] = {
 }
 
 
-def subtle(
+def statistical_blames(
     found: Iterable[Found],
     observed: Observed,
     seen: Sequence[PairJudgement],
@@ -296,7 +297,7 @@ _HUNG_ONCE = (
 )
 
 
-def healed(
+def transient_paths(
     seen: Sequence[PairJudgement], observed: Observed, blamed: Collection[str], limit: Thresholds
 ) -> Iterator[Blame]:
     """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
@@ -304,9 +305,7 @@ def healed(
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
     components and pairs that are named anyway, with what went through them.
     """
-    readings: dict[tuple[str, str, int], list[PairJudgement]] = {}
-    for one in seen:
-        readings.setdefault(one.path, []).append(one)
+    readings = grouped((one.path, one) for one in seen)
     many = len({rail for _, _, rail in readings}) > 1
     left = {
         (a, b, rail): own

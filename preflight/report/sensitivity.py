@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.decoding.sensitivity import missed
+from preflight.fabric.decoding.sensitivity import sensitivity
 from preflight.report.document import MissedRow, MissedSizeRow
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def missed_rows(
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
     return tuple(
-        msgspec.convert(one, MissedRow, from_attributes=True) for one in missed(left, KEPT, limits)
+        msgspec.convert(one, MissedRow, from_attributes=True)
+        for one in sensitivity(left, KEPT, limits)
     )
 
 

@@ -14,12 +14,12 @@ from _pytest.junitxml import xml_key
 from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.ledger import Entry, Ledger
-from preflight.fabric.judge import counted, pairs_of
+from preflight.fabric.judge import count_by_turn, pairs_of
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
@@ -78,7 +78,7 @@ class Conclusion:
         return summary(self.report, self.found, where=where, page=page, hint=self.hint, width=width)
 
 
-@uncollected()
+@gc_paused()
 def conclude(
     run: Run,
     entries: Sequence[Entry],
@@ -178,7 +178,7 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     if measured.sweep is None or measured.planned is None:
         return None
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
-    turns = counted(measured.sweep, pairs_of(run.rounds))
+    turns = count_by_turn(measured.sweep, pairs_of(run.rounds))
     share = measured_share(measured.sweep)
     return row_of(
         CoverageRow,

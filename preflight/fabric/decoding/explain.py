@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.core.text import either
 from preflight.fabric.decoding.parts import alike
 from preflight.fabric.schedule import Pairing
@@ -114,6 +115,17 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
             unexplained.remove(one.nodes)
     culprits += [Culprit("node", (name,), tuple(own)) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
+
+
+def decode_rails(
+    tested: Iterable[Tested], silent: Collection[str] = ()
+) -> tuple[dict[int, Culprit], ...]:
+    """Decode each rail by itself; of one component, what each rail that names it says."""
+    found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
+    for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
+        for culprit in decode(own, silent):
+            found.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
+    return tuple(found.values())
 
 
 def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:

@@ -41,12 +41,12 @@ from preflight.fabric.decoding.parts import (
 )
 from preflight.fabric.decoding.rare_events import Rates, failures, rates_of, watch
 from preflight.fabric.decoding.shifts import shifts_of
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from preflight.fabric.decoding.parts import Meetings, SecondLookSaid, Symptom
+    from preflight.fabric.decoding.parts import Meetings, RetestDoubt, Symptom
     from preflight.fabric.decoding.rare_events import Watched
     from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
@@ -66,7 +66,7 @@ class _Look(NamedTuple):
     loaded_s: float
 
 
-class SecondLook:
+class RetestComparison:
     """The scheduled rounds and the retests of one fabric, apart."""
 
     def __init__(self, observed: Observed, met: Meetings, least_us: float) -> None:
@@ -94,7 +94,7 @@ class SecondLook:
             second_look=next(doubt for doubt in doubts if doubt),
         )
 
-    def _doubt(self, part: Component, one: Found) -> SecondLookSaid:
+    def _doubt(self, part: Component, one: Found) -> RetestDoubt:
         """Why its second look does not clear it; nothing where it does."""
         first, again = self._looks(part, one)
         if not again.operations or not first.operations:
@@ -241,7 +241,7 @@ def _nodes(found: Sequence[Found]) -> frozenset[str]:
     return frozenset(name for some in names for name in some)
 
 
-@uncollected()
+@gc_paused()
 def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     """Name the parts at fault, or the sets among which they lie."""
     limit = thresholds.of(observed.backend)
@@ -270,7 +270,7 @@ def _not_acquitted(
     found: Sequence[Found], observed: Observed, met: Meetings, limit: Limit
 ) -> list[Found]:
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
-    second = SecondLook(observed, met, limit("spike_us"))
+    second = RetestComparison(observed, met, limit("spike_us"))
     kept = list(found)
     # By these events the scheduled rounds alone would have named somebody.
     for one in _all_found(_events(second.first, observed, limit)):
@@ -295,7 +295,7 @@ def _same_events(one: Found, other: Found) -> bool:
     return any(part in other.among or (inner and within(inner, part)) for part in one.among)
 
 
-def _seen_again(second: SecondLook, observed: Observed, limit: Limit) -> list[Found]:
+def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Found]:
     """Paths whose events came again when they were measured again."""
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)

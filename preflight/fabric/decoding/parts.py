@@ -17,7 +17,7 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.fabric.observed import Digest, Observed, Tried
+    from preflight.fabric.observed import Digest, Observed, PairResult
     from preflight.fabric.samples import Phase
 
     SizePhase = tuple[int, Phase]
@@ -31,7 +31,7 @@ Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_co
 """`late`: the host began its operations late; the network was as fast as its peers'."""
 
 
-SecondLookSaid = Literal["", "none", "too_short", "counter_moved"]
+RetestDoubt = Literal["", "none", "too_short", "counter_moved"]
 """Why a clean second look does not acquit: there was none, it was shorter than what was first seen
 takes to come again, or a counter moved in it."""
 
@@ -74,7 +74,7 @@ class Found(Struct, frozen=True, kw_only=True):
     strength: float = 0.0
     """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
 
-    second_look: SecondLookSaid = ""
+    second_look: RetestDoubt = ""
     """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
 
     @property
@@ -354,7 +354,7 @@ class Trials:
         self, observed: Observed, *, suspected: Collection[str], blamed: Collection[str]
     ) -> None:
         """`suspected`: whose trials will be asked for; `blamed`: with whom nobody is cleared."""
-        self._of: dict[str, list[Tried]] = defaultdict(list)
+        self._of: dict[str, list[PairResult]] = defaultdict(list)
         self._fine: dict[int, set[str]] = defaultdict(set)
         for one in observed.tried if suspected else ():
             a, b = one.a, one.b
@@ -365,7 +365,7 @@ class Trials:
             if one.state == "measured" and a not in blamed and b not in blamed:
                 self._fine[one.rail].update((a, b))
 
-    def of(self, name: str, rail: int | None) -> list[Tried]:
+    def of(self, name: str, rail: int | None) -> list[PairResult]:
         """Of one node, on one rail or on all, in order."""
         return [one for one in self._of[name] if rail in (None, one.rail)]
 

@@ -16,14 +16,15 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.fabric.decoding.explain import Culprit, decode
+from preflight.fabric.decoding.explain import decode_rails
 from preflight.fabric.decoding.parts import ALL_RAILS, Component, Exposures, Found, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from preflight.fabric.decoding.explain import Culprit
     from preflight.fabric.decoding.parts import Meetings, PartKind, SizePhase, Symptom
-    from preflight.fabric.observed import Digest, Observed, Standout, Tried
+    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import PairState
 
 
@@ -170,24 +171,18 @@ def failures(observed: Observed) -> list[Found]:
     if not bad:
         return []
     near = {name for a, b, _ in bad for name in (a, b)}
-    by_rail: dict[int, list[Tried]] = {one.rail: [] for one in observed.tried}
-    for one in observed.tried:
-        if one.a in near or one.b in near:
-            by_rail[one.rail].append(bad.get(one.path, one))
-    together: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
-    for rail, own in sorted(by_rail.items()):
-        for culprit in decode(own, observed.silent):
-            together.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
+    involved = [bad.get(one.path, one) for one in observed.tried if one.a in near or one.b in near]
+    rails = len({one.rail for one in observed.tried})
     found: list[Found] = []
-    for same in together.values():
-        if len(same) > _MOST_OF_THE_RAILS * len(by_rail):
+    for same in decode_rails(involved, observed.silent):
+        if len(same) > _MOST_OF_THE_RAILS * rails:
             found.append(_found(same, bad.values(), None))
         else:
             found += [_found({rail: own}, bad.values(), rail) for rail, own in same.items()]
     return found
 
 
-def _found(same: Mapping[int, Culprit], bad: Iterable[Tried], rail: int | None) -> Found:
+def _found(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Found:
     """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
     culprit = next(iter(same.values()))
     pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))

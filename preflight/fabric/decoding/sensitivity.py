@@ -28,7 +28,7 @@ from preflight.fabric.decoding.rare_events import (
     watch,
 )
 from preflight.fabric.decoding.shifts import shifts_of, surprise
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class AtSize(Struct, frozen=True, kw_only=True):
     every_s: float | None
 
 
-class Missed(Struct, frozen=True, kw_only=True):
+class Sensitivity(Struct, frozen=True, kw_only=True):
     """How sharp the look at one rail of one node was."""
 
     node: str
@@ -83,10 +83,10 @@ class Missed(Struct, frozen=True, kw_only=True):
     """So many events in its operations name it."""
 
 
-@uncollected()
-def missed(
+@gc_paused()
+def sensitivity(
     observed: Observed, most: int | None = None, thresholds: Thresholds = SHIPPED
-) -> tuple[Missed, ...]:
+) -> tuple[Sensitivity, ...]:
     """Work it out for every rail of every node that was measured, the dullest looks first.
 
     `most`: of those, so many.
@@ -182,12 +182,12 @@ class _Rule:
         return self._slower[pairs]
 
 
-def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Missed:
+def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Sensitivity:
     loaded_s = sum(load.loaded_s)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
     events = rule.events(load) if judged else None
     mean = rule.mean(events, load) if events is not None else None
-    return Missed(
+    return Sensitivity(
         node=node,
         rail=rail,
         operations=load.operations,
@@ -201,11 +201,11 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Mi
 
 
 def _by_size(
-    looks: Sequence[Missed],
+    looks: Sequence[Sensitivity],
     digests: Iterable[Digest],
     limits_us: Mapping[SizePhase, float],
     least: float,
-) -> tuple[Missed, ...]:
+) -> tuple[Sensitivity, ...]:
     """Add to each look what spikes at one size alone would have shown.
 
     `least`: added events per operation, of all sizes, below which nobody is named.
@@ -228,7 +228,7 @@ def _by_size(
     )
 
 
-def _at_size(look: Missed, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
+def _at_size(look: Sensitivity, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
     mean = None
@@ -322,7 +322,7 @@ class Slower(NamedTuple):
     hot: float
 
 
-class Shown(NamedTuple):
+class HeatmapValues(NamedTuple):
     """All that a picture draws by colour."""
 
     events: dict[Turn, Events]
@@ -332,11 +332,11 @@ class Shown(NamedTuple):
     latency: Slower
 
 
-def shown(observed: Observed, thresholds: Thresholds = SHIPPED) -> Shown:
+def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """See each pair by itself, as the rules do."""
     met, limit = meetings(observed), thresholds.of(observed.backend)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
-    return Shown(
+    return HeatmapValues(
         events=_events(met, turns, limit("spike_us")),
         scatter=limit("event_scatter"),
         wire=_slower(turns, shifts_of(met, observed, "slow", limit)),

@@ -19,7 +19,7 @@ from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.rare_events import MEDIANS
-from preflight.fabric.decoding.sensitivity import shown
+from preflight.fabric.decoding.sensitivity import heatmap_values
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
@@ -259,7 +259,7 @@ def cells(
     many = len(observed.nodes) > MANY
     large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
     small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
-    seen, blamed = shown(observed, limits), blamed_turns(found, observed)
+    seen, blamed = heatmap_values(observed, limits), blamed_turns(found, observed)
     wire = _times_slower(seen.wire, blamed, many=many)
     slow = _times_slower(seen.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])
