@@ -169,7 +169,8 @@ def blames(
 ) -> tuple[Blame, ...]:
     """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
 
-    Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now and then.
+    Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now
+    and then.
     `found`: what all samples together prove; some pairs of a node that is slow, or loses what it
     sends, are bad for that, and that is no second fault.
     """

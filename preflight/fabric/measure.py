@@ -226,7 +226,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
     shut: bool = False
-    """That node could not, for the way between the two blamed is shut: its port stage says so too."""
+    """It could not, for the way between the two blamed is shut: the port stage saw it as well."""
 
     @property
     def bad(self) -> bool:
