@@ -334,17 +334,8 @@ def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
     for one in (each for each in own if each.hung_once):
         where = f" on rail {one.rail}" if many else ""
         then = _speeds(each for each in own if each.good)
-        yield Blame(
-            kind="path",
-            component=f"pair {one.name}",
-            sentence=f"an all-reduce hung once{where} ({one.summary.error}), then {then}",
-            confidence=_CONFIDENCE,
-            advice=_HUNG_ONCE.format(*one.nodes),
-            pairs=(one.name,),
-            rail=one.rail if many else None,
-            events=1,
-            operations=len(own),
-        )
+        sentence = f"an all-reduce hung once{where} ({one.summary.error}), then {then}"
+        yield _passing([one], len(own), sentence, _HUNG_ONCE, many=many)
 
 
 def _confessed(
@@ -360,16 +351,24 @@ def _confessed(
 
 def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
     """A path that was slow in some of its readings; `rest`: how it went on."""
-    first = slow[0]
+    sentence = f"slow when first measured, {_speeds(slow[:1])}, {rest}"
+    return _passing(slow, readings, sentence, _ADVICE, many=many)
+
+
+def _passing(
+    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, many: bool
+) -> Blame:
+    """A path of whose readings some were bad and the others fine; `many`: of several rails."""
+    first = bad[0]
     return Blame(
         kind="path",
         component=f"pair {first.name}",
-        sentence=f"slow when first measured, {_speeds(slow[:1])}, {rest}",
+        sentence=sentence,
         confidence=_CONFIDENCE,
-        advice=_ADVICE.format(*first.nodes),
+        advice=advice.format(*first.nodes),
         pairs=(first.name,),
         rail=first.rail if many else None,
-        events=len(slow),
+        events=len(bad),
         operations=readings,
     )
 

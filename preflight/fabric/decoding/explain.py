@@ -20,7 +20,7 @@ from preflight.fabric.decoding.parts import alike
 from preflight.fabric.schedule import Pairing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Component, Found, Key, Parts
 
@@ -261,7 +261,8 @@ def explain(
             continue
         if gain <= 0 or score <= threshold:
             left = [key, *(other for _, other in queue)]
-            doubted = _doubted(left, parts, through, model)
+            by_fit = _doubted(left, lambda own: model.fit(own)[1], parts, through, model)
+            doubted = by_fit[:FEW]
             if len(found) > tried_at and _several(doubted, parts, through, model, threshold):
                 tried_at = len(found)
                 queue = _queue(parts, {one: through[one] for one in left}, model)
@@ -321,16 +322,19 @@ def _several(
 
 
 def _doubted(
-    left: Sequence[Key], parts: Parts, through: Mapping[Key, list[int]], model: Model
+    keys: Iterable[Key],
+    gain: Callable[[Sequence[int]], float],
+    parts: Parts,
+    through: Mapping[Key, list[int]],
+    model: Model,
 ) -> list[Key]:
-    """Those whose evidence would convince a reader who had suspected them alone."""
-    scored: list[tuple[float, Key]] = []
-    for key in left:
-        strength, gain = model.fit(through[key])
-        score = gain - parts.penalty(key)
-        if score > DOUBT and model.enough(strength, through[key]):
-            scored.append((-score, key))
-    return [key for _, key in sorted(scored)[:FEW]]
+    """Those whose evidence would convince a reader who had suspected them alone, hottest first."""
+    ranked = sorted((parts.penalty(key) - gain(through[key]), key) for key in keys)
+    return [
+        key
+        for loss, key in ranked
+        if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
+    ]
 
 
 def _hot_once(
@@ -340,15 +344,9 @@ def _hot_once(
 
     The hottest first; of a path and its rails only the hottest.
     """
-    scored: list[tuple[float, Key]] = []
-    for key in left:
-        if key.kind != "path":
-            continue
-        score = model.hunch(through[key]) - parts.penalty(key)
-        if score > DOUBT and model.enough(model.fit(through[key])[0], through[key]):
-            scored.append((-score, key))
     pairs: dict[tuple[str, str], Key] = {}
-    for _, key in sorted(scored):
+    paths = (key for key in left if key.kind == "path")
+    for key in _doubted(paths, model.hunch, parts, through, model):
         pairs.setdefault((key.one, key.other), key)
     return list(pairs.values())[:_MOST_PATHS]
 

@@ -245,16 +245,10 @@ def _nodes(found: Sequence[Found]) -> frozenset[str]:
 def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     """Name the parts at fault, or the sets among which they lie."""
     limit = thresholds.of(observed.backend)
-    found = failures(observed)
-    doubted: list[Component] = []
     met = meetings(observed)
-    for search in _searches(observed, met, limit):
-        doubted += [search.parts.component(key) for key in search.explained.doubted]
-        for one in search.explained.accepted:
-            fresh = _found(search, one)
-            found = [one for one in found if not due_to(fresh, one)]
-            if not known(fresh, found):
-                found.append(fresh)
+    searches = list(_searches(observed, met, limit))
+    found = _with_found(failures(observed), searches)
+    doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:
         found = _not_acquitted(found, observed, met, limit)
     trials = _trials(found, observed)
@@ -273,7 +267,7 @@ def _not_acquitted(
     second = RetestComparison(observed, met, limit("spike_us"))
     kept = list(found)
     # By these events the scheduled rounds alone would have named somebody.
-    for one in _all_found(_events(second.first, observed, limit)):
+    for one in _with_found([], _events(second.first, observed, limit)):
         left, among = second.kept(one), set(one.among)
         if left is None:
             kept = [
@@ -300,15 +294,15 @@ def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> l
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    return _all_found([_Search("spikes", Explained(accepted, []), parts, counted)])
+    return _with_found([], [_Search("spikes", Explained(accepted, []), parts, counted)])
 
 
-def _all_found(searches: Iterable[_Search]) -> list[Found]:
-    """What is not accounted for by what was found before it."""
-    found: list[Found] = []
+def _with_found(found: list[Found], searches: Iterable[_Search]) -> list[Found]:
+    """And what these searches add that is not accounted for by what was found before it."""
     for search in searches:
         for one in search.explained.accepted:
             fresh = _found(search, one)
+            found = [each for each in found if not due_to(fresh, each)]
             if not known(fresh, found):
                 found.append(fresh)
     return found
