@@ -1,13 +1,8 @@
-"""The component that a sweep's samples condemn, in words an operator can act on.
-
-Around an absolute limit some pairs of a slow node fall below it and some do not; those judged by
-themselves would blame the paths to healthy partners.
-"""
+"""The component that a sweep's samples condemn, in words an operator can act on."""
 
 from __future__ import annotations
 
 from collections import Counter
-from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -26,7 +21,6 @@ from preflight.fabric.advice import (
     ports,
     unresolved_advice,
 )
-from preflight.fabric.decoding.explain import EVENTS, decode
 from preflight.fabric.observed import STOOD_STILL
 
 if TYPE_CHECKING:
@@ -34,24 +28,11 @@ if TYPE_CHECKING:
 
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.explain import Culprit
-    from preflight.fabric.decoding.parts import Component, Found
+    from preflight.fabric.decoding.parts import Found
     from preflight.fabric.samples import End, PairState, Sweep
 
 
 _OF_A_NODE = ("node", "endpoint")
-_SHIFTS = ("slow", "latency")
-_BY_LOSS = ("hung", "error")
-_WORSE = 2.0
-"""So many times slower than what else goes through the node, a path has a fault of its own."""
-
-
-def explained(culprit: Culprit, seen: Sequence[PairJudgement], found: Sequence[Found]) -> bool:
-    """Whether nodes that are named anyway account for it; a pair kept apart takes more."""
-    if culprit.kind == "node":
-        return False
-    own = [one for one in seen if one.bad and one.nodes in culprit.pairs]
-    own = [one for one in own if one.state != "corrupt"]
-    return all(any(_accounts(each, one, seen) for each in found) for one in own)
 
 
 def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Found]) -> str:
@@ -67,41 +48,6 @@ def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Fo
     on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
     where = f"on rail {on} " if named and on else ""
     return f"{where}{a} and {b} are both fine with others"
-
-
-def _accounts(found: Found, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
-    part = found.named
-    if part is None or part.kind not in _OF_A_NODE or part.nodes[0] not in row.nodes:
-        return False
-    if found.symptom in EVENTS:
-        return bool(row.slow) or row.state in _BY_LOSS
-    if found.symptom not in _SHIFTS or part.rail not in (None, row.rail):
-        return False
-    return bool(row.slow) and row.nodes in found.pairs and not _worse(row, part, seen)
-
-
-def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
-    """Whether it is slower by far than the other pairs of the node."""
-    if row.slow == "reach":
-        return False
-    others = [
-        _times_slower(one, row.slow)
-        for one in seen
-        if part.nodes[0] in one.nodes and part.rail in (None, one.rail) and one.nodes != row.nodes
-    ]
-    known = [times for times in others if times is not None]
-    times = _times_slower(row, row.slow)
-    return times is None or not known or times > _WORSE * median(known)
-
-
-def _times_slower(one: PairJudgement, how: str) -> float | None:
-    """How many times slower than its peers; None where that cannot be said."""
-    if how == "latency":
-        both = one.latency_us, one.peers_latency_us
-    else:
-        both = one.bound.peers_gbs, one.busbw_gbs
-    more, less = both
-    return more / less if more and less else None
 
 
 _SYSTEMIC = 0.8
@@ -162,12 +108,13 @@ def components(found: Iterable[Blame]) -> str:
 
 
 def blames(
+    outright: Iterable[Culprit],
     seen: Sequence[PairJudgement],
     sweep: Sweep,
     names: Sequence[str],
     found: Sequence[Found] = (),
 ) -> tuple[Blame, ...]:
-    """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
+    """Word who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
 
     Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now
     and then.
@@ -175,12 +122,10 @@ def blames(
     sends, are bad for that, and that is no second fault.
     """
     bad = [one for one in seen if one.bad and one.state != "corrupt"]
-    steady = [one for one in seen if one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
     culprits = [
         replace(culprit, among=tuple(sorted(culprit.among, key=lambda n: place.get(n, len(place)))))
-        for culprit in decode(steady, sweep.troubles)
-        if not explained(culprit, seen, found)
+        for culprit in outright
     ]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
     nodes = {name for one in seen for name in one.nodes}

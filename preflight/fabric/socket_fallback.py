@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace
-
 from preflight.core.statistics import shared_cause
 from preflight.fabric.advice import partners_words
 from preflight.fabric.blame import Blame
@@ -153,18 +151,6 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     if nobody_else or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
     return tuple(_blame(culprit, own, seen) for culprit, own in found)
-
-
-def under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
-    """Put what is slow or broken for a known cause under that cause: one fault is one blame."""
-    left = list(effects)
-    found: list[Blame] = []
-    for cause in causes:
-        own = [one for one in left if set(one.pairs) <= set(cause.pairs)]
-        left = [one for one in left if one not in own]
-        said = [one.sentence for one in own if one.component == cause.component]
-        found.append(replace(cause, sentence="; ".join([cause.sentence, *said])))
-    return (*found, *left)
 
 
 def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:

@@ -75,17 +75,14 @@ _AGAIN: Mapping[RetestDoubt, str] = {
 
 
 def statistical_blames(
-    found: Iterable[Found],
+    unblamed: Iterable[Found],
+    found: Sequence[Found],
     observed: Observed,
     seen: Sequence[PairJudgement],
-    known: Sequence[Blame],
 ) -> list[Blame]:
-    """Word every fault that is not blamed already; one blame per node, whatever its rails."""
-    found = tuple(found)
+    """Word each fault; one blame per node, whatever its rails. `found`: all that samples prove."""
     blames: list[Blame] = []
-    for one in found:
-        if one.symptom in ("hung", "no_connect", "broken") or _accounted(one, known):
-            continue
+    for one in unblamed:
         fresh = _blame(one, observed, seen, found)
         same = next((old for old in blames if old.component == fresh.component), None)
         if same is None:
@@ -93,18 +90,6 @@ def statistical_blames(
         else:
             blames[blames.index(same)] = _joined(same, fresh)
     return blames
-
-
-def _accounted(one: Found, known: Sequence[Blame]) -> bool:
-    """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
-    names = {name for blame in known for name in (blame.component, *blame.culprits)}
-    if one.named is None and one.symptom != "corrupt":
-        names.update(name for blame in known for name in blame.suspects)
-    pairs = {pair for blame in known for pair in blame.pairs}
-    return all(
-        (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)
-        for part in one.among
-    )
 
 
 def _joined(one: Blame, other: Blame) -> Blame:

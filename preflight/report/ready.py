@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from preflight.fabric.judge import turn_of
+from preflight.fabric.schedule import turn_of
 from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import BlameRow, FleetRow, PairRow, SizeRow, VerdictRow, row_of
 from preflight.report.findings import counts

@@ -14,12 +14,12 @@ from _pytest.junitxml import xml_key
 from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.ledger import Entry, Ledger
-from preflight.fabric.judge import count_by_turn, pairs_of
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import gc_paused
+from preflight.fabric.schedule import count_by_turn, pairs_of
 from preflight.fleet.waivers import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.exports import class_of
