@@ -53,7 +53,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
             advice=pair.advice
             or f"read what {pair.blamed} said, run again, or exclude {pair.blamed}",
             blame=pair.blamed,
-            cause=f"ports of {pair.blamed}" if pair.blamed.startswith("pair ") else "sweep",
+            cause=f"ports of {pair.blamed}" if pair.shut else "sweep",
         )
     if pair.state == "not_run" or pair.lost:
         return not_run(

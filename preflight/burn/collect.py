@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import duration
 from preflight.errors import WireError
 from preflight.facts.burn import (
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Event, Kind
     from preflight.facts.model import Facts
 
+
+T = TypeVar("T")
 
 MOST = 20_000
 """Events of one node: 64 GPUs have 4,032 ways between them, each with a reading and a proof."""
@@ -81,17 +84,16 @@ class Collected:
         """Everything, and why there is no more of it."""
         if self.no_torch:
             trouble, advice = f"no usable torch in its Python: {self.no_torch}", _NO_TORCH
-        kept = self._kept
         return Burned(
             ready=self._ready,
-            opened=tuple(one for one in kept if isinstance(one, Opened)),
-            readings=tuple(one for one in kept if isinstance(one, Reading)),
-            proofs=tuple(one for one in kept if isinstance(one, Proof)),
-            clocks=tuple(one for one in kept if isinstance(one, Clocks)),
-            lost=tuple(one for one in kept if isinstance(one, Lost)),
-            absent=tuple(one for one in kept if isinstance(one, Absent)),
-            troubles=tuple(one for one in kept if isinstance(one, Trouble)),
-            no_time=tuple(one for one in kept if isinstance(one, NoTime)),
+            opened=self._of(Opened),
+            readings=self._of(Reading),
+            proofs=self._of(Proof),
+            clocks=self._of(Clocks),
+            lost=self._of(Lost),
+            absent=self._of(Absent),
+            troubles=self._of(Trouble),
+            no_time=self._of(NoTime),
             done=self.done,
             left_out=f"busy: {self.busy}" if self.busy else "",
             trouble=trouble,
@@ -99,6 +101,9 @@ class Collected:
             stopped=stopped,
             seconds=round(seconds, 3),
         )
+
+    def _of(self, kind: type[T]) -> tuple[T, ...]:
+        return tuple(one for one in self._kept if isinstance(one, kind))
 
     def _told_twice(self, event: Event) -> bool:
         devices = self._ready.devices if self._ready is not None else 0
@@ -125,10 +130,7 @@ class Collected:
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
     """Which parts of which nodes had no turn: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for node, burned in fleet.items():
-        for one in burned.no_time:
-            alike.setdefault(one.names, []).append(node)
+    alike = grouped((one.names, node) for node, burned in fleet.items() for one in burned.no_time)
     for names, nodes in alike.items():
         nics = count(len(names), "NIC")
         yield f"{fold(nodes)}: no time for the loopback of {nics}: {', '.join(names)}; {MORE_TIME}"

@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.burn import units as looked
-from preflight.burn.floors import Bound, Population, earlier_of, floor, own_nights, strictest
-from preflight.burn.units import Names, effect_of, limit, speed, units
+from preflight.burn.units import (
+    Bound,
+    Names,
+    Population,
+    earlier_of,
+    effect_of,
+    floor,
+    own_nights,
+    speed,
+    strictest,
+    units,
+)
 from preflight.core.statistics import median
-from preflight.core.thresholds import in_force, words
+from preflight.core.thresholds import Thresholds, words
 from preflight.facts.burn import Burn, Flaw, Unit
 from preflight.facts.words import count
 
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
     from preflight.burn.units import Raw
     from preflight.facts.burn import Burned, BurnState, Clocks, Held, Proof, Throttle
     from preflight.facts.model import Facts
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Host
 
     Earlier = Mapping[tuple[str, str, str], Sequence[float]]
     """What a unit reached on earlier nights, by node, measure and name."""
@@ -46,7 +56,7 @@ def hold(
 ) -> dict[str, list[tuple[Raw, Unit]]]:
     """Judge all units of a fleet, by node. `hosts` are the fleet's, with group and promise.
 
-    What the inventory sets in place of shipped numbers is in force for its group.
+    What the inventory sets in place of shipped numbers decides for its group.
     """
     classes: dict[_Like, dict[str, list[Raw]]] = {}
     for raw in raws:
@@ -55,9 +65,9 @@ def hold(
     found: dict[str, list[tuple[Raw, Unit]]] = {}
     for by_node in classes.values():
         promise = hosts[next(iter(by_node))].promised
-        with in_force(promise.limits) as used:
-            judged = _hold_class(by_node, hosts, earlier or {})
-        told = "".join(f"; {words(name, one)}" for name, one in used.items())
+        limit = Thresholds(promise.limits)
+        judged = _hold_class(by_node, hosts, earlier or {}, limit)
+        told = "".join(f"; {words(name, one)}" for name, one in limit.used.items())
         for raw, unit in judged:
             own = replace(unit, limit_origin=unit.limit_origin + told) if told else unit
             found.setdefault(raw.node, []).append((raw, own))
@@ -65,40 +75,39 @@ def hold(
 
 
 def _hold_class(
-    by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], earlier: Earlier
+    by_node: Mapping[str, list[Raw]],
+    hosts: Mapping[str, Host],
+    earlier: Earlier,
+    limit: Thresholds,
 ) -> list[tuple[Raw, Unit]]:
-    population = Population({n: [one.speed for one in own] for n, own in by_node.items()})
-    rows = [
-        (raw, _bound(raw, place, population, hosts[node].promised, earlier))
-        for node, own in by_node.items()
-        for place, raw in enumerate(own)
-    ]
-    usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
-    return [(raw, _unit(raw, bound, usual)) for raw, bound in rows]
-
-
-def _bound(
-    raw: Raw, place: int, population: Population, promise: Promise, earlier: Earlier
-) -> Bound | None:
-    """Peers first, then floors; its own past only where there is neither."""
-    effect, scatter = effect_of(raw), limit(raw.kind, "scatter")
-    known_by_others = (
-        population.here(raw.node, place, effect=effect, scatter=scatter),
-        population.away(raw.node, effect=effect, scatter=scatter),
-        floor(raw, promise),
+    like = next(iter(by_node.values()))[0]
+    population = Population(
+        {n: [one.speed for one in own] for n, own in by_node.items()},
+        effect=effect_of(like, limit),
+        scatter=limit(f"{like.kind}.scatter"),
     )
-    unheld = all(one is None for one in known_by_others)
-    nights = earlier.get((raw.node, raw.measure, raw.name), ())
-    third = own_nights(raw, nights) if unheld else None
-    return strictest((*known_by_others, _own_start(raw), third))
+    rows = []
+    for node, own in by_node.items():
+        for place, raw in enumerate(own):
+            known = (
+                population.here(node, place),
+                population.away(node),
+                floor(raw, hosts[node].promised, limit),
+            )
+            # Peers first, then floors; its own past only where there is neither.
+            nights = earlier.get((node, raw.measure, raw.name), ())
+            past = own_nights(raw, nights, limit) if known == (None, None, None) else None
+            rows.append((raw, strictest((*known, _own_start(raw, limit), past))))
+    usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
+    return [(raw, _unit(raw, bound, usual, limit)) for raw, bound in rows]
 
 
-def _own_start(raw: Raw) -> Bound | None:
+def _own_start(raw: Raw, limit: Thresholds) -> Bound | None:
     """A load that begins fast and does not last needs no peers to be seen."""
     samples = raw.reading.samples
     if raw.measure != "sustained_tflops" or len(samples) < _LEAST_WINDOWS:
         return None
-    share = 1 - limit(raw.kind, "droop")
+    share = 1 - limit(f"{raw.kind}.droop")
     return Bound(
         median(samples[: len(samples) // 4]) * share, f"{share:.2g} of its own first quarter"
     )
@@ -110,7 +119,7 @@ def _bad(raw: Raw, bound: Bound | None) -> int:
     return sum(speed(raw.measure, value) < bound.speed for value in raw.values)
 
 
-def _unit(raw: Raw, bound: Bound | None, usual: float) -> Unit:
+def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Unit:
     bad = _bad(raw, bound)
     return Unit(
         name=raw.name,
@@ -118,7 +127,7 @@ def _unit(raw: Raw, bound: Bound | None, usual: float) -> Unit:
         best=raw.best,
         typical=median(raw.values),
         samples=len(raw.values),
-        held=_held(raw, bound, bad, usual),
+        held=_held(raw, bound, bad, usual, limit),
         limit=None if bound is None else speed(raw.measure, bound.speed),
         limit_origin="" if bound is None else bound.origin,
         peers=None if bound is None or bound.peers is None else speed(raw.measure, bound.peers),
@@ -127,11 +136,11 @@ def _unit(raw: Raw, bound: Bound | None, usual: float) -> Unit:
     )
 
 
-def _held(raw: Raw, bound: Bound | None, bad: int, usual: float) -> Held:
+def _held(raw: Raw, bound: Bound | None, bad: int, usual: float, limit: Thresholds) -> Held:
     if bound is None:
         return "unheld"
     if raw.speed < bound.speed:
-        waited = raw.reading.waited >= limit(raw.kind, "starved")
+        waited = raw.reading.waited >= limit(f"{raw.kind}.starved")
         return "starved" if raw.excusable and waited else "slow"
     share = bad / len(raw.values)
     often = bad >= _LEAST_BAD and share >= max(_BAD_SHARE, _TIMES_PEERS * usual)
@@ -329,6 +338,6 @@ def _proven(burned: Burned) -> int:
 
 
 def _throttled(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
-    with in_force(host.promised.limits):
-        found = [looked.throttle(names.of(one.device), one) for one in burned.clocks]
+    limit = Thresholds(host.promised.limits)
+    found = [looked.throttle(names.of(one.device), one, limit) for one in burned.clocks]
     return tuple(one for one in found if one is not None)

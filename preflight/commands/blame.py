@@ -23,8 +23,8 @@ from preflight.core.text import first_few, many, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.blame import Blame
-from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
 from preflight.fleet.inventory import read_inventory

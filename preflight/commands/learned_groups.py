@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.burn.floors import baseline_of
-from preflight.burn.units import units
+from preflight.burn.units import baseline_of, units
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_settings import is_workstation
 from preflight.core.statistics import grouped, median

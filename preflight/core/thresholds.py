@@ -1,15 +1,13 @@
 """The numbers that judges use: shipped ones with their source, and those that a site set instead.
 
 A judge takes them as an argument, `limit("zombie_age_s")`: those that the inventory sets for the
-node, else the shipped ones. What is decoded of a whole sweep or burn-in goes by those in force
-around it. Both keep which of a site's own were used, so that a sentence can say so.
+node, else the shipped ones. They keep which of a site's own were used, so that a sentence can say
+so.
 """
 
 from __future__ import annotations
 
 import tomllib
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import date
 
 
@@ -50,17 +48,6 @@ class Told(Struct, frozen=True):
     def where(self) -> str:
         """Its source in a sentence."""
         return f"{self.origin}, learned {self.learned}" if self.learned else self.origin
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """What was set for the subject under judgement, and what of it the judge has used."""
-
-    told: Mapping[str, Told]
-    used: dict[str, Told]
-
-
-_IN_FORCE: ContextVar[InForce | None] = ContextVar("preflight_numbers", default=None)
 
 
 @cache
@@ -97,17 +84,6 @@ def _flattened(tables: dict[str, dict[str, object]], above: str) -> Iterator[tup
             yield from _flattened(table, f"{above}{name}.")  # type: ignore[arg-type]
 
 
-def number(name: str) -> float | None:
-    """The number in force, in the unit its name ends with; None for one that nobody ships."""
-    known = shipped().get(name)
-    in_force = _IN_FORCE.get()
-    if known is None or in_force is None or name not in in_force.told:
-        return None if known is None else known.value
-    told = in_force.told[name]
-    in_force.used[name] = told
-    return told.value
-
-
 class Thresholds:
     """The numbers that one subject is judged by; called with a name, in the unit that ends it."""
 
@@ -125,19 +101,16 @@ class Thresholds:
         self.used[name] = told
         return told.value
 
+    def get(self, name: str) -> float | None:
+        """The same; None for one that nobody ships."""
+        return self(name) if name in shipped() else None
+
+    def of(self, backend: str) -> Callable[[str], float]:
+        """Those of a backend; where nothing was measured, NCCL's, which are the stricter."""
+        return lambda name: self(f"{backend or 'nccl'}.{name}")
+
 
 SHIPPED: Final = Thresholds()
-
-
-@contextmanager
-def in_force(told: Mapping[str, Told]) -> Iterator[dict[str, Told]]:
-    """Let these numbers stand in for shipped ones; yields those that get used, as they are."""
-    used: dict[str, Told] = {}
-    token = _IN_FORCE.set(InForce(told, used))
-    try:
-        yield used
-    finally:
-        _IN_FORCE.reset(token)
 
 
 def words(name: str, told: Told) -> str:
@@ -146,8 +119,3 @@ def words(name: str, told: Told) -> str:
     unit = f" {instead.unit}" if instead and len(instead.unit) <= 12 else ""  # noqa: PLR2004  a word
     was = f" (shipped: {instead.value:g})" if instead else ""
     return f"{name} {told.value:g}{unit} by {told.where}{was}"
-
-
-def limit(backend: str, name: str) -> float | None:
-    """The number in force; None for a backend of which nothing is known."""
-    return number(f"{backend}.{name}")

@@ -185,7 +185,7 @@ _Words = tuple[int, bytes, "Event"]
 _Failure = tuple[int, ReachError | WireError | TimeoutError]
 
 
-def start_seats(
+def start_rank_agents(
     node: Manned,
     host: Host,
     request: Mapping[str, object],
@@ -203,10 +203,10 @@ def start_seats(
         for talk in talks:
             talk.close()
         raise
-    return Seats(talks)
+    return RankAgents(talks)
 
 
-class Seats:
+class RankAgents:
     """The conversations with all ranks of one node as one. Each has a lease of its own."""
 
     def __init__(self, talks: Sequence[LeasedTalk]) -> None:

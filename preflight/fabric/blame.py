@@ -1,13 +1,8 @@
-"""The component that a sweep's samples condemn, in words an operator can act on.
-
-Around an absolute limit some pairs of a slow node fall below it and some do not; those judged by
-themselves would blame the paths to healthy partners.
-"""
+"""The component that a sweep's samples condemn, in words an operator can act on."""
 
 from __future__ import annotations
 
 from collections import Counter
-from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -26,32 +21,18 @@ from preflight.fabric.advice import (
     ports,
     unresolved_advice,
 )
-from preflight.fabric.decoding.explain import EVENTS, decode
 from preflight.fabric.observed import STOOD_STILL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.compare import Seen
-    from preflight.fabric.culprit import Component, Found
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.explain import Culprit
+    from preflight.fabric.decoding.parts import Found
     from preflight.fabric.samples import End, PairState, Sweep
 
 
 _OF_A_NODE = ("node", "endpoint")
-_SHIFTS = ("slow", "latency")
-_BY_LOSS = ("hung", "error")
-_WORSE = 2.0
-"""So many times slower than what else goes through the node, a path has a fault of its own."""
-
-
-def explained(culprit: Culprit, seen: Sequence[Seen], found: Sequence[Found]) -> bool:
-    """Whether nodes that are named anyway account for it; a pair kept apart takes more."""
-    if culprit.kind == "node":
-        return False
-    own = [one for one in seen if one.bad and (one.a, one.b) in culprit.pairs]
-    own = [one for one in own if one.state != "corrupt"]
-    return all(any(_accounts(each, one, seen) for each in found) for one in own)
 
 
 def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Found]) -> str:
@@ -67,43 +48,6 @@ def ends_words(a: str, b: str, rails: Collection[int | None], found: Sequence[Fo
     on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
     where = f"on rail {on} " if named and on else ""
     return f"{where}{a} and {b} are both fine with others"
-
-
-def _accounts(found: Found, row: Seen, seen: Sequence[Seen]) -> bool:
-    part = found.named
-    if part is None or part.kind not in _OF_A_NODE or part.nodes[0] not in (row.a, row.b):
-        return False
-    if found.symptom in EVENTS:
-        return bool(row.slow) or row.state in _BY_LOSS
-    if found.symptom not in _SHIFTS or part.rail not in (None, row.rail):
-        return False
-    return bool(row.slow) and (row.a, row.b) in found.pairs and not _worse(row, part, seen)
-
-
-def _worse(row: Seen, part: Component, seen: Sequence[Seen]) -> bool:
-    """Whether it is slower by far than the other pairs of the node."""
-    if row.slow == "reach":
-        return False
-    others = [
-        _times_slower(one, row.slow)
-        for one in seen
-        if part.nodes[0] in (one.a, one.b)
-        and part.rail in (None, one.rail)
-        and (one.a, one.b) != (row.a, row.b)
-    ]
-    known = [times for times in others if times is not None]
-    times = _times_slower(row, row.slow)
-    return times is None or not known or times > _WORSE * median(known)
-
-
-def _times_slower(one: Seen, how: str) -> float | None:
-    """How many times slower than its peers; None where that cannot be said."""
-    if how == "latency":
-        both = one.latency_us, one.peers_latency_us
-    else:
-        both = one.bound.peers_gbs, one.busbw_gbs
-    more, less = both
-    return more / less if more and less else None
 
 
 _SYSTEMIC = 0.8
@@ -164,28 +108,28 @@ def components(found: Iterable[Blame]) -> str:
 
 
 def blames(
-    seen: Sequence[Seen],
+    outright: Iterable[Culprit],
+    seen: Sequence[PairJudgement],
     sweep: Sweep,
     names: Sequence[str],
     found: Sequence[Found] = (),
 ) -> tuple[Blame, ...]:
-    """Name who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
+    """Word who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
 
-    Wrong sums are left to `subtle`: a good pair does not clear a GPU that corrupts now and then.
+    Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now
+    and then.
     `found`: what all samples together prove; some pairs of a node that is slow, or loses what it
     sends, are bad for that, and that is no second fault.
     """
     bad = [one for one in seen if one.bad and one.state != "corrupt"]
-    steady = [one for one in seen if one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
     culprits = [
         replace(culprit, among=tuple(sorted(culprit.among, key=lambda n: place.get(n, len(place)))))
-        for culprit in decode(steady, sweep.troubles)
-        if not explained(culprit, seen, found)
+        for culprit in outright
     ]
     all_bad = len(bad) > 1 and not any(one.good for one in seen)
-    nodes = {name for one in seen for name in (one.a, one.b)}
-    partners = more_partners(len(nodes), len({(one.a, one.b) for one in seen}))
+    nodes = {name for one in seen for name in one.nodes}
+    partners = more_partners(len(nodes), len({one.nodes for one in seen}))
     bad_nodes = {name for one in culprits if one.kind == "node" for name in one.among}
     worded = [
         _worded(culprit, bad, sweep, found, bad_nodes, all_bad=all_bad, partners=partners)
@@ -197,7 +141,7 @@ def blames(
 
 def _worded(
     culprit: Culprit,
-    bad: Sequence[Seen],
+    bad: Sequence[PairJudgement],
     sweep: Sweep,
     found: Sequence[Found],
     bad_nodes: Collection[str],
@@ -206,11 +150,11 @@ def _worded(
     partners: str,
 ) -> Blame:
     troubles = sweep.troubles
-    mine = [one for one in bad if (one.a, one.b) in culprit.pairs]
+    mine = [one for one in bad if one.nodes in culprit.pairs]
     mine = [one for one in mine if not _others(one, culprit, troubles)] or mine
     if culprit.kind == "node":
         mine = _on_own_rails(mine)
-    alone = [one for one in mine if len({one.a, one.b}.intersection(bad_nodes)) < _TWO]
+    alone = [one for one in mine if len({*one.nodes}.intersection(bad_nodes)) < _TWO]
     worst = _worst(alone or mine)
     rails = sorted({one.rail for one in mine if one.bad})
     several = any(pair.rail for pair in sweep.pairs)
@@ -251,23 +195,23 @@ def _worded(
     )
 
 
-def _others(one: Seen, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
+def _others(one: PairJudgement, culprit: Culprit, troubles: Mapping[str, str]) -> bool:
     """Whether a pair is bad because of its other end, which fell silent."""
-    return any(name in troubles and name not in culprit.among for name in (one.a, one.b))
+    return any(name in troubles and name not in culprit.among for name in one.nodes)
 
 
-def _on_own_rails(mine: Sequence[Seen]) -> list[Seen]:
+def _on_own_rails(mine: Sequence[PairJudgement]) -> list[PairJudgement]:
     """A node's bad pairs without those on a rail that is bad with few partners: theirs, not its."""
     partners = Counter(one.rail for one in mine)
     most = max(partners.values())
     return [one for one in mine if 2 * partners[one.rail] > most]
 
 
-def _ends(worst: Seen, sweep: Sweep, named: Collection[str]) -> tuple[End, ...]:
+def _ends(worst: PairJudgement, sweep: Sweep, named: Collection[str]) -> tuple[End, ...]:
     """What either end told of that pair on that rail, the worst last; of two alike the named."""
-    own = (worst.a, worst.b, worst.rail)
-    told = [pair for pair in sweep.pairs if (pair.a, pair.b, pair.rail) == own]
-    ends = [end for pair in told for end in (pair.first, pair.second) if end is not None]
+    own = worst.path
+    told = [pair for pair in sweep.pairs if pair.path == own]
+    ends = [end for pair in told for end in pair.ends]
     return tuple(
         sorted(ends, key=lambda end: (end.state != "measured", bool(end.error), end.node in named))
     )
@@ -281,7 +225,7 @@ def _own_cause(ends: Sequence[End]) -> End | None:
     return found[-1] if found and found[-1].state != "measured" else None
 
 
-def _advice(culprit: Culprit, worst: Seen, partners: str, ends: Sequence[End]) -> str:
+def _advice(culprit: Culprit, worst: PairJudgement, partners: str, ends: Sequence[End]) -> str:
     who, both = either(culprit.among), " and ".join(culprit.among)
     cause = _own_cause(ends)
     said = ""
@@ -289,7 +233,7 @@ def _advice(culprit: Culprit, worst: Seen, partners: str, ends: Sequence[End]) -
         other = worst.a if cause.node == worst.b else worst.b
         said = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
     # Of a node that is named its own port, else the ports of both ends.
-    own = culprit.among if culprit.kind == "node" else (worst.a, worst.b)
+    own = culprit.among if culprit.kind == "node" else worst.nodes
     nets = {end.node: end.net for end in ends if end.node in own}
     if cause is None and worst.slow:
         said = on_slow_ports(nets)
@@ -302,7 +246,7 @@ def _advice(culprit: Culprit, worst: Seen, partners: str, ends: Sequence[End]) -
     return unresolved_advice(said, culprit.among, partners)
 
 
-def _worst(bad: Sequence[Seen]) -> Seen:
+def _worst(bad: Sequence[PairJudgement]) -> PairJudgement:
     """Wrong data before hangs before slowness; among the slow, the slowest."""
     return min(
         bad,
@@ -313,7 +257,7 @@ def _worst(bad: Sequence[Seen]) -> Seen:
     )
 
 
-def _what(worst: Seen, name: str, troubles: Mapping[str, str], where: str = "") -> str:
+def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: str = "") -> str:
     """The number seen and the number expected, or what happened instead; `where`: on which rail."""
     other = {worst.a: worst.b, worst.b: worst.a}.get(name)
     between = f"with {other}" if other else f"between {worst.a} and {worst.b}{where}"
@@ -332,18 +276,18 @@ def _what(worst: Seen, name: str, troubles: Mapping[str, str], where: str = "") 
     return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({said})" if said else "")
 
 
-def _cause(culprit: Culprit, bad: Sequence[Seen]) -> str:
+def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
     """What the worst of a node's pairs has: faults of different kinds share no cause."""
-    worst = _worst([one for one in bad if (one.a, one.b) in culprit.pairs])
+    worst = _worst([one for one in bad if one.nodes in culprit.pairs])
     return ("slow" if worst.slow else worst.state) if culprit.kind == "node" else ""
 
 
 def _systemic(
-    found: Sequence[Blame], causes: Sequence[str], bad: Sequence[Seen], nodes: int
+    found: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
 ) -> list[Blame]:
     """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
     most = max((causes.count(cause) for cause in causes if cause), default=0)
-    everyone = bool(found) and nodes >= LEAST and {n for one in bad for n in (one.a, one.b)}
+    everyone = bool(found) and nodes >= LEAST and {n for one in bad for n in one.nodes}
     if shared_cause(most, nodes):
         sentence = f"{most} of {nodes} nodes are blamed at once"
     elif everyone and not most and len(everyone) == nodes:

@@ -17,7 +17,7 @@ from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen,
 from preflight.fabric.agents import Gone
 from preflight.fabric.measure import NOBODY, Silence, Word, explain
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, Thrift
+from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, TimeInterner
 from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def clock_words(ends: Mapping[str, End]) -> str:
 def clock_lines(sweep: Sweep) -> list[str]:
     """One sentence per node whose clock was set during the sweep."""
     most: dict[str, float] = {}
-    for end in _ends(sweep):
+    for end in (end for pair in sweep.pairs for end in pair.ends):
         if abs(end.stepped_s) > abs(most.get(end.node, 0.0)):
             most[end.node] = end.stepped_s
     return [
@@ -54,11 +54,6 @@ def clock_lines(sweep: Sweep) -> list[str]:
         f"stands; see what sets the clock of {name} (chronyc tracking, journalctl -u chronyd)"
         for name, step_s in most.items()
     ]
-
-
-def _ends(sweep: Sweep) -> Iterable[End]:
-    both = (end for pair in sweep.pairs for end in (pair.first, pair.second))
-    return (end for end in both if end is not None)
 
 
 def _words(name: str, step_s: float) -> str:
@@ -195,7 +190,7 @@ class Collected:
         self.cut = False
         """The time was up before the retests were through."""
         self._expect(who, who.rounds)
-        self._thrift = Thrift()
+        self._thrift = TimeInterner()
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
         self.logs: dict[tuple[str, int, int], Logged] = {}

@@ -5,14 +5,13 @@ Of two or three nodes there is none: then its own other rails, or the fastest of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, median, nearest_rank
 from preflight.core.text import gbs, size
-from preflight.core.thresholds import limit
 from preflight.fabric.measure import (
     Summary,
     bypass,
@@ -22,12 +21,13 @@ from preflight.fabric.measure import (
     wire_from,
 )
 from preflight.fabric.observed import failed_by_itself
-from preflight.fabric.samples import PairState
+from preflight.fabric.samples import Meeting, PairState
 from preflight.fleet.baselines import rail_floor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from preflight.core.thresholds import Thresholds
     from preflight.fabric.measure import SizeSummary
     from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Host, Promise
@@ -46,16 +46,15 @@ class Peers:
         times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
         for pair, summary in measured:
             for one in summary.sizes:
-                owners = (pair.a, pair.b)
-                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, owners))
-                times.setdefault(one.size_bytes, []).append((one.p50_us, owners))
+                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, pair.nodes))
+                times.setdefault(one.size_bytes, []).append((one.p50_us, pair.nodes))
         self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
         self._times = {at: LeaveOut(values) for at, values in times.items()}
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
         """GB/s to compare with, and in words which."""
         others = self._speeds[size_bytes]
-        ends = (pair.a, pair.b)
+        ends = pair.nodes
         # Of two peers one may be bad itself: the better one is the yardstick.
         gbs = others.median(ends, between=1.0)
         if gbs is not None:
@@ -64,7 +63,7 @@ class Peers:
         pairs: list[float] = []
         for other, summary in self._measured:
             if other is not pair and (same := summary.size(size_bytes)) is not None:
-                (rails if (other.a, other.b) == ends else pairs).append(same.busbw_gbs)
+                (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
         if len(rails) >= _FEW:
             return median(rails), "other rails' median"
         # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
@@ -74,17 +73,17 @@ class Peers:
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
         """How many peers came to a larger size, and of how many."""
-        ends = {pair.a, pair.b}
+        ends = {*pair.nodes}
         came = [
             bool(summary.sizes and summary.sizes[-1].size_bytes > size_bytes)
             for other, summary in self._measured
-            if ends.isdisjoint((other.a, other.b))
+            if ends.isdisjoint(other.nodes)
         ]
         return sum(came), len(came)
 
     def latency(self, pair: PairSamples, size_bytes: int) -> float | None:
         """Median of the peers' median times, us."""
-        return self._times[size_bytes].median((pair.a, pair.b), between=0.0)
+        return self._times[size_bytes].median(pair.nodes, between=0.0)
 
 
 _ABSOLUTE_FROM = 1 << 20
@@ -120,9 +119,10 @@ class Yardstick(NamedTuple):
     promised: Mapping[str, Promise]
     top_bytes: int
     """The ladder's largest size."""
-    floors: Mapping[str, float]
-    """By backend, GB/s."""
+    floor_gbs: float
     earlier: Mapping[str, Sequence[float]]
+    backend: str
+    limit: Callable[[str], float]
 
 
 def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
@@ -134,61 +134,53 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     on none of the sizes below `wire_from`; absolute limits are for the largest size, or for
     whatever a pair reached that was too slow to be asked for it.
     """
-    if at.size_bytes < wire_from(pair.backend):
+    limit = yardstick.limit
+    if at.size_bytes < wire_from(yardstick.backend):
         return Bound()
     bounds: list[tuple[float, str, Yard]] = []
     peers_gbs, which = yardstick.peers.busbw(pair, at.size_bytes)
-    ratio = limit(pair.backend, "peers_ratio")
-    if peers_gbs is not None and ratio is not None:
+    ratio = limit("peers_ratio")
+    if peers_gbs is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
         known = _promised(pair, yardstick.promised)
         if known is None and which != INDEPENDENT:
-            known = _history(pair, at, yardstick.earlier)
-        floor = yardstick.floors.get(pair.backend)
-        least = None if floor is None else (floor, f"shipped floor for {pair.backend}")
+            known = _history(pair, at, yardstick.earlier, limit)
         if known is not None:
             bounds.append(known)
-        if least is not None and (known is None or known[2] == "history"):
-            bounds.append((*least, "least"))
+        if known is None or known[2] == "history":
+            words = f"shipped floor for {yardstick.backend}"
+            bounds.append((yardstick.floor_gbs, words, "least"))
     if not bounds:
         return Bound(peers_gbs=peers_gbs, peers_are=which)
     gbs, origin, yard = max(bounds)
     return Bound(gbs, origin, peers_gbs, yard, which)
 
 
-def latency_limit_us(backend: str, peers_us: float | None) -> float | None:
+def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> float | None:
     """How long a small operation's median may take, given the peers'; None without them."""
-    ratio, effect_us = limit(backend, "latency_ratio"), limit(backend, "latency_effect_us")
-    if peers_us is None or ratio is None or effect_us is None:
-        return None
-    return max(peers_us * ratio, peers_us + effect_us)
+    ratio, effect_us = limit("latency_ratio"), limit("latency_effect_us")
+    return None if peers_us is None else max(peers_us * ratio, peers_us + effect_us)
 
 
-def floors(measured: Sequence[tuple[PairSamples, Summary]]) -> dict[str, float]:
-    """The shipped floor by backend, lower where even the fast pairs are near it.
+def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], float]) -> float:
+    """The shipped floor, lower where even the fast pairs are near it.
 
     On a machine that is slow as a whole it takes being slower than the others, too; but where most
     pairs are below the floor it stands as it is: that is no healthy fabric.
     """
-    reached: dict[str, list[float]] = {}
-    for pair, summary in measured:
-        if summary.sizes and summary.sizes[-1].size_bytes >= wire_from(pair.backend):
-            reached.setdefault(pair.backend, []).append(summary.sizes[-1].best_gbs)
-    found: dict[str, float] = {}
-    for backend, speeds in reached.items():
-        floor = limit(backend, "floor_gbs")
-        if floor is None:
-            continue
-        below = sum(speed < floor for speed in speeds)
-        fast = nearest_rank(speeds, _FAST) * (1 - (limit(backend, "slow_effect") or 0.0))
-        found[backend] = floor if below > _MOSTLY * len(speeds) else min(floor, fast)
-    return found
+    largest = [summary.sizes[-1] for summary in measured if summary.sizes]
+    speeds = [one.best_gbs for one in largest if one.size_bytes >= wire_from(backend)]
+    if not speeds:
+        return 0.0
+    floor = limit("floor_gbs")
+    fast = nearest_rank(speeds, _FAST) * (1 - limit("slow_effect"))
+    return floor if sum(one < floor for one in speeds) > _MOSTLY * len(speeds) else min(floor, fast)
 
 
 def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float, str, Yard] | None:
     """The lower of both ends' promises, as a pair is as fast as its slower end; else floors."""
-    ends = [promised[name] for name in (pair.a, pair.b) if name in promised]
+    ends = [promised[name] for name in pair.nodes if name in promised]
     own = [
         (one.allreduce_min_gbs, f"promised in {one.origin or 'the inventory'}")
         for one in ends
@@ -205,12 +197,15 @@ def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float
 
 
 def _history(
-    pair: PairSamples, at: SizeSummary, earlier: Mapping[str, Sequence[float]]
+    pair: PairSamples,
+    at: SizeSummary,
+    earlier: Mapping[str, Sequence[float]],
+    limit: Callable[[str], float],
 ) -> tuple[float, str, Yard] | None:
     """A share of what the pair itself reached, where it was measured often enough."""
     known = earlier.get(speed_key(pair, at.size_bytes), ())
-    ratio = limit(pair.backend, "history_ratio")
-    if len(known) < _FEW_RUNS or ratio is None:
+    ratio = limit("history_ratio")
+    if len(known) < _FEW_RUNS:
         return None
     words = f"{ratio:g} of its median in {len(known)} earlier runs, no peers"
     return median(known) * ratio, words, "history"
@@ -229,13 +224,9 @@ _FEW_PEERS, _MOST_PEERS = 3, 0.75
 """Of so many peers at least such a share came further, where a pair that stopped is slow."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class PairJudgement(Meeting, frozen=True, kw_only=True):
     """One pair on one rail, judged by itself: not yet whose fault it is."""
 
-    a: str
-    b: str
-    rail: int
-    round: int
     state: PairState
     summary: Summary
     at_bytes: int = 0
@@ -286,18 +277,15 @@ class Seen(Struct, frozen=True, kw_only=True):
         spent = f", in {self.spent_s:.2g} s of the pair's time" if self.spent_s else ""
         return f"only {reached} of {top} were reached{spent}"
 
-    @property
-    def name(self) -> str:
-        """The pair as reports write it."""
-        return f"{self.a}-{self.b}"
-
 
 def compare(
     sweep: Sweep,
     hosts: Sequence[Host],
     earlier: Mapping[str, Sequence[float]] | None = None,
     known: Sequence[Summary] = (),
-) -> tuple[Seen, ...]:
+    *,
+    thresholds: Thresholds,
+) -> tuple[PairJudgement, ...]:
     """Judge every pair of the sweep by itself, in the sweep's order.
 
     `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: what each pair's
@@ -305,23 +293,26 @@ def compare(
     """
     summaries = list(zip(sweep.pairs, known or map(summarise, sweep.pairs), strict=True))
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
+    backend = sweep.pairs[0].backend if sweep.pairs else ""
+    limit = thresholds.of(backend)
     yardstick = Yardstick(
         Peers(measured),
         {host.name: host.promised for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
-        floors(measured),
+        floor_of([summary for _, summary in measured], backend, limit),
         earlier or {},
+        backend,
+        limit,
     )
     return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)
 
 
-def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> Seen:
-    where: dict[str, Any] = {name: getattr(pair, name) for name in ("a", "b", "rail", "round")}
+def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> PairJudgement:
     if summary.state != "measured" or not summary.sizes:
         if lost := lost_accounts(pair, sweep.troubles):
             summary = replace(summary, error=lost_words(lost))
-        return Seen(
-            **where,
+        return PairJudgement(
+            *pair.turn,
             state=summary.state,
             summary=summary,
             suspect=failed_by_itself(pair),
@@ -331,7 +322,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
-    most_us = latency_limit_us(pair.backend, peers_us)
+    most_us = latency_limit_us(yardstick.limit, peers_us)
     slow: Slow = ""
     # Even the fastest iteration: a slow link slows them all, a busy machine leaves some alone.
     if bound.gbs is not None and most.best_gbs < bound.gbs:
@@ -340,8 +331,8 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
         slow = "latency"
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
-    return Seen(
-        **where,
+    return PairJudgement(
+        *pair.turn,
         state=summary.state,
         summary=summary,
         at_bytes=most.size_bytes,

@@ -2,27 +2,33 @@
 
 Partners of nodes that are down get pairs of their own (repairs); suspects are measured again with
 partners that are cleared (retests), with whom the schedule may never have paired them.
+
+Around an absolute limit some pairs of a slow node fall below it and some do not; those judged by
+themselves would blame the paths to healthy partners.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped, median
 from preflight.core.text import gbs
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.blame import Blame, blames, components
-from preflight.fabric.compare import Seen, compare
+from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.measure import Pair, joint_state
+from preflight.fabric.decoding.explain import EVENTS, decode
+from preflight.fabric.measure import Pair
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
-from preflight.fabric.retest import borne_out, certain, doubts
+from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
-from preflight.fabric.socket_fallback import absorbed, fallen
-from preflight.fabric.statistical_blame import healed, subtle
+from preflight.fabric.socket_fallback import fallback_blames
+from preflight.fabric.statistical_blame import statistical_blames, transient_paths
 from preflight.facts.boards import natural
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD
@@ -31,9 +37,10 @@ from preflight.fleet.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from preflight.fabric.decoding.explain import Culprit
+    from preflight.fabric.decoding.parts import Component, Found
     from preflight.fabric.measure import Summary
-    from preflight.fabric.samples import PairSamples, Sweep
-    from preflight.fabric.schedule import Rounds
+    from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 
 
@@ -67,6 +74,7 @@ def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
         blamed=f"pair {first}-{second}" if host else "",
         advice=f"open the firewall between {first} and {second}, then run again" if host else "",
         trouble=bool(host),
+        shut=bool(host),
     )
 
 
@@ -134,7 +142,7 @@ _ALL_WAITED = "look at the load of the nodes and at the ports open between them;
 class Decoded(Struct, frozen=True):
     """A sweep after judgement, worked out once for checks, report and terminal alike."""
 
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[PairJudgement, ...] = ()
     """Every pair of the sweep on every rail, compared with its peers, in the sweep's order."""
     blames: tuple[Blame, ...] = ()
     pairs: dict[Pairing, Pair] = {}
@@ -154,32 +162,21 @@ def judge_sweep(
     *,
     observed: Observed | None = None,
     known: Sequence[Summary] = (),
+    limit: Thresholds = SHIPPED,
 ) -> Decoded:
     """Compare, blame, and name every pair that was measured or should have been.
 
     `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
     `observed`, and what is `known` of each pair's times, where the sweep does not hold them.
     """
-    seen = borne_out(compare(sweep, hosts, earlier, known), sweep)
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
-    findings = find(observed)
-    misled = fallen(sweep, hosts)
-    plain = blames(seen, sweep, names, findings.found)
-    doubted = doubts(plain, seen, sweep)
-    gross = absorbed(misled, certain(plain, doubted))
-    hidden = subtle(findings.found, observed, seen, (*gross, *plain))
-    unsure = doubts(hidden, seen, sweep)
-    doubted |= unsure
-    found = (*gross, *certain(hidden, unsure))
-    named = {name for one in found for name in (one.component, *one.pairs)}
-    found = (*found, *healed(seen, observed, named))
-    by_pair: dict[Pairing, list[Seen]] = {}
-    for one in seen:
-        by_pair.setdefault((one.a, one.b), []).append(one)
-    backends = {(pair.a, pair.b): pair.backend for pair in sweep.pairs}
+    seen = cleared_by_retests(compare(sweep, hosts, earlier, known, thresholds=limit), observed)
+    found, hidden, doubted = _named(seen, observed, sweep, hosts, limit)
+    by_pair = grouped((one.nodes, one) for one in seen)
+    backends = {pair.nodes: pair.backend for pair in sweep.pairs}
     blamed = _by_pair(found, by_pair, doubted)
-    subtly = {name for one in (*misled, *found[len(gross) :]) for name in one.pairs}
+    subtly = {name for one in hidden for name in one.pairs}
     pairs = {
         ends: _undetermined(
             _pair(
@@ -196,8 +193,8 @@ def judge_sweep(
     left = left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
-    inside = judge_inside(sweep, hosts)
-    domains = judge_domains(sweep, hosts)
+    inside = judge_inside(sweep, hosts, limit)
+    domains = judge_domains(sweep, hosts, limit)
     return Decoded(
         seen, found, pairs | unblamed_troubles(sweep, names, pairs), observed, inside, domains
     )
@@ -269,7 +266,7 @@ _AS_SEEN = (
 
 
 def _pair(
-    rails: Sequence[Seen],
+    rails: Sequence[PairJudgement],
     backend: str,
     found: Blame | None,
     *,
@@ -306,42 +303,119 @@ def _pair(
     )
 
 
-Turn = Literal["scheduled", "repair", "retest"]
-"""Why a pair was measured in that round."""
+_OF_A_NODE = ("node", "endpoint")
+_SHIFTS = ("slow", "latency")
+_BY_LOSS = ("hung", "error")
+_FAILURES = ("hung", "no_connect", "broken")
+_WORSE = 2.0
+"""So many times slower than what else goes through the node, a path has a fault of its own."""
 
 
-def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
-    """Every pair that these rounds hold."""
-    return frozenset(pair for around in rounds for pair in around)
+class _Named(NamedTuple):
+    """Who is blamed in the end, and which pairs cannot be judged."""
+
+    blames: tuple[Blame, ...]
+    hidden: tuple[Blame, ...]
+    """Of those what a pair by itself need not show."""
+    doubted: dict[str, str]
+    """By pair: why."""
 
 
-def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> Turn:
-    """Tell retests by their round, repairs by not being scheduled."""
-    if sweep.retested and pair.round >= sweep.retested:
-        return "retest"
-    return "scheduled" if (pair.a, pair.b) in scheduled else "repair"
+def _named(
+    seen: Sequence[PairJudgement],
+    observed: Observed,
+    sweep: Sweep,
+    hosts: Sequence[Host],
+    limit: Thresholds,
+) -> _Named:
+    """One fault is one blame: what went past the NICs, what failed outright, what samples prove.
 
-
-def besides(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
-    """The pairs that had a turn though no scheduled round holds them, in the order of their turns.
-
-    A repair that had no turn is owed a verdict as well; a retest that had none is not.
+    Each is left out where one before it accounts for it; an outright finding also where it only
+    shows what the samples prove of a node. Paths that were bad for a while come last.
     """
-    known = frozenset(scheduled)
-    found = (
-        (pair.a, pair.b)
-        for pair in sweep.pairs
-        if (pair.a, pair.b) not in known
-        and (turn_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
+    found = find(observed, limit).found
+    steady = [one for one in seen if one.state != "corrupt"]
+    outright = [one for one in decode(steady, sweep.troubles) if not _slow_anyway(one, seen, found)]
+    fallen = fallback_blames(sweep, hosts)
+    plain = blames(outright, seen, sweep, [host.name for host in hosts], found)
+    doubted = doubts(plain, seen, sweep)
+    gross = _under_their_causes(fallen, without_doubts(plain, doubted))
+    left = [
+        one
+        for one in found
+        if one.symptom not in _FAILURES and not _blamed_already(one, (*gross, *plain))
+    ]
+    subtle = statistical_blames(left, found, observed, seen)
+    unsure = doubts(subtle, seen, sweep)
+    hidden = without_doubts(subtle, unsure)
+    named = {name for one in (*gross, *hidden) for name in (one.component, *one.pairs)}
+    hidden += transient_paths(seen, observed, named, limit)
+    return _Named((*gross, *hidden), (*fallen, *hidden), doubted | unsure)
+
+
+def _slow_anyway(culprit: Culprit, seen: Sequence[PairJudgement], found: Sequence[Found]) -> bool:
+    """Whether nodes that are named anyway account for it; a pair kept apart takes more."""
+    if culprit.kind == "node":
+        return False
+    own = [one for one in seen if one.bad and one.nodes in culprit.pairs]
+    own = [one for one in own if one.state != "corrupt"]
+    return all(any(_explains(each, one, seen) for each in found) for one in own)
+
+
+def _explains(found: Found, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
+    part = found.named
+    if part is None or part.kind not in _OF_A_NODE or part.nodes[0] not in row.nodes:
+        return False
+    if found.symptom in EVENTS:
+        return bool(row.slow) or row.state in _BY_LOSS
+    if found.symptom not in _SHIFTS or part.rail not in (None, row.rail):
+        return False
+    return bool(row.slow) and row.nodes in found.pairs and not _worse(row, part, seen)
+
+
+def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
+    """Whether it is slower by far than the other pairs of the node."""
+    if row.slow == "reach":
+        return False
+    others = [
+        _times_slower(one, row.slow)
+        for one in seen
+        if part.nodes[0] in one.nodes and part.rail in (None, one.rail) and one.nodes != row.nodes
+    ]
+    known = [times for times in others if times is not None]
+    times = _times_slower(row, row.slow)
+    return times is None or not known or times > _WORSE * median(known)
+
+
+def _times_slower(one: PairJudgement, how: str) -> float | None:
+    """How many times slower than its peers; None where that cannot be said."""
+    if how == "latency":
+        both = one.latency_us, one.peers_latency_us
+    else:
+        both = one.bound.peers_gbs, one.busbw_gbs
+    more, less = both
+    return more / less if more and less else None
+
+
+def _blamed_already(one: Found, known: Sequence[Blame]) -> bool:
+    """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
+    names = {name for blame in known for name in (blame.component, *blame.culprits)}
+    if one.named is None and one.symptom != "corrupt":
+        names.update(name for blame in known for name in blame.suspects)
+    pairs = {pair for blame in known for pair in blame.pairs}
+    return all(
+        (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)
+        for part in one.among
     )
-    return tuple(dict.fromkeys(found))
 
 
-def counted(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
-    """How many pairs were measured for which reason; one that was for two counts for both."""
-    known = frozenset(scheduled)
-    met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
-    for pair in sweep.pairs:
-        if joint_state(pair) != "not_run":
-            met[turn_of(pair, sweep, known)].add((pair.a, pair.b))
-    return {turn: len(pairs) for turn, pairs in met.items()}
+def _under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
+    """Put what is slow or broken for a known cause under that cause: one fault is one blame."""
+    left = list(effects)
+    found: list[Blame] = []
+    for cause in causes:
+        own = [one for one in left if set(one.pairs) <= set(cause.pairs)]
+        left = [one for one in left if one not in own]
+        said = [one.sentence for one in own if one.component == cause.component]
+        found.append(replace(cause, sentence="; ".join([cause.sentence, *said])))
+    return (*found, *left)

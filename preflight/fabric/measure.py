@@ -99,9 +99,8 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
 
 def summarise(pair: PairSamples) -> Summary:
     """Join both ends' accounts."""
-    ends = [end for end in (pair.first, pair.second) if end is not None]
     way = bypass(pair)
-    error = f"its data went over {way}, which measures no NIC" if way else _said(ends)
+    error = f"its data went over {way}, which measures no NIC" if way else _said(pair.ends)
     return Summary(joint_state(pair), _sizes(pair.first, pair.second), error)
 
 
@@ -110,10 +109,9 @@ def bypass(pair: PairSamples) -> str:
 
     So it does within an NVLink domain, and where it takes both nodes for one host.
     """
-    ends = [end for end in (pair.first, pair.second) if end is not None]
-    if pair.backend != "nccl" or any(end.state != "measured" for end in ends):
+    if pair.backend != "nccl" or any(end.state != "measured" for end in pair.ends):
         return ""
-    ways = dict.fromkeys(way for end in ends for way in end.net.split(" + ") if way)
+    ways = dict.fromkeys(way for end in pair.ends for way in end.net.split(" + ") if way)
     return " + ".join(way for way in ways if not way.startswith("NET/"))
 
 
@@ -124,10 +122,9 @@ def joint_state(pair: PairSamples) -> PairState:
     """
     if bypass(pair):
         return "not_run"
-    ends = [end for end in (pair.first, pair.second) if end is not None]
-    states: list[PairState] = [end.state for end in ends]
-    missing: list[PairState] = ["absent"] * (2 - len(ends))
-    return min(states + missing, key=WORST_FIRST.index)
+    ends = (pair.first, pair.second)
+    states: list[PairState] = ["absent" if end is None else end.state for end in ends]
+    return min(states, key=WORST_FIRST.index)
 
 
 def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]:
@@ -228,6 +225,8 @@ class Pair(Struct, frozen=True, kw_only=True):
     """Not measured because somebody uses these nodes."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
+    shut: bool = False
+    """It could not, for the way between the two blamed is shut: the port stage saw it as well."""
 
     @property
     def bad(self) -> bool:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import healthy_share, median
+from preflight.core.statistics import grouped, healthy_share, median
 from preflight.core.text import gbs, size, time_us
-from preflight.core.thresholds import limit
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.advice import OWN_CAUSES, advice_on
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
 from preflight.fabric.measure import (
@@ -36,7 +36,7 @@ from preflight.facts.burn import Inside
 from preflight.fleet.baselines import gpu_floor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fabric.samples import End, InsideSamples, Sweep, Timing
     from preflight.facts import Gpu
@@ -85,7 +85,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     """For how long its processes were ready and did not run, all together."""
 
 
-def measure_inside(samples: InsideSamples) -> Measured:
+def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> Measured:
     """Join the accounts of all rails."""
     ends = samples.rails
     states: list[PairState] = ["absent" if end is None else end.state for end in ends]
@@ -100,7 +100,7 @@ def measure_inside(samples: InsideSamples) -> Measured:
         rails=len(ends),
         state=state,
         sizes=tuple(size_of(at, rows, len(ends)) for at, rows in columns.items()),
-        events=_events(samples.backend, columns, tuple(samples.numbered)),
+        events=_events(limit.of(samples.backend), columns, tuple(samples.numbered)),
         net=" / ".join(dict.fromkeys(end.net for end in whole if end.net)),
         cpu_wait_us=sum(m.by * 1e6 for end in whole for m in end.moved if m.name == CPU_WAIT),
     )
@@ -108,19 +108,18 @@ def measure_inside(samples: InsideSamples) -> Measured:
 
 def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
     """By size in ascending order: each rail's timing, of sizes that all rails measured."""
-    by_size: dict[int, list[Timing]] = {}
-    for end in ends:
-        for timing in end.timings:
-            by_size.setdefault(timing.size_bytes, []).append(timing)
+    by_size = grouped((timing.size_bytes, timing) for end in ends for timing in end.timings)
     return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
 
 
-def _events(backend: str, columns: dict[int, list[Timing]], numbers: Sequence[int]) -> Events:
+def _events(
+    limit: Callable[[str], float], columns: dict[int, list[Timing]], numbers: Sequence[int]
+) -> Events:
     count, operations, worst_us, lost_us = 0, 0, 0.0, 0.0
     late: dict[int, int] = {}
     for rails in columns.values():
         usual_us = median(shortest_us(rails))
-        cut_us = max(limit(backend, "spike_us") or 0.0, SPIKE_MEDIANS * usual_us)
+        cut_us = max(limit("spike_us"), SPIKE_MEDIANS * usual_us)
         gaps = list(zip(*(rail.gaps_us for rail in rails), strict=False))
         operations += len(gaps)
         for at, times in enumerate(zip(*(rail.times_us for rail in rails), strict=False)):
@@ -143,6 +142,7 @@ class Peers(NamedTuple):
     """The other nodes of the same group with as many rails."""
 
     nodes: tuple[Measured, ...]
+    limit: Callable[[str], float]
 
     def bound(self, own: Measured, promise: Promise) -> tuple[Bound, int]:
         """What the largest size that the node reached is held against, as best operation, GB/s.
@@ -159,7 +159,7 @@ class Peers(NamedTuple):
         peers_gbs = None
         if len(speeds) >= FEWEST:
             peers_gbs = math.exp(median(speeds))
-            share = self._share(own.backend, speeds)
+            share = self._share(speeds)
             bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
         if promise.intra_node_min_gbs is not None:
             origin = promise.origin or "the inventory"
@@ -168,11 +168,9 @@ class Peers(NamedTuple):
             known = gpu_floor(promise, "all_reduce", algorithm="ring")
             if known is not None and top >= known.from_bytes:
                 bounds.append((known.value, known.origin))
-        floor = limit(own.backend, "inside_floor_gbs")
-        if floor is not None:
-            bounds.append((floor, f"shipped floor for {own.backend}"))
-        gbs, origin = max(bounds) if bounds else (None, "")
-        return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), beyond if gbs is None else 0
+        bounds.append((self.limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
+        gbs, origin = max(bounds)
+        return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), 0
 
     def latency_us(self, own: Measured) -> float | None:
         """The peers' median at the node's smallest size; None where there are too few."""
@@ -181,7 +179,7 @@ class Peers(NamedTuple):
 
     def latency_limit_us(self, own: Measured) -> float | None:
         """What its own median must not exceed."""
-        return latency_limit_us(own.backend, self.latency_us(own))
+        return latency_limit_us(self.limit, self.latency_us(own))
 
     @property
     def worst_events(self) -> Events | None:
@@ -199,14 +197,13 @@ class Peers(NamedTuple):
     def _sizes(self, size_bytes: int) -> Sequence[SizeSummary]:
         return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
 
-    @staticmethod
-    def _share(backend: str, speeds: Sequence[float]) -> float:
+    def _share(self, speeds: Sequence[float]) -> float:
         """The part of the peers' median that is still healthy: beyond scatter, and by an effect."""
         middle = median(speeds)
         return healthy_share(
             [abs(speed - middle) for speed in speeds],
-            effect=limit(backend, "slow_effect") or 0.0,
-            scatter=limit(backend, "inside_scatter") or 0.0,
+            effect=self.limit("slow_effect"),
+            scatter=self.limit("inside_scatter"),
         )
 
 
@@ -241,10 +238,12 @@ _DID: dict[str, str] = {
 }
 
 
-def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
+def judge_inside(
+    sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
+) -> dict[str, Inside]:
     """Judge every node of the fleet, by name; also those that were not measured, with why."""
     samples = {one.node: one for one in sweep.inside}
-    measured = {name: measure_inside(one) for name, one in samples.items()}
+    measured = {name: measure_inside(one, limit) for name, one in samples.items()}
     fleet = {host.name: host for host in hosts}
     alike: dict[tuple[str, int], dict[str, Measured]] = {}
     for name, own in measured.items():
@@ -256,7 +255,14 @@ def judge_inside(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, Inside]:
         one = missing or _judged(
             measured[name],
             samples[name],
-            _peers(name, alike.get((host.group, measured[name].rails), {})),
+            Peers(
+                tuple(
+                    one
+                    for other, one in alike.get((host.group, measured[name].rails), {}).items()
+                    if other != name
+                ),
+                limit.of(measured[name].backend),
+            ),
             host,
             short=name in sweep.short,
         )
@@ -307,10 +313,6 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
         why = sweep.waited.get(name) or sweep.unfinished
         return Inside(state="not_run", rails=rails, reason=why, stopped=True)
     return Inside(state="one_rail") if samples is None else None
-
-
-def _peers(name: str, alike: Mapping[str, Measured]) -> Peers:
-    return Peers(tuple(one for other, one in alike.items() if other != name))
 
 
 def _judged(

@@ -5,6 +5,7 @@ A node that is bad is so with both neighbours, each of which is fine with its ot
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
-from preflight.core.thresholds import limit
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.node_allreduce import Measured, below_nvlinks, measure_inside
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
@@ -55,13 +56,14 @@ class _Met(Struct, frozen=True):
         return self.measured.sizes[-1].best_gbs if carried else 0.0
 
 
-def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
+def judge_domains(
+    sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
+) -> dict[str, OverNvlink]:
     """Judge every node that is in an NVLink domain, by name; also those not measured, with why."""
-    met = _met(sweep)
-    members: dict[str, list[str]] = {}
-    for name, domain in sweep.domains.items():
-        if name not in sweep.left_out:
-            members.setdefault(domain, []).append(name)
+    met = _met(sweep, limit)
+    members = Counter(
+        domain for name, domain in sweep.domains.items() if name not in sweep.left_out
+    )
     best = {
         (name, rail): max(each.best_gbs for each in rails[rail])
         for name, rails in met.items()
@@ -70,13 +72,14 @@ def judge_domains(sweep: Sweep, hosts: Sequence[Host]) -> dict[str, OverNvlink]:
     found: dict[str, OverNvlink] = {}
     for name in (host.name for host in hosts if host.name in sweep.domains):
         domain = sweep.domains[name]
-        plain = OverNvlink(state="alone", domain=domain, nodes=len(members.get(domain, ())))
+        plain = OverNvlink(state="alone", domain=domain, nodes=members[domain])
         peers = [value for (other, _), value in best.items() if other != name and value]
         found[name] = _missing(name, plain, met, sweep) or _judged(
             name,
             met,
             median(peers) if len(peers) >= _LEAST_PEERS else None,
             plain,
+            limit,
         )
     return found
 
@@ -105,7 +108,7 @@ def _missing(
     if name in sweep.troubles:
         return replace(plain, state="trouble", reason=sweep.troubles[name])
     cut = sweep.unfinished and any(
-        name in (pair.a, pair.b) and _cut(pair, sweep) for pair in sweep.domain
+        name in pair.nodes and _cut(pair, sweep) for pair in sweep.domain
     )
     if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
         return None
@@ -115,7 +118,7 @@ def _missing(
     return plain
 
 
-def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
+def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
     """By node and rail. A pair that was never begun, or that we cut short, is not here."""
     found: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
@@ -124,10 +127,10 @@ def _met(sweep: Sweep) -> dict[str, dict[int, list[_Met]]]:
         if not said or _cut(pair, sweep):
             continue
         both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
-        measured = measure_inside(both)
+        measured = measure_inside(both, limit)
         if measured.state == "not_run":
             continue
-        for name, partner in ((pair.a, pair.b), (pair.b, pair.a)):
+        for name, partner in (pair.nodes, (pair.b, pair.a)):
             own = said[name].error if name in said else "it never reported"
             other = said[partner].error if partner in said else "it never reported"
             error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
@@ -147,10 +150,10 @@ def _judged(
     met: Mapping[str, Mapping[int, Sequence[_Met]]],
     peers_gbs: float | None,
     plain: OverNvlink,
+    limit: Thresholds,
 ) -> OverNvlink:
     """Its worst rail stands for the node."""
-    ratio = limit("nccl", "peers_ratio") or 0.0
-    least = ratio * (peers_gbs or 0.0)
+    least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
     rails = met[name]
     wrong = [(r, each) for r, several in rails.items() for each in several if _wrong(name, each)]
     rail = min(rails, key=lambda at: max(each.best_gbs for each in rails[at]))

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.statistics import median, nearest_rank
+from preflight.core.statistics import grouped, median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words
-from preflight.fabric.samples import Moved, PairState, Phase, StallKind, uncollected
+from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
 from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
         clock_s += (time_us + timing.check_us) / 1e6
 
 
-class Still:
+class StallOverlap:
     """How much of each operation of one end, and of the one before it, that end stood still."""
 
     def __init__(self, end: End | None, timing: Timing | None) -> None:
@@ -107,13 +107,9 @@ class Standout(Struct, frozen=True, array_like=True):
         return min(self.first_us, self.second_us)
 
 
-class Digest(Struct, frozen=True, kw_only=True):
+class Digest(Meeting, frozen=True, kw_only=True):
     """One size of one pair on one rail in one round. Times are the shorter of both ends'."""
 
-    a: str
-    b: str
-    rail: Whole
-    round: Whole
     size_bytes: Whole
     phase: Phase = "ladder"
     operations: Whole
@@ -151,10 +147,7 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+        *pair.turn,
         size_bytes=mine.size_bytes,
         phase=mine.phase,
         operations=len(network),
@@ -186,7 +179,7 @@ def _standouts(
     ]
     kept = nlargest(KEPT, over, key=lambda number: min(times_us[number], others_us[number]))
     began_s = list(starts_s(end.started_s if end is not None else 0.0, mine))
-    still, their_still = Still(pair.first, first), Still(pair.second, second)
+    still, their_still = StallOverlap(pair.first, first), StallOverlap(pair.second, second)
     return tuple(
         Standout(
             began_s[number],
@@ -212,7 +205,7 @@ BETWEEN_WAYS = " / "
 """Stands between what carried either end, where they differ."""
 
 
-class Stood(Struct, frozen=True, array_like=True):
+class StallTotal(Struct, frozen=True, array_like=True):
     """How often and for how long at most one end stood still in a pair."""
 
     what: StallKind
@@ -220,13 +213,9 @@ class Stood(Struct, frozen=True, array_like=True):
     most_ms: float
 
 
-class Tried(Struct, frozen=True, kw_only=True):
+class PairResult(Meeting, frozen=True, kw_only=True):
     """What became of one pair on one rail in one round, besides its times."""
 
-    a: str
-    b: str
-    rail: Whole
-    round: Whole
     state: PairState = "measured"
     """The worse of both ends'."""
     stood_still: str = ""
@@ -236,8 +225,8 @@ class Tried(Struct, frozen=True, kw_only=True):
     moved_b: tuple[Moved, ...] = ()
     net: str = ""
     """What carried it; both ends' where they differ: "NET/IB mlx5_3 / NET/Socket"."""
-    stood_a: tuple[Stood, ...] = ()
-    stood_b: tuple[Stood, ...] = ()
+    stood_a: tuple[StallTotal, ...] = ()
+    stood_b: tuple[StallTotal, ...] = ()
 
     @property
     def bad(self) -> bool:
@@ -261,7 +250,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """Those that took part, in fleet order."""
     backend: str
-    tried: tuple[Tried, ...]
+    tried: tuple[PairResult, ...]
     digests: tuple[Digest, ...]
     leaves: dict[str, str] = {}
     """Node name → its leaf switch; empty where no source of topology is known."""
@@ -272,7 +261,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     where there were none."""
 
 
-@uncollected()
+@gc_paused()
 def observe(sweep: Sweep) -> Observed:
     """Condense a sweep; pairs that had no turn stay out.
 
@@ -298,21 +287,17 @@ def observe(sweep: Sweep) -> Observed:
     )
 
 
-def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
-    ends = [end for end in (pair.first, pair.second) if end is not None]
-    return Tried(
-        a=pair.a,
-        b=pair.b,
-        rail=pair.rail,
-        round=pair.round,
+def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
+    return PairResult(
+        *pair.turn,
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
         error=lost_words(lost)
         if lost
-        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in ends if end.error)),
+        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in pair.ends if end.error)),
         moved_a=_moved(pair.first),
         moved_b=_moved(pair.second),
-        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in ends if end.net)),
+        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in pair.ends if end.net)),
         stood_a=_stood(pair.first),
         stood_b=_stood(pair.second),
     )
@@ -320,9 +305,8 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> Tried:
 
 def failed_by_itself(pair: PairSamples) -> str:
     """The one end whose own measuring process hung or died, by its own supervisor's word."""
-    ends = [end for end in (pair.first, pair.second) if end is not None]
     for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
-        own = [end for end in ends if any(each in end.error for each in words)]
+        own = [end for end in pair.ends if any(each in end.error for each in words)]
         if own:
             return own[0].node if len(own) == 1 and not _waited(own[0], pair) else ""
     return ""
@@ -343,8 +327,6 @@ def _moved(end: End | None) -> tuple[Moved, ...]:
     return end.moved if end is not None else ()
 
 
-def _stood(end: End | None) -> tuple[Stood, ...]:
-    found: dict[StallKind, list[float]] = {}
-    for one in end.stalls if end is not None else ():
-        found.setdefault(one.what, []).append(one.ms)
-    return tuple(Stood(what, len(each), max(each)) for what, each in found.items())
+def _stood(end: End | None) -> tuple[StallTotal, ...]:
+    found = grouped((one.what, one.ms) for one in (end.stalls if end is not None else ()))
+    return tuple(StallTotal(what, len(each), max(each)) for what, each in found.items())

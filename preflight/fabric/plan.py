@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from preflight.fabric.samples import End, Sweep, Timing
 
@@ -219,9 +220,10 @@ def measured_share(sweep: Sweep) -> float | None:
     of its last one's last operation, by its node's own clock: what start-up took is not in it, and
     rounds in which it had no pair are. A node whose clock was set meanwhile does not count.
     """
-    seats: dict[tuple[str, int], list[_Turn]] = {}
-    for node, rail, end in _scheduled(sweep):
-        seats.setdefault((node, rail), []).append(_turn(end))
+    scheduled = (one for one in sweep.pairs if not 0 < sweep.retested <= one.round)
+    seats = grouped(
+        ((end.node, one.rail), _turn(end)) for one in scheduled for end in one.ends if end.timings
+    )
     inside_s = total_s = 0.0
     most_s = sweep.seconds or math.inf
     for turns in seats.values():
@@ -231,15 +233,6 @@ def measured_share(sweep: Sweep) -> float | None:
             inside_s += spent_s
             total_s += window_s
     return inside_s / total_s if total_s > 0 else None
-
-
-def _scheduled(sweep: Sweep) -> Iterator[tuple[str, int, End]]:
-    for pair in sweep.pairs:
-        if sweep.retested and pair.round >= sweep.retested:
-            continue
-        for end in (pair.first, pair.second):
-            if end is not None and end.timings:
-                yield end.node, pair.rail, end
 
 
 def _turn(end: End) -> _Turn:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.text import first_few
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
-from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.explain import decode
+from preflight.fabric.decoding.parts import Component
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget
 from preflight.fabric.schedule import ordered
@@ -29,15 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from preflight.fabric.blame import Blame
-    from preflight.fabric.compare import Seen
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding import Findings
     from preflight.fabric.observed import Observed
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.roster import Roster
-    from preflight.fabric.samples import Ladder, PairSamples, Sweep
+    from preflight.fabric.samples import Ladder, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
-
-    Where = tuple[str, str, int]
 
 
 MOST_ROUNDS = 16
@@ -93,8 +93,8 @@ def slow_parts(sweep: Sweep) -> list[Component]:
 
     And all nodes of a set in which a slow one lies: with others they can be told apart.
     """
-    seen = compare(sweep, ())
-    slow = {(one.a, one.b) for one in seen if one.slow}
+    seen = compare(sweep, (), thresholds=SHIPPED)
+    slow = {one.nodes for one in seen if one.slow}
     parts: list[Component] = []
     for culprit in decode(seen, sweep.troubles):
         if not set(culprit.pairs) <= slow:
@@ -106,39 +106,36 @@ def slow_parts(sweep: Sweep) -> list[Component]:
     return parts
 
 
-def borne_out(seen: Sequence[Seen], sweep: Sweep) -> tuple[Seen, ...]:
+def cleared_by_retests(
+    seen: Sequence[PairJudgement], observed: Observed
+) -> tuple[PairJudgement, ...]:
     """Take slowness or a hang back where every retest of that pair was good and no counter moved.
 
     A way that was bad stays bad; a busy moment and a lost operation do not.
     """
-    if not sweep.retested:
+    if not observed.retested:
         return tuple(seen)
-    again: dict[Where, list[Seen]] = {}
-    for one in seen:
-        if one.round >= sweep.retested:
-            again.setdefault(_where(one), []).append(one)
-    moved = {_where(pair) for pair in sweep.pairs if _confesses(pair)}
-    acquitted = {
-        where
-        for where, readings in again.items()
-        if where not in moved and all(each.good for each in readings)
-    }
-    return tuple(_taken_back(one) if _where(one) in acquitted else one for one in seen)
+    again = grouped((one.path, one.good) for one in seen if one.round >= observed.retested)
+    moved = counters_again(observed)
+    acquitted = {path for path, good in again.items() if path not in moved and all(good)}
+    return tuple(_taken_back(one) if one.path in acquitted else one for one in seen)
 
 
-def _taken_back(one: Seen) -> Seen:
+def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
+    """By path: the error counters that moved where it was measured again, at any time."""
+    again = {one.path for one in observed.tried if 0 < observed.retested <= one.round}
+    moved: dict[tuple[str, str, int], dict[str, None]] = {}
+    for one in observed.tried:
+        for each in (*one.moved_a, *one.moved_b):
+            if one.path in again and each.proves:
+                moved.setdefault(one.path, {})[each.name] = None
+    return moved
+
+
+def _taken_back(one: PairJudgement) -> PairJudgement:
     if one.state == "hung":
         return replace(one, hung_once=True)
     return replace(one, slow="", once=one.slow) if one.slow else one
-
-
-def _where(one: Seen | PairSamples) -> Where:
-    return one.a, one.b, one.rail
-
-
-def _confesses(pair: PairSamples) -> bool:
-    ends = (end for end in (pair.first, pair.second) if end is not None)
-    return any(each.proves for end in ends for each in end.moved)
 
 
 PARTNERS = 2
@@ -196,7 +193,7 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
     for each in observed.tried:
-        rounds.get(frozenset((each.a, each.b)), set()).add(each.round)
+        rounds.get(frozenset(each.nodes), set()).add(each.round)
     blamed = findings.nodes
     return [
         part
@@ -272,10 +269,10 @@ def unsettled_words(sweep: Sweep) -> str:
     return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
 
 
-def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[str, str]:
+def doubts(blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep) -> dict[str, str]:
     """By pair: why a path that was slow in its only round cannot be judged."""
     slow = [one for one in blames if one.kind == "path" and not one.events]
-    readings: dict[str, list[Seen]] = {name: [] for one in slow for name in one.pairs}
+    readings: dict[str, list[PairJudgement]] = {name: [] for one in slow for name in one.pairs}
     for each in seen:
         if each.name in readings and each.state != "not_run":
             readings[each.name].append(each)
@@ -292,13 +289,13 @@ def doubts(blames: Iterable[Blame], seen: Sequence[Seen], sweep: Sweep) -> dict[
     return found
 
 
-def certain(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
+def without_doubts(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
     """Those that are no mere doubt about a path."""
     out = frozenset(doubted)
     return [one for one in blames if one.kind != "path" or out.isdisjoint(one.pairs)]
 
 
-def _only_slow(readings: Sequence[Seen]) -> bool:
+def _only_slow(readings: Sequence[PairJudgement]) -> bool:
     """Whether nothing else is wrong with a path, and all that is known of it is of one round."""
     once = len({each.round for each in readings}) == 1
     return once and all(each.state == "measured" for each in readings)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from preflight.core.thresholds import limit
+from preflight.core.statistics import grouped
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 from preflight.fabric.schedule import repair as schedule
@@ -59,9 +60,7 @@ def match(
     if not nccl or any(ready[name].rails for name in names):
         least = min((ready[name].rails or 1 for name in names), default=1)
         return Rails(count=least)
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(hosts[name].group if name in hosts else "", []).append(name)
+    groups = grouped((hosts[name].group if name in hosts else "", name) for name in names)
     own: dict[str, tuple[int, ...]] = {}
     short: dict[str, str] = {}
     unknown: dict[str, str] = {}
@@ -243,10 +242,7 @@ def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
     Two rounds, a third for the last pair of a domain of an odd number of nodes. A node that is slow
     is so with both of its neighbours, each of which is fine with its other one.
     """
-    members: dict[str, list[str]] = {}
-    for name in names:
-        if name in domains:
-            members.setdefault(domains[name], []).append(name)
+    members = grouped((domains[name], name) for name in names if name in domains)
     rounds: list[list[Pairing]] = [[], [], []]
     for own in members.values():
         pairs = list(pairwise(own)) + [(own[0], own[-1])] * (len(own) > _SOME)
@@ -308,17 +304,15 @@ def go_order(
     }
 
 
-def _condemn(backend: str) -> list[float] | None:
+def _condemn(backend: str) -> list[float]:
     """Spikes of what length, how often is usual and how often is not, and the evidence wanted.
 
     As Wald's sequential test has it: ten times as often as usual, wrongly in 1 of a million sizes,
     missed in 1 of a thousand.
     """
-    spike_us, usual = limit(backend, "spike_us"), limit(backend, "usual_events")
-    if spike_us is None or usual is None:
-        return None
-    usual = max(usual, _RAREST)
-    return [spike_us, usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
+    limit = SHIPPED.of(backend)
+    usual = max(limit("usual_events"), _RAREST)
+    return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
 
 
 def measuring_order(who: Roster, limits: Budget, name: str, first: int = 0) -> dict[str, object]:

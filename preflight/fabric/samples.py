@@ -119,17 +119,47 @@ class End(Struct, frozen=True):
     """The longest ones, in time's order."""
 
 
-class PairSamples(Struct, frozen=True):
-    """Both ends of one pair on one rail in one round; an end that never reported is None."""
+class Meeting(Struct, frozen=True):
+    """One pair of nodes on one rail in one round."""
 
     a: str
     b: str
     rail: Whole
     round: Whole
+
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Both, the earlier in fleet order first."""
+        return self.a, self.b
+
+    @property
+    def path(self) -> tuple[str, str, int]:
+        """The same in whichever round."""
+        return self.a, self.b, self.rail
+
+    @property
+    def turn(self) -> tuple[str, str, int, int]:
+        """What tells it from all others."""
+        return self.a, self.b, self.rail, self.round
+
+    @property
+    def name(self) -> str:
+        """The pair as reports write it."""
+        return f"{self.a}-{self.b}"
+
+
+class PairSamples(Meeting, frozen=True):
+    """What both ends measured; an end that never reported is None."""
+
     backend: str
     """"gloo" or "nccl"."""
     first: End | None
     second: End | None
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """Those that reported."""
+        return tuple(end for end in (self.first, self.second) if end is not None)
 
 
 class InsideSamples(Struct, frozen=True):
@@ -199,7 +229,7 @@ MOST = 1 << 15
 """Different times that are looked out for: rare ones would fill a table and seldom be met again."""
 
 
-class Thrift:
+class TimeInterner:
     """The times of one sweep so far."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -221,7 +251,7 @@ class Thrift:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Spare Python the search for cycles: a fifth of the decoding of 4,096 nodes, and finds none.
 
     What is not needed any more is freed all the same, when the last reference to it is gone.

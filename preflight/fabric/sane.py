@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from preflight.fabric.observed import Digest, Observed, Standout, Tried
+    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
 
 
@@ -146,8 +146,8 @@ def refuse_backend(where: str, backend: str) -> None:
 def refuse_partakers(sweep: Sweep) -> None:
     """Who was left out measured nothing, and who was cut off was left out; UsageError as above."""
     for number, pair in enumerate(sweep.pairs):
-        for end in (pair.first, pair.second):
-            if end is not None and end.node in sweep.left_out and end.state != "not_run":
+        for end in pair.ends:
+            if end.node in sweep.left_out and end.state != "not_run":
                 where = _where("pairs", number, pair)
                 said = f"{end.node} has an account of it and stands in left_out"
                 raise absurd(where, said, "leave one of them out")
@@ -179,7 +179,7 @@ class _Turns:
         self._partner: dict[tuple[int, int, str], str] = {}
         self.taken: set[tuple[str, str, int, int]] = set()
 
-    def take(self, where: str, one: PairSamples | Tried) -> None:
+    def take(self, where: str, one: PairSamples | PairResult) -> None:
         """Note one pair; UsageError if it cannot have been."""
         a, b, rail, number = one.a, one.b, one.rail, one.round
         for name in (a, b):
@@ -213,7 +213,7 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
         where = _where("pairs", number, pair)
         refuse_backend(where, pair.backend)
         turns.take(where, pair)
-        if pair.round >= len(scheduled) or frozenset((pair.a, pair.b)) not in scheduled[pair.round]:
+        if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
             said = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
             raise absurd(where, said, "correct the rounds: ranks disagree about them")
         _refuse_ends(where, pair)
@@ -302,9 +302,9 @@ def refuse_absurd(observed: Observed) -> None:
     kinds: set[tuple[object, ...]] = set()
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)
-        if (digest.a, digest.b, digest.rail, digest.round) not in turns.taken:
+        if digest.turn not in turns.taken:
             raise absurd(where, "it is of no pair that was tried", "add it to tried")
-        kind = (digest.a, digest.b, digest.rail, digest.round, digest.size_bytes, digest.phase)
+        kind = (*digest.turn, digest.size_bytes, digest.phase)
         if kind in kinds:
             raise absurd(where, "this size of it stands twice", "leave one of them out")
         kinds.add(kind)
@@ -322,6 +322,6 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
             raise absurd(where, said, "letters, digits, '-' and '.' only") from error
 
 
-def _where(what: str, number: int, one: PairSamples | Digest | Tried) -> str:
+def _where(what: str, number: int, one: PairSamples | Digest | PairResult) -> str:
     a, b = getattr(one, "a", ""), getattr(one, "b", "")
     return f"{what}[{number}] ({f'{a}-{b}'[:60]!a})"

@@ -10,12 +10,17 @@ across (L if L is odd) join every two leaves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
+from preflight.fabric.measure import joint_state
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from preflight.fabric.samples import PairSamples, Sweep
 
 
 Pairing = tuple[str, str]
@@ -224,10 +229,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     Nodes of which no leaf is known fill up the smallest ones. Where the leaves are so unequal that
     most nodes would wait for the largest, rounds do not follow them.
     """
-    members: dict[str, list[str]] = {}
-    for name in nodes:
-        if name in leaves:
-            members.setdefault(leaves[name], []).append(name)
+    members = grouped((leaves[name], name) for name in nodes if name in leaves)
     if len(members) < _TWO:
         return Circle(nodes)
     for name in nodes:
@@ -327,3 +329,44 @@ def _match(
                 made.append(pair)
                 break
     return made
+
+
+Turn = Literal["scheduled", "repair", "retest"]
+"""Why a pair was measured in that round."""
+
+
+def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
+    """Every pair that these rounds hold."""
+    return frozenset(pair for around in rounds for pair in around)
+
+
+def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> Turn:
+    """Tell retests by their round, repairs by not being scheduled."""
+    if sweep.retested and pair.round >= sweep.retested:
+        return "retest"
+    return "scheduled" if pair.nodes in scheduled else "repair"
+
+
+def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
+    """The pairs that had a turn though no scheduled round holds them, in the order of their turns.
+
+    A repair that had no turn is owed a verdict as well; a retest that had none is not.
+    """
+    known = frozenset(scheduled)
+    found = (
+        pair.nodes
+        for pair in sweep.pairs
+        if pair.nodes not in known
+        and (turn_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def count_by_turn(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
+    """How many pairs were measured for which reason; one that was for two counts for both."""
+    known = frozenset(scheduled)
+    met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
+    for pair in sweep.pairs:
+        if joint_state(pair) != "not_run":
+            met[turn_of(pair, sweep, known)].add(pair.nodes)
+    return {turn: len(pairs) for turn, pairs in met.items()}

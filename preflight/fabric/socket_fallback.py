@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from preflight.core.statistics import shared_cause
 from preflight.fabric.advice import partners_words
 from preflight.fabric.blame import Blame
-from preflight.fabric.decoding.explain import decode
+from preflight.fabric.decoding.explain import decode_rails
+from preflight.fabric.samples import Meeting
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -31,12 +29,9 @@ _NET, _IB, _SOCKETS = "NET/", "NET/IB ", "NET/Socket"
 _NO_DEVICE = frozenset(("GDRDMA", "GDRDMA(PCI)"))
 
 
-class Carried(Struct, frozen=True, kw_only=True):
-    """One pair on one rail: what each end's data went over, and whether that was promised."""
+class Carried(Meeting, frozen=True, kw_only=True):
+    """What each end's data went over, and whether that was promised."""
 
-    a: str
-    b: str
-    rail: int
     ways: tuple[str, str]
     """Of either end, as NCCL says: "NET/Socket eth0", "NET/IB mlx5_3 GDRDMA"; "": it did not."""
     fell: tuple[bool, bool]
@@ -61,11 +56,6 @@ class Carried(Struct, frozen=True, kw_only=True):
         return ""
 
     @property
-    def name(self) -> str:
-        """The pair as reports write it."""
-        return f"{self.a}-{self.b}"
-
-    @property
     def fallen(self) -> tuple[str, ...]:
         """The nodes of the ends that did not."""
         return tuple(name for name, fell in zip((self.a, self.b), self.fell, strict=True) if fell)
@@ -80,9 +70,7 @@ def carried(sweep: Sweep, hosts: Iterable[Host]) -> tuple[Carried, ...]:
     promised = {host.name: host.promised for host in hosts if promises_ib(host.promised)}
     return tuple(
         Carried(
-            a=pair.a,
-            b=pair.b,
-            rail=pair.rail,
+            *pair.turn,
             ways=(_way(pair.first), _way(pair.second)),
             fell=(
                 _fell(_way(pair.first), promised[pair.a], pair.rail),
@@ -150,42 +138,27 @@ class _Seen(NamedTuple):
     """How many rails the sweep has."""
 
 
-def fallen(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
+def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Blame each node, its rail, or path whose data did not go the way that was promised."""
     every = carried(sweep, hosts)
-    rails = sorted({one.rail for one in every})
-    seen = _Seen(every, {host.name: host.promised for host in hosts}, len(rails))
-    found: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
-    for rail in rails:
-        for culprit in decode([one for one in every if one.rail == rail]):
-            found.setdefault((culprit.kind, culprit.among), (culprit, []))[1].append(rail)
-    nodes = {name for one in every for name in (one.a, one.b)}
+    rails = len({one.rail for one in every})
+    seen = _Seen(every, {host.name: host.promised for host in hosts}, rails)
+    found = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
+    nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen for one in every)]
-    blamed = {name for (kind, among) in found if kind == "node" for name in among}
+    blamed = {name for one, _ in found if one.kind == "node" for name in one.among}
     nobody_else = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
     if nobody_else or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
-    return tuple(_blame(culprit, own, seen) for culprit, own in found.values())
-
-
-def absorbed(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
-    """Put what is slow or broken for a known cause under that cause: one fault is one blame."""
-    left = list(effects)
-    found: list[Blame] = []
-    for cause in causes:
-        own = [one for one in left if set(one.pairs) <= set(cause.pairs)]
-        left = [one for one in left if one not in own]
-        said = [one.sentence for one in own if one.component == cause.component]
-        found.append(replace(cause, sentence="; ".join([cause.sentence, *said])))
-    return (*found, *left)
+    return tuple(_blame(culprit, own, seen) for culprit, own in found)
 
 
 def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
     kind, among = culprit.kind, {*culprit.among}
     mine = [one for one in seen.all if one.bad and one.rail in rails and among & {one.a, one.b}]
     if kind != "node":
-        mine = [one for one in mine if {one.a, one.b} <= among]
-    partners = {name for one in mine for name in (one.a, one.b)} - among
+        mine = [one for one in mine if {*one.nodes} <= among]
+    partners = {name for one in mine for name in one.nodes} - among
     whom, rest, advice = culprit.component, "", _HERE.format(culprit.component)
     if kind == "node":
         whom = f"{whom} with {partners_words(len(partners), min(partners))}"

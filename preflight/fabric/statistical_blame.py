@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.core.text import either, gbs, size, time_us
 from preflight.fabric.advice import more_partners, partners_words
 from preflight.fabric.blame import Blame, ends_words
 from preflight.fabric.decoding.explain import EVENTS
-from preflight.fabric.decoding.parts import number
+from preflight.fabric.retest import counters_again
 from preflight.facts.boards import explained
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.fabric.compare import Seen
-    from preflight.fabric.culprit import Component, Found, SecondLookSaid
+    from preflight.core.thresholds import Thresholds
+    from preflight.fabric.compare import PairJudgement
+    from preflight.fabric.decoding.parts import Component, Found, RetestDoubt
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 
@@ -49,7 +51,7 @@ def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
     stood = [
         stood
         for each in observed.tried
-        if rail in (None, each.rail) and name in (each.a, each.b)
+        if rail in (None, each.rail) and name in each.nodes
         for stood in (each.stood_a if each.a == name else each.stood_b)
         if stood.what != "starved"
     ]
@@ -64,7 +66,7 @@ def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
 
 _BUSY = "what else runs on {0} (load, IRQs, throttling)"
 _MOST_NAMES = 3
-_AGAIN: Mapping[SecondLookSaid, str] = {
+_AGAIN: Mapping[RetestDoubt, str] = {
     "": "",
     "none": "",
     "too_short": "; measured again it was quiet, but too shortly to clear it",
@@ -72,15 +74,15 @@ _AGAIN: Mapping[SecondLookSaid, str] = {
 }
 
 
-def subtle(
-    found: Iterable[Found], observed: Observed, seen: Sequence[Seen], known: Sequence[Blame]
+def statistical_blames(
+    unblamed: Iterable[Found],
+    found: Sequence[Found],
+    observed: Observed,
+    seen: Sequence[PairJudgement],
 ) -> list[Blame]:
-    """Word every fault that is not blamed already; one blame per node, whatever its rails."""
-    found = tuple(found)
+    """Word each fault; one blame per node, whatever its rails. `found`: all that samples prove."""
     blames: list[Blame] = []
-    for one in found:
-        if one.symptom in ("hung", "no_connect", "broken") or _accounted(one, known):
-            continue
+    for one in unblamed:
         fresh = _blame(one, observed, seen, found)
         same = next((old for old in blames if old.component == fresh.component), None)
         if same is None:
@@ -88,18 +90,6 @@ def subtle(
         else:
             blames[blames.index(same)] = _joined(same, fresh)
     return blames
-
-
-def _accounted(one: Found, known: Sequence[Blame]) -> bool:
-    """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
-    names = {name for blame in known for name in (blame.component, *blame.culprits)}
-    if one.named is None and one.symptom != "corrupt":
-        names.update(name for blame in known for name in blame.suspects)
-    pairs = {pair for blame in known for pair in blame.pairs}
-    return all(
-        (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)
-        for part in one.among
-    )
 
 
 def _joined(one: Blame, other: Blame) -> Blame:
@@ -113,7 +103,9 @@ def _joined(one: Blame, other: Blame) -> Blame:
     )
 
 
-def _blame(one: Found, observed: Observed, seen: Sequence[Seen], found: Sequence[Found]) -> Blame:
+def _blame(
+    one: Found, observed: Observed, seen: Sequence[PairJudgement], found: Sequence[Found]
+) -> Blame:
     part = one.named
     kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
     where = _where(one.among[0])
@@ -148,7 +140,7 @@ def _blame(one: Found, observed: Observed, seen: Sequence[Seen], found: Sequence
 def _condemned(one: Found, observed: Observed) -> Sequence[Pairing]:
     """The pairs that show it: a clean one between a suspect and a third node condemns neither."""
     if one.symptom == "corrupt":
-        wrong = {(each.a, each.b) for each in observed.tried if each.state == "corrupt"}
+        wrong = {each.nodes for each in observed.tried if each.state == "corrupt"}
         return [pair for pair in one.pairs if pair in wrong] or one.pairs
     if one.named is not None:
         return one.pairs
@@ -171,7 +163,7 @@ def _where(part: Component) -> str:
     return f"the path {name}" if part.kind == "path" and not rail else f"{rail}{name}"
 
 
-def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
+def _said(one: Found, observed: Observed, seen: Sequence[PairJudgement]) -> str:
     where = _where(one.among[0])
     partners = len(one.pairs)
     whom = "" if one.among[0].kind == "path" else f" with {partners_words(partners)}"
@@ -206,7 +198,7 @@ def _said(one: Found, observed: Observed, seen: Sequence[Seen]) -> str:
     return _slow(one, seen, where, whom)
 
 
-def _slow(one: Found, seen: Sequence[Seen], where: str, whom: str) -> str:
+def _slow(one: Found, seen: Sequence[PairJudgement], where: str, whom: str) -> str:
     rows = [each for each in _through(one, seen) if each.busbw_gbs and each.bound.peers_gbs]
     if not rows:
         return f"{where} is slow{whom}"
@@ -223,11 +215,9 @@ def _rare(rate: float) -> str:
     return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
 
 
-def _through(one: Found, seen: Sequence[Seen]) -> list[Seen]:
+def _through(one: Found, seen: Sequence[PairJudgement]) -> list[PairJudgement]:
     pairs, rails = set(one.pairs), {part.rail for part in one.among}
-    return [
-        each for each in seen if (each.a, each.b) in pairs and (None in rails or each.rail in rails)
-    ]
+    return [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
 
 
 def _moved(one: Found, observed: Observed) -> str:
@@ -239,7 +229,7 @@ def _moved(one: Found, observed: Observed) -> str:
     total: dict[str, float] = {}
     others: dict[str, None] = {}
     for each in observed.tried:
-        if part.rail in (None, each.rail) and name in (each.a, each.b):
+        if part.rail in (None, each.rail) and name in each.nodes:
             for moved in each.moved_a if each.a == name else each.moved_b:
                 if moved.assigned:
                     total[moved.name] = total.get(moved.name, 0.0) + moved.by
@@ -258,7 +248,7 @@ def _moved(one: Found, observed: Observed) -> str:
 def _advice(one: Found, observed: Observed, where: str) -> str:
     name = one.among[0].nodes[0]
     if one.named is None:
-        pairs = {(each.a, each.b) for each in observed.tried}
+        pairs = {each.nodes for each in observed.tried}
         partners = more_partners(len(observed.nodes), len(pairs))
         every = {1: "it", 2: "both"}.get(len(_suspects(one)), "them")
         return f"exclude {every}, or run again {partners} to tell them apart"
@@ -292,15 +282,15 @@ _HUNG_ONCE = (
 )
 
 
-def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) -> Iterator[Blame]:
+def transient_paths(
+    seen: Sequence[PairJudgement], observed: Observed, blamed: Collection[str], limit: Thresholds
+) -> Iterator[Blame]:
     """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
 
     Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
     components and pairs that are named anyway, with what went through them.
     """
-    readings: dict[tuple[str, str, int], list[Seen]] = {}
-    for one in seen:
-        readings.setdefault((one.a, one.b, one.rail), []).append(one)
+    readings = grouped((one.path, one) for one in seen)
     many = len({rail for _, _, rail in readings}) > 1
     left = {
         (a, b, rail): own
@@ -313,51 +303,29 @@ def healed(seen: Sequence[Seen], observed: Observed, blamed: Collection[str]) ->
         far = [one for one in own if _far(one) and not _starved(one, observed)]
         if far:
             then = _speeds(one for one in own if not one.once)
-            limit = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-            yield _recovered(far, len(own), f"then {then} ({limit})", many=many)
-    for where, counters in _confessing(observed).items():
+            bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
+            yield _recovered(far, len(own), f"then {then} ({bound})", many=many)
+    for where, counters in counters_again(observed).items():
         if where in left and left[where][0].name not in blamed:
-            yield from _confessed(left[where], counters, observed, many=many)
+            effect = limit.of(observed.backend)("slow_effect")
+            yield from _confessed(left[where], counters, observed.retested, effect, many=many)
 
 
-def _speeds(readings: Iterable[Seen]) -> str:
+def _speeds(readings: Iterable[PairJudgement]) -> str:
     return " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings)
 
 
-def _hung_once(own: Sequence[Seen], *, many: bool) -> Iterator[Blame]:
+def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
     for one in (each for each in own if each.hung_once):
         where = f" on rail {one.rail}" if many else ""
         then = _speeds(each for each in own if each.good)
-        yield Blame(
-            kind="path",
-            component=f"pair {one.name}",
-            sentence=f"an all-reduce hung once{where} ({one.summary.error}), then {then}",
-            confidence=_CONFIDENCE,
-            advice=_HUNG_ONCE.format(one.a, one.b),
-            pairs=(one.name,),
-            rail=one.rail if many else None,
-            events=1,
-            operations=len(own),
-        )
-
-
-def _confessing(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
-    """By pair and rail: the error counters that moved where it was measured again."""
-    border = observed.retested
-    again = {(one.a, one.b, one.rail) for one in observed.tried if 0 < border <= one.round}
-    moved: dict[tuple[str, str, int], dict[str, None]] = {}
-    for one in observed.tried:
-        for each in (*one.moved_a, *one.moved_b):
-            where = (one.a, one.b, one.rail)
-            if where in again and each.proves:
-                moved.setdefault(where, {})[each.name] = None
-    return moved
+        sentence = f"an all-reduce hung once{where} ({one.summary.error}), then {then}"
+        yield _passing([one], len(own), sentence, _HUNG_ONCE, many=many)
 
 
 def _confessed(
-    own: Sequence[Seen], counters: Iterable[str], observed: Observed, *, many: bool
+    own: Sequence[PairJudgement], counters: Iterable[str], border: int, effect: float, *, many: bool
 ) -> Iterator[Blame]:
-    effect, border = number(observed.backend, "slow_effect"), observed.retested
     slow = [one for one in own if one.round < border and _less(one, effect)]
     quick = [one for one in own if one.round >= border]
     if slow and quick and all(one.good and not _less(one, effect) for one in quick):
@@ -366,42 +334,50 @@ def _confessed(
         yield _recovered(slow, len(own), rest, many=many)
 
 
-def _recovered(slow: Sequence[Seen], readings: int, rest: str, *, many: bool) -> Blame:
+def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
     """A path that was slow in some of its readings; `rest`: how it went on."""
-    first = slow[0]
+    sentence = f"slow when first measured, {_speeds(slow[:1])}, {rest}"
+    return _passing(slow, readings, sentence, _ADVICE, many=many)
+
+
+def _passing(
+    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, many: bool
+) -> Blame:
+    """A path of whose readings some were bad and the others fine; `many`: of several rails."""
+    first = bad[0]
     return Blame(
         kind="path",
         component=f"pair {first.name}",
-        sentence=f"slow when first measured, {_speeds(slow[:1])}, {rest}",
+        sentence=sentence,
         confidence=_CONFIDENCE,
-        advice=_ADVICE.format(first.a, first.b),
+        advice=advice.format(*first.nodes),
         pairs=(first.name,),
         rail=first.rail if many else None,
-        events=len(slow),
+        events=len(bad),
         operations=readings,
     )
 
 
-def _less(one: Seen, effect: float) -> bool:
+def _less(one: PairJudgement, effect: float) -> bool:
     """Whether it is slower than its peers by as much as matters."""
     peers = one.bound.peers_gbs
     return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
 
 
-def _far(one: Seen) -> bool:
+def _far(one: PairJudgement) -> bool:
     if one.once != "bandwidth" or one.bound.gbs is None:
         return False
     most = one.summary.sizes[-1]
     return most.iterations >= _LEAST and most.best_gbs < FAR * one.bound.gbs
 
 
-def _starved(one: Seen, observed: Observed) -> bool:
+def _starved(one: PairJudgement, observed: Observed) -> bool:
     """Whether others had an end's CPU for as long as one of those operations took."""
-    where = (one.a, one.b, one.rail, one.round)
+    where = one.turn
     took_ms = one.summary.sizes[-1].p50_us / 1e3
     return any(
         stood.what == "starved" and stood.most_ms >= took_ms
         for tried in observed.tried
-        if (tried.a, tried.b, tried.rail, tried.round) == where
+        if tried.turn == where
         for stood in (*tried.stood_a, *tried.stood_b)
     )

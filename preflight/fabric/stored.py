@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from preflight.core.files import read_regular
+from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.measure import SizeSummary, Summary, lost_words
 from preflight.fabric.observed import BETWEEN_WAYS, Observed, observe
@@ -30,10 +31,8 @@ from preflight.fleet.inventory_tables import plainly
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.fabric.observed import Digest, Tried
+    from preflight.fabric.observed import Digest, PairResult
     from preflight.fabric.samples import PairState
-
-    Turn = tuple[str, str, int, int]
 
 
 VERSION = 1
@@ -283,13 +282,12 @@ class Rebuilt(NamedTuple):
 
 def rebuilt(observed: Observed) -> Rebuilt:
     """Undo what `observe` does, as far as it can be undone."""
-    digests: dict[Turn, list[Digest]] = {}
+    digests = grouped((one.turn, one) for one in observed.digests)
     rungs: dict[int, int] = {}
     for one in observed.digests:
-        digests.setdefault((one.a, one.b, one.rail, one.round), []).append(one)
         if one.phase == "ladder":
             rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
-    whole = [(one, digests.get((one.a, one.b, one.rail, one.round), [])) for one in observed.tried]
+    whole = [(one, digests.get(one.turn, [])) for one in observed.tried]
     untimed = any(_came_to(one, own)[1] == UNTIMED for one, own in whole)
     return Rebuilt(
         Sweep(
@@ -305,7 +303,7 @@ def rebuilt(observed: Observed) -> Rebuilt:
     )
 
 
-def _pair(one: Tried, own: Sequence[Digest], backend: str) -> PairSamples:
+def _pair(one: PairResult, own: Sequence[Digest], backend: str) -> PairSamples:
     ways = one.net.split(BETWEEN_WAYS)
     state, error = _came_to(one, own)
     lost = _lost(one)
@@ -314,10 +312,10 @@ def _pair(one: Tried, own: Sequence[Digest], backend: str) -> PairSamples:
         for name, moved, way in ((one.a, one.moved_a, ways[0]), (one.b, one.moved_b, ways[-1]))
         for said in (error if one.stood_still in ("", name) else "",)
     ]
-    return PairSamples(one.a, one.b, one.rail, one.round, backend, *ends)
+    return PairSamples(*one.turn, backend, *ends)
 
 
-def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
+def _summary(one: PairResult, own: Sequence[Digest]) -> Summary:
     ladder = sorted((each for each in own if each.phase == "ladder"), key=lambda d: d.size_bytes)
     state, error = _came_to(one, own)
     if _lost(one):
@@ -336,13 +334,13 @@ def _summary(one: Tried, own: Sequence[Digest]) -> Summary:
     )
 
 
-def _lost(one: Tried) -> tuple[str, ...]:
+def _lost(one: PairResult) -> tuple[str, ...]:
     """Whose account of a pair was lost, by what was said of it."""
-    ways = ((one.a,), (one.b,), (one.a, one.b)) if one.state == "not_run" else ()
+    ways = ((one.a,), (one.b,), one.nodes) if one.state == "not_run" else ()
     return next((names for names in ways if one.error == lost_words(names)), ())
 
 
-def _came_to(one: Tried, own: Sequence[Digest]) -> tuple[PairState, str]:
+def _came_to(one: PairResult, own: Sequence[Digest]) -> tuple[PairState, str]:
     """Its state, and what was said of it; where an account was lost, by the other end's alone."""
     if _lost(one):
         return "measured", ""
@@ -351,7 +349,7 @@ def _came_to(one: Tried, own: Sequence[Digest]) -> tuple[PairState, str]:
     return one.state, _once(one)
 
 
-def _once(one: Tried) -> str:
+def _once(one: PairResult) -> str:
     """What both ends said in the same words is said once."""
     joint = f"; {one.b}: "
     body = one.error.removeprefix(f"{one.a}: ")

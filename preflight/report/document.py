@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from preflight.check import Tier, is_check_id
 from preflight.core.text import plain_json
-from preflight.fabric.judge import Turn
+from preflight.fabric.schedule import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
 from preflight.verdict import Outcome, condemns

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from preflight.core.statistics import LeaveOut, grouped, median
 from preflight.core.text import gbs, size, time_us
-from preflight.fabric.decoding.parts import number
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.rare_events import MEDIANS
-from preflight.fabric.decoding.sensitivity import shown
+from preflight.fabric.decoding.sensitivity import heatmap_values
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.samples import PairState
 from preflight.fleet.nodeset import natural
@@ -241,14 +241,16 @@ LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
 """Drawn only where there are any: a host that is late, or stood still."""
 
 
-def panels(backend: str) -> tuple[Panel, ...]:
+def panels(spike_us: float) -> tuple[Panel, ...]:
     """Those that are always drawn, with the rule that counts a spike on that kind of network."""
-    over = f"{MEDIANS:g} medians and {time_us(number(backend, 'spike_us'))}"
+    over = f"{MEDIANS:g} medians and {time_us(spike_us)}"
     spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _say_spikes)
     return BANDWIDTH, LATENCY, spikes
 
 
-def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]:
+def cells(
+    observed: Observed, found: Sequence[Accused] = (), limits: Thresholds = SHIPPED
+) -> tuple[Cell, ...]:
     """Compare every pair that was tried with those that share no node with it.
 
     `found`: who is blamed. Others have a colour only for what healthy pairs do not scatter by.
@@ -257,7 +259,7 @@ def cells(observed: Observed, found: Sequence[Accused] = ()) -> tuple[Cell, ...]
     many = len(observed.nodes) > MANY
     large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
     small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
-    seen, blamed = shown(observed), blamed_turns(found, observed)
+    seen, blamed = heatmap_values(observed, limits), blamed_turns(found, observed)
     wire = _times_slower(seen.wire, blamed, many=many)
     slow = _times_slower(seen.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
 from preflight.core.text import and_more, many, size
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fleet.nodeset import fold
 from preflight.report.fabric_grid import CELLS, LATE, best_of, cells, grid, panels
 from preflight.report.fabric_histograms import ROWS, charts, standing_out, worst
@@ -57,16 +58,17 @@ def fabric_section(
     origin: str = "",
     told: bool = False,
     most: int = LARGEST,
+    limits: Thresholds = SHIPPED,
 ) -> str:
     """Draw all that is seen of the fabric, in at most so many bytes.
 
     `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
     `origin`: where the samples came from, in words. `told`: what is blamed stands elsewhere.
     """
-    compared = cells(observed, found)
+    compared = cells(observed, found, limits)
     drawn, charts_left = charts(observed, found, sweep)
     best = best_of(compared)
-    usual = panels(observed.backend)
+    usual = panels(limits.of(observed.backend)("spike_us"))
     rows = worst(compared, (*usual, LATE))
     parts = macros(_TEMPLATE)
     most_cells = CELLS

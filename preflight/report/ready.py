@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from preflight.fabric.decoding.sensitivity import missed
-from preflight.fabric.judge import turn_of
+from preflight.core.thresholds import SHIPPED, Thresholds
+from preflight.fabric.decoding.sensitivity import sensitivity
+from preflight.fabric.schedule import turn_of
 from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Entry
     from preflight.fabric.blame import Blame
-    from preflight.fabric.compare import Seen
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
@@ -223,7 +224,7 @@ def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def pair_rows(
-    sweep: Sweep, seen: Sequence[Seen], scheduled: frozenset[Pairing]
+    sweep: Sweep, seen: Sequence[PairJudgement], scheduled: frozenset[Pairing]
 ) -> tuple[PairRow, ...]:
     """Every series of a pair on a rail, and why it was measured."""
     return tuple(
@@ -250,7 +251,9 @@ def blame_row(one: Blame) -> BlameRow:
 _MISSED_ROWS = 512
 
 
-def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tuple[MissedRow, ...]:
+def missed_rows(
+    observed: Observed | None, blamed: Collection[str] = (), limits: Thresholds = SHIPPED
+) -> tuple[MissedRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
 
     `blamed`: nodes that are condemned already; what was measured with them says nothing of others.
@@ -265,7 +268,8 @@ def missed_rows(observed: Observed | None, blamed: Collection[str] = ()) -> tupl
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
     return tuple(
-        convert(one, MissedRow, from_attributes=True) for one in missed(left, _MISSED_ROWS)
+        convert(one, MissedRow, from_attributes=True)
+        for one in sensitivity(left, _MISSED_ROWS, limits)
     )
 
 

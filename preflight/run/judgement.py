@@ -14,7 +14,7 @@ from preflight.burn.judge import judge_burn
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
-from preflight.core.thresholds import Thresholds, in_force, words
+from preflight.core.thresholds import Thresholds, words
 from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
@@ -25,7 +25,6 @@ from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from datetime import date
 
     from preflight.check import Check, Stage
@@ -348,14 +347,17 @@ class Judgement:
             measured, planned = self.measured.sweep, self.measured.planned
             earlier = planned.earlier if planned else {}
             hosts = self._fleet.hosts
-            with in_force(self._swept) as used:
-                self._decoded = judge_sweep(measured, hosts, earlier) if measured else Decoded()
-            self._used = used
+            limit = self.sweep_limits
+            self._decoded = (
+                judge_sweep(measured, hosts, earlier, limit=limit) if measured else Decoded()
+            )
+            self._used = limit.used
         return self._decoded
 
-    def by_its_numbers(self) -> AbstractContextManager[dict[str, Told]]:
-        """While it lasts, what is told of the sweep goes by the numbers that judged it."""
-        return in_force(self._swept)
+    @property
+    def sweep_limits(self) -> Thresholds:
+        """The numbers that judge the sweep, for whatever else is told of it."""
+        return Thresholds(self._swept)
 
     @property
     def burn(self) -> Mapping[str, Burn]:

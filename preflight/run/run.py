@@ -17,12 +17,11 @@ from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
-from preflight.fabric.judge import besides, pairs_of
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
-from preflight.fabric.samples import uncollected
-from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.samples import gc_paused
+from preflight.fabric.schedule import circle_rounds, pairs_of, unscheduled_pairs
 from preflight.fabric.schedule import repair as schedule
 from preflight.facts.burn import Burned, nvlink_domain
 from preflight.run.expected_verdicts import (
@@ -195,7 +194,7 @@ class Run:
         self.nonce = measured.nonce
         self.judgement.advance(measured)
         if measured.sweep is not None:
-            self._besides(besides(measured.sweep, pairs_of(self.rounds)))
+            self._besides(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))
         watched = self._selection.watched()
         for stage in STAGES:
             self._judge_stage(stage, watched, found)
@@ -384,7 +383,7 @@ class Run:
         self.swept_s = self.seconds
         for line in clock_lines(sweep):
             self.progress.line(f"clock  {line}")
-        self._besides(besides(sweep, pairs_of(self.rounds)))
+        self._besides(unscheduled_pairs(sweep, pairs_of(self.rounds)))
         self._set(sweep=sweep, planned=self.planned)
 
     def _judge_so_far(self, sweep: Sweep) -> None:
@@ -392,7 +391,7 @@ class Run:
         self._keep(sweep)
         self._cut_short.sweeping([*self._selection.keys, *self.repairs])
 
-    @uncollected()
+    @gc_paused()
     def _judge_stage(
         self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> bool:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from preflight.burn.collect import Collected
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
-from preflight.fabric.agents import start_seats
+from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan, catching
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
@@ -273,7 +273,7 @@ def sweep_fleet(
     def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
         connection = connections[host.name]
         if isinstance(connection, Manned):
-            return start_seats(connection, host, request, deadline_s, limit=limit)
+            return start_rank_agents(connection, host, request, deadline_s, limit=limit)
         environ = job.measured_in(host.name)
         return start_payload(
             connection, host, "sweep", request, deadline_s, limit=limit, environ=environ

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflight import __version__
-from preflight.burn.floors import conditions
-from preflight.burn.units import FAR, FASTER_IS_LESS, units
+from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
 from preflight.check import FLEET
 from preflight.core.files import open_folder
 from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
-from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
+from preflight.fabric.planner import after, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading
 from preflight.history.place import SWEEP, in_words, make, place_of, there

@@ -14,12 +14,12 @@ from _pytest.junitxml import xml_key
 from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.registry import Entry, Ledger
-from preflight.fabric.coverage import coverage, pairs_tested, unread_words
-from preflight.fabric.judge import counted, pairs_of
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
+from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
+from preflight.fabric.schedule import count_by_turn, pairs_of
 from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.events import REPORT
@@ -80,7 +80,7 @@ class Conclusion:
         )
 
 
-@uncollected()
+@gc_paused()
 def conclude(
     run: Run,
     entries: Sequence[Entry],
@@ -106,8 +106,7 @@ def conclude(
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
     observed = decoded.observed
-    with run.judgement.by_its_numbers():
-        missed = missed_rows(observed, blamed)
+    missed = missed_rows(observed, blamed, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -138,8 +137,7 @@ def conclude(
     found = findings(entries, decoded.blames, suspected)
     if entries:
         report = outputs.write_report(report)
-        with run.judgement.by_its_numbers():
-            outputs.write(PAGE, _page(run, report, found, outputs).encode())
+        outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
@@ -170,7 +168,9 @@ def _page(
     return page(
         report,
         told,
-        lambda most: fabric_section(observed, blamed, sweep=sweep, told=True, most=most),
+        lambda most: fabric_section(
+            observed, blamed, sweep=sweep, told=True, most=most, limits=run.judgement.sweep_limits
+        ),
     )
 
 
@@ -180,7 +180,7 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     if measured.sweep is None or measured.planned is None:
         return None
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
-    turns = counted(measured.sweep, pairs_of(run.rounds))
+    turns = count_by_turn(measured.sweep, pairs_of(run.rounds))
     share = measured_share(measured.sweep)
     return row_of(
         CoverageRow,

@@ -20,7 +20,7 @@ from tests.simulate.score import score
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.fabric.culprit import Found
+    from preflight.fabric.decoding.parts import Found
     from preflight.fabric.observed import Observed
     from tests.bench.fabrics import Case
     from tests.simulate.truth import Planted

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.fabric.culprit import Found
+from preflight.fabric.decoding.parts import Found
 from tests.bench import fabric, full
 from tests.bench.accuracy import by_kind, by_size, rows
 from tests.bench.decoding import decode

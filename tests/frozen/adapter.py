@@ -12,7 +12,7 @@ from tests.bench.decoding import decode
 from tests.bench.fabrics import case, make
 
 if TYPE_CHECKING:
-    from preflight.fabric.culprit import Found
+    from preflight.fabric.decoding.parts import Found
 
 
 def decoded(name: str) -> dict[str, list[str] | str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from preflight.fabric.observed import CUT_MEDIANS, KEPT, Digest, Observed, Standout, Tried
+from preflight.fabric.observed import CUT_MEDIANS, KEPT, Digest, Observed, PairResult, Standout
 from tests.simulate.stream import middle, rank
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ _SHORT = 512
 
 def observed(scene: Scene) -> Observed:
     """Everything that a sweep of the scene would have shown."""
-    tried: list[Tried] = []
+    tried: list[PairResult] = []
     digests: list[Digest] = []
     nets = [scene.noise.net.format(rail=rail) for rail in range(scene.fabric.rails)]
     for one in scene.meetings():
         tried.append(
-            Tried(
+            PairResult(
                 a=one.a,
                 b=one.b,
                 rail=one.rail,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.fabric.culprit import Component, Symptom
+from preflight.fabric.decoding.parts import Component, Symptom
 
 if TYPE_CHECKING:
     from tests.simulate.fabric import Fabric, Spot

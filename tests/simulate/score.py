@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.fabric.culprit import Component, Found
+from preflight.fabric.decoding.parts import Component, Found
 from tests.simulate.faults import SYMPTOMS, spots
 
 if TYPE_CHECKING:

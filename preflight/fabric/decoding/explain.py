@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from preflight.core.statistics import grouped
 from preflight.core.text import either
 from preflight.fabric.decoding.parts import alike
 from preflight.fabric.schedule import Pairing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.culprit import Component, Found
-    from preflight.fabric.decoding.parts import Key, Parts
+    from preflight.fabric.decoding.parts import Component, Found, Key, Parts
 
 
 _TWO = 2
@@ -33,12 +33,8 @@ class Tested(Protocol):
     """One pair's result, as far as blame is concerned."""
 
     @property
-    def a(self) -> str:
-        """One end."""
-
-    @property
-    def b(self) -> str:
-        """The other end."""
+    def nodes(self) -> Pairing:
+        """Both of its ends."""
 
     @property
     def rail(self) -> int:
@@ -55,9 +51,6 @@ class Tested(Protocol):
     @property
     def suspect(self) -> str:
         """The end that was seen to fail by itself; nothing if neither was."""
-
-
-T = TypeVar("T", bound=Tested)
 
 
 class Culprit(Struct, frozen=True):
@@ -99,7 +92,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
-    bad = list(dict.fromkeys((one.a, one.b) for one in tested if one.bad))
+    bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
     cleared = _cleared(tested, bad)
     partners: dict[str, set[str]] = {}
     for a, b in bad:
@@ -117,11 +110,22 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
     suspects: dict[str, list[Pairing]] = {}
     for one in tested:
-        if one.bad and one.suspect and (one.a, one.b) in unexplained:
-            suspects.setdefault(one.suspect, []).append((one.a, one.b))
-            unexplained.remove((one.a, one.b))
+        if one.bad and one.suspect and one.nodes in unexplained:
+            suspects.setdefault(one.suspect, []).append(one.nodes)
+            unexplained.remove(one.nodes)
     culprits += [Culprit("node", (name,), tuple(own)) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
+
+
+def decode_rails(
+    tested: Iterable[Tested], silent: Collection[str] = ()
+) -> tuple[dict[int, Culprit], ...]:
+    """Decode each rail by itself; of one component, what each rail that names it says."""
+    found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
+    for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
+        for culprit in decode(own, silent):
+            found.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
+    return tuple(found.values())
 
 
 def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:
@@ -134,9 +138,9 @@ def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
 
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
-    good = [one for one in tested if one.good and (one.a, one.b) not in bad]
-    fine = {(name, one.rail) for one in good for name in (one.a, one.b)}
-    ill = {(name, one.rail) for one in tested if one.bad for name in (one.a, one.b)}
+    good = [one for one in tested if one.good and one.nodes not in bad]
+    fine = {(name, one.rail) for one in good for name in one.nodes}
+    ill = {(name, one.rail) for one in tested if one.bad for name in one.nodes}
     doubtful = {name for name, _ in ill - fine}
     return {name for name, _ in fine} - doubtful
 
@@ -257,7 +261,8 @@ def explain(
             continue
         if gain <= 0 or score <= threshold:
             left = [key, *(other for _, other in queue)]
-            doubted = _doubted(left, parts, through, model)
+            by_fit = _doubted(left, lambda own: model.fit(own)[1], parts, through, model)
+            doubted = by_fit[:FEW]
             if len(found) > tried_at and _several(doubted, parts, through, model, threshold):
                 tried_at = len(found)
                 queue = _queue(parts, {one: through[one] for one in left}, model)
@@ -317,16 +322,19 @@ def _several(
 
 
 def _doubted(
-    left: Sequence[Key], parts: Parts, through: Mapping[Key, list[int]], model: Model
+    keys: Iterable[Key],
+    gain: Callable[[Sequence[int]], float],
+    parts: Parts,
+    through: Mapping[Key, list[int]],
+    model: Model,
 ) -> list[Key]:
-    """Those whose evidence would convince a reader who had suspected them alone."""
-    scored: list[tuple[float, Key]] = []
-    for key in left:
-        strength, gain = model.fit(through[key])
-        score = gain - parts.penalty(key)
-        if score > DOUBT and model.enough(strength, through[key]):
-            scored.append((-score, key))
-    return [key for _, key in sorted(scored)[:FEW]]
+    """Those whose evidence would convince a reader who had suspected them alone, hottest first."""
+    ranked = sorted((parts.penalty(key) - gain(through[key]), key) for key in keys)
+    return [
+        key
+        for loss, key in ranked
+        if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
+    ]
 
 
 def _hot_once(
@@ -336,15 +344,9 @@ def _hot_once(
 
     The hottest first; of a path and its rails only the hottest.
     """
-    scored: list[tuple[float, Key]] = []
-    for key in left:
-        if key.kind != "path":
-            continue
-        score = model.hunch(through[key]) - parts.penalty(key)
-        if score > DOUBT and model.enough(model.fit(through[key])[0], through[key]):
-            scored.append((-score, key))
     pairs: dict[tuple[str, str], Key] = {}
-    for _, key in sorted(scored):
+    paths = (key for key in left if key.kind == "path")
+    for key in _doubted(paths, model.hunch, parts, through, model):
         pairs.setdefault((key.one, key.other), key)
     return list(pairs.values())[:_MOST_PATHS]
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from preflight.core.statistics import shared_cause
-from preflight.fabric.culprit import Component, Found
+from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.explain import (
     DOUBT,
     EVENTS,
@@ -30,26 +30,28 @@ from preflight.fabric.decoding.explain import (
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
     SHARE,
+    Component,
     Exposures,
+    Found,
     Key,
     Parts,
     Place,
     Trials,
     meetings,
-    number,
 )
 from preflight.fabric.decoding.rare_events import Rates, failures, rates_of, watch
 from preflight.fabric.decoding.shifts import shifts_of
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from preflight.fabric.culprit import SecondLookSaid, Symptom
-    from preflight.fabric.decoding.parts import Meetings
+    from preflight.fabric.decoding.parts import Meetings, RetestDoubt, Symptom
     from preflight.fabric.decoding.rare_events import Watched
     from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
+
+    Limit = Callable[[str], float]
 
 
 POWER = 0.99
@@ -64,13 +66,13 @@ class _Look(NamedTuple):
     loaded_s: float
 
 
-class SecondLook:
+class RetestComparison:
     """The scheduled rounds and the retests of one fabric, apart."""
 
-    def __init__(self, observed: Observed, met: Meetings) -> None:
+    def __init__(self, observed: Observed, met: Meetings, least_us: float) -> None:
         """`met`: the meetings of both, which all operations are held against."""
         self._observed = observed
-        least_us, border = number(observed.backend, "spike_us"), observed.retested
+        border = observed.retested
         self.first = watch(met.only(again=False, border=border), least_us)
         """What was seen before anybody was measured again."""
         self.again = watch(met.only(again=True, border=border), least_us)
@@ -92,7 +94,7 @@ class SecondLook:
             second_look=next(doubt for doubt in doubts if doubt),
         )
 
-    def _doubt(self, part: Component, one: Found) -> SecondLookSaid:
+    def _doubt(self, part: Component, one: Found) -> RetestDoubt:
         """Why its second look does not clear it; nothing where it does."""
         first, again = self._looks(part, one)
         if not again.operations or not first.operations:
@@ -239,21 +241,16 @@ def _nodes(found: Sequence[Found]) -> frozenset[str]:
     return frozenset(name for some in names for name in some)
 
 
-@uncollected()
-def find(observed: Observed) -> Findings:
+@gc_paused()
+def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     """Name the parts at fault, or the sets among which they lie."""
-    found = failures(observed)
-    doubted: list[Component] = []
+    limit = thresholds.of(observed.backend)
     met = meetings(observed)
-    for search in _searches(observed, met):
-        doubted += [search.parts.component(key) for key in search.explained.doubted]
-        for one in search.explained.accepted:
-            fresh = _found(search, one)
-            found = [one for one in found if not due_to(fresh, one)]
-            if not known(fresh, found):
-                found.append(fresh)
+    searches = list(_searches(observed, met, limit))
+    found = _with_found(failures(observed), searches)
+    doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:
-        found = _not_acquitted(found, observed, met)
+        found = _not_acquitted(found, observed, met, limit)
     trials = _trials(found, observed)
     found = [_with_pairs(proven(one, observed, trials), trials) for one in found]
     return Findings(
@@ -263,12 +260,14 @@ def find(observed: Observed) -> Findings:
     )
 
 
-def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) -> list[Found]:
+def _not_acquitted(
+    found: Sequence[Found], observed: Observed, met: Meetings, limit: Limit
+) -> list[Found]:
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
-    second = SecondLook(observed, met)
+    second = RetestComparison(observed, met, limit("spike_us"))
     kept = list(found)
     # By these events the scheduled rounds alone would have named somebody.
-    for one in _all_found(_events(second.first, observed)):
+    for one in _with_found([], _events(second.first, observed, limit)):
         left, among = second.kept(one), set(one.among)
         if left is None:
             kept = [
@@ -279,7 +278,7 @@ def _not_acquitted(found: Sequence[Found], observed: Observed, met: Meetings) ->
         elif not known(left, kept) and not any(_same_events(one, each) for each in kept):
             kept = [each for each in kept if not due_to(left, each)]
             kept.append(left)
-    return kept + [one for one in _seen_again(second, observed) if not known(one, kept)]
+    return kept + [one for one in _seen_again(second, observed, limit) if not known(one, kept)]
 
 
 def _same_events(one: Found, other: Found) -> bool:
@@ -290,20 +289,20 @@ def _same_events(one: Found, other: Found) -> bool:
     return any(part in other.among or (inner and within(inner, part)) for part in one.among)
 
 
-def _seen_again(second: SecondLook, observed: Observed) -> list[Found]:
+def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Found]:
     """Paths whose events came again when they were measured again."""
     counted = joined(second.first.wire, second.again.wire)
-    rates, parts = rates_of(counted, observed.backend), Parts(counted.places, observed.leaves)
+    rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    return _all_found([_Search("spikes", Explained(accepted, []), parts, counted)])
+    return _with_found([], [_Search("spikes", Explained(accepted, []), parts, counted)])
 
 
-def _all_found(searches: Iterable[_Search]) -> list[Found]:
-    """What is not accounted for by what was found before it."""
-    found: list[Found] = []
+def _with_found(found: list[Found], searches: Iterable[_Search]) -> list[Found]:
+    """And what these searches add that is not accounted for by what was found before it."""
     for search in searches:
         for one in search.explained.accepted:
             fresh = _found(search, one)
+            found = [each for each in found if not due_to(fresh, each)]
             if not known(fresh, found):
                 found.append(fresh)
     return found
@@ -323,7 +322,7 @@ def _with_pairs(one: Found, trials: Trials) -> Found:
     if one.pairs:
         return one
     waited = {
-        (each.a, each.b): None
+        each.nodes: None
         for part in one.among
         for name in part.nodes
         for each in trials.of(name, part.rail)
@@ -343,21 +342,21 @@ class _Search(NamedTuple):
     counted: Exposures | None = None
 
 
-def _searches(observed: Observed, met: Meetings) -> Iterator[_Search]:
+def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Search]:
     """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
     wrong = _wrong(observed)
     yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     for symptom in _SHIFTS:
-        model = shifts_of(met, observed, symptom)
+        model = shifts_of(met, observed, symptom, limit)
         yield _searched(symptom, model.timed, observed, model)
-    yield from _events(watch(met, number(observed.backend, "spike_us")), observed)
+    yield from _events(watch(met, limit("spike_us")), observed, limit)
 
 
-def _events(watched: Watched, observed: Observed) -> Iterator[_Search]:
+def _events(watched: Watched, observed: Observed, limit: Limit) -> Iterator[_Search]:
     """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
-    late = rates_of(watched.late, observed.backend, alone=True)
+    late = rates_of(watched.late, limit, alone=True)
     yield _searched("late", watched.late, observed, late)
-    yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, observed.backend))
+    yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, limit))
 
 
 def _searched(

@@ -1,6 +1,4 @@
-"""Through which parts of the fabric each observation goes, and how much each was watched.
-
-What was seen in most rows is nothing.
+"""The parts of a fabric that can be at fault, and through which of them each observation goes.
 
 A sweep of 4,096 nodes with 8 rails has 786,432 digests. So a meeting (one pair on one rail in one
 round) is a row number, and whatever is wanted of a digest is taken while it is at hand.
@@ -11,22 +9,78 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.thresholds import limit
-from preflight.fabric.culprit import Component
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from preflight.fabric.culprit import Kind as CulpritKind
-    from preflight.fabric.observed import Digest, Observed, Tried
+    from preflight.fabric.observed import Digest, Observed, PairResult
     from preflight.fabric.samples import Phase
 
-    Kind = tuple[int, Phase]
+    SizePhase = tuple[int, Phase]
+
+
+PartKind = Literal["node", "endpoint", "path", "leaf_rail"]
+"""`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,
+both of them fine. `leaf_rail`: one rail of all nodes under a leaf switch."""
+
+Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_connect", "broken"]
+"""`late`: the host began its operations late; the network was as fast as its peers'."""
+
+
+RetestDoubt = Literal["", "none", "too_short", "counter_moved"]
+"""Why a clean second look does not acquit: there was none, it was shorter than what was first seen
+takes to come again, or a counter moved in it."""
+
+
+class Component(Struct, frozen=True, order=True):
+    """One part, at the level at which it can be repaired or left out."""
+
+    kind: PartKind
+    name: str
+    """"h3", "h3 rail 2", "h1-h2", "h1-h2 rail 2", "leaf4 rail 2"."""
+    nodes: tuple[str, ...]
+    """One; two of a path; all under a leaf."""
+    rail: int | None = None
+    """None: on all rails."""
+
+    @classmethod
+    def of(cls, kind: PartKind, nodes: tuple[str, ...], rail: int | None = None) -> Component:
+        """A node or path, or one rail of it, by the name that reports write."""
+        return cls(kind, "-".join(nodes) + ("" if rail is None else f" rail {rail}"), nodes, rail)
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """One fault: the component, or the set among which it must lie, and what it explains."""
+
+    among: tuple[Component, ...]
+    """Exactly one where it is named; more where the samples do not tell them apart."""
+    symptom: Symptom
+    confidence: float
+    """0 to 1: how far the samples at hand exclude other explanations."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """The bad pairs that it explains."""
+    cleared_partners: int = 0
+    """How many distinct partners of it are fine with somebody else."""
+    events: int = 0
+    """Of spikes and late starts: how many, in how many operations, and the longest of them."""
+    operations: int = 0
+    worst_us: float = 0.0
+    elsewhere: float = 0.0
+    """Events per operation in the rest of the fabric."""
+    strength: float = 0.0
+    """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
+
+    second_look: RetestDoubt = ""
+    """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
+
+    @property
+    def named(self) -> Component | None:
+        """The culprit, where there is exactly one."""
+        return self.among[0] if len(self.among) == 1 else None
 
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
@@ -39,7 +93,7 @@ Sparse noisy-OR with explaining away; the values were tried on simulated fabrics
 class Key(NamedTuple):
     """A part, cheap to make by the million; `Component` is what leaves this room."""
 
-    kind: CulpritKind
+    kind: PartKind
     one: str
     other: str = ""
     rail: int = -1
@@ -154,7 +208,7 @@ class Parts:
     def members(self, key: Key) -> list[Key]:
         """What a part holds that could be at fault alone: a leaf's nodes, a node's endpoints."""
         if key.kind == "leaf_rail":
-            kind: CulpritKind = "endpoint" if self._many_rails else "node"
+            kind: PartKind = "endpoint" if self._many_rails else "node"
             return [
                 Key(kind, name, rail=key.rail) for name in self._under[key.one] if name in self._met
             ]
@@ -240,7 +294,7 @@ class Meetings(NamedTuple):
     loaded_s: list[float]
     together: list[list[int]]
     """The rows of one pair in one round: its rails."""
-    columns: dict[Kind, Column]
+    columns: dict[SizePhase, Column]
     standing_out: list[tuple[int, Digest]]
     """Digests in which any operation did, with the row of each."""
 
@@ -256,7 +310,7 @@ def meetings(observed: Observed) -> Meetings:
     rows: dict[tuple[str, str, int, int], int] = {}
     operations: list[int] = []
     loaded_s: list[float] = []
-    columns: dict[Kind, Column] = defaultdict(lambda: Column([], [], []))
+    columns: dict[SizePhase, Column] = defaultdict(lambda: Column([], [], []))
     standing_out: list[tuple[int, Digest]] = []
     for digest in usable(observed):
         met = digest.a, digest.b, digest.rail, digest.round
@@ -300,7 +354,7 @@ class Trials:
         self, observed: Observed, *, suspected: Collection[str], blamed: Collection[str]
     ) -> None:
         """`suspected`: whose trials will be asked for; `blamed`: with whom nobody is cleared."""
-        self._of: dict[str, list[Tried]] = defaultdict(list)
+        self._of: dict[str, list[PairResult]] = defaultdict(list)
         self._fine: dict[int, set[str]] = defaultdict(set)
         for one in observed.tried if suspected else ():
             a, b = one.a, one.b
@@ -311,7 +365,7 @@ class Trials:
             if one.state == "measured" and a not in blamed and b not in blamed:
                 self._fine[one.rail].update((a, b))
 
-    def of(self, name: str, rail: int | None) -> list[Tried]:
+    def of(self, name: str, rail: int | None) -> list[PairResult]:
         """Of one node, on one rail or on all, in order."""
         return [one for one in self._of[name] if rail in (None, one.rail)]
 
@@ -325,11 +379,3 @@ FALSE_ALARM = 1e-3
 
 SHARE = FALSE_ALARM / 4
 """Bandwidth, latency, spikes, late hosts: each gets its share of that."""
-
-
-def number(backend: str, name: str) -> float:
-    """A limit of that backend; of one that nobody knows, those of NCCL, which are the stricter."""
-    found = limit(backend, name)
-    if found is None:
-        found = limit("nccl", name)
-    return found or 0.0

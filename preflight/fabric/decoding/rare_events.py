@@ -16,17 +16,15 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.fabric.culprit import Component, Found
-from preflight.fabric.decoding.explain import Culprit, decode
-from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place, number
+from preflight.fabric.decoding.explain import decode_rails
+from preflight.fabric.decoding.parts import ALL_RAILS, Component, Exposures, Found, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.culprit import Kind as CulpritKind
-    from preflight.fabric.culprit import Symptom
-    from preflight.fabric.decoding.parts import Kind, Meetings
-    from preflight.fabric.observed import Digest, Observed, Standout, Tried
+    from preflight.fabric.decoding.explain import Culprit
+    from preflight.fabric.decoding.parts import Meetings, PartKind, SizePhase, Symptom
+    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import PairState
 
 
@@ -49,7 +47,7 @@ class Watched(NamedTuple):
     wire: Exposures
     late: Exposures
     """`place.b` is empty: a late start is one host's own."""
-    limits_us: dict[Kind, float]
+    limits_us: dict[SizePhase, float]
     """From which time on an operation of that size is a spike."""
 
 
@@ -94,7 +92,9 @@ class _Alone(dict[tuple[str, int], Place]):
         return self.setdefault(key, Place(host, "", rail))
 
 
-def _marks(met: Meetings, limits_us: Mapping[Kind, float]) -> dict[int, list[tuple[str, Mark]]]:
+def _marks(
+    met: Meetings, limits_us: Mapping[SizePhase, float]
+) -> dict[int, list[tuple[str, Mark]]]:
     """Exceedances by row, each with the host that began late, or nobody for the wire."""
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
@@ -167,33 +167,27 @@ _MOST_OF_THE_RAILS = 0.5
 
 def failures(observed: Observed) -> list[Found]:
     """Decode what failed outright: no statistics are needed for it."""
-    bad = {(one.a, one.b, one.rail): one for one in observed.tried if one.bad}
+    bad = {one.path: one for one in observed.tried if one.bad}
     if not bad:
         return []
     near = {name for a, b, _ in bad for name in (a, b)}
-    by_rail: dict[int, list[Tried]] = {one.rail: [] for one in observed.tried}
-    for one in observed.tried:
-        if one.a in near or one.b in near:
-            by_rail[one.rail].append(bad.get((one.a, one.b, one.rail), one))
-    together: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
-    for rail, own in sorted(by_rail.items()):
-        for culprit in decode(own, observed.silent):
-            together.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
+    involved = [bad.get(one.path, one) for one in observed.tried if one.a in near or one.b in near]
+    rails = len({one.rail for one in observed.tried})
     found: list[Found] = []
-    for same in together.values():
-        if len(same) > _MOST_OF_THE_RAILS * len(by_rail):
+    for same in decode_rails(involved, observed.silent):
+        if len(same) > _MOST_OF_THE_RAILS * rails:
             found.append(_found(same, bad.values(), None))
         else:
             found += [_found({rail: own}, bad.values(), rail) for rail, own in same.items()]
     return found
 
 
-def _found(same: Mapping[int, Culprit], bad: Iterable[Tried], rail: int | None) -> Found:
+def _found(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Found:
     """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
     culprit = next(iter(same.values()))
     pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
-    seen = {_SYMPTOMS[one.state] for one in bad if (one.a, one.b) in pairs and one.rail in same}
-    kind: CulpritKind = "node" if rail is None else "endpoint"
+    seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
+    kind: PartKind = "node" if rail is None else "endpoint"
     paths = {"node": (), "path": (culprit.among,), "unresolved": pairs}[culprit.kind]
     nodes = () if culprit.kind == "path" else culprit.among
     return Found(
@@ -226,14 +220,14 @@ _FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may 
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
 
 
-def rates_of(counted: Exposures, backend: str, *, alone: bool = False) -> Rates:
-    """The model with the limits of that backend."""
+def rates_of(counted: Exposures, limit: Callable[[str], float], *, alone: bool = False) -> Rates:
+    """The model with the limits of a backend."""
     return Rates(
         counted,
-        most=number(backend, "burst_nats"),
-        effect=number(backend, "event_effect"),
-        usual=number(backend, "usual_events"),
-        scatter=number(backend, "event_scatter"),
+        most=limit("burst_nats"),
+        effect=limit("event_effect"),
+        usual=limit("usual_events"),
+        scatter=limit("event_scatter"),
         alone=alone,
     )
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, number, usable
+from preflight.core.thresholds import SHIPPED, Thresholds
+from preflight.fabric.decoding.parts import ALL_RAILS, SHARE, meetings, usable
 from preflight.fabric.decoding.rare_events import (
     LEAST_EVENTS,
     LEAST_PEERS,
@@ -27,12 +28,12 @@ from preflight.fabric.decoding.rare_events import (
     watch,
 )
 from preflight.fabric.decoding.shifts import shifts_of, surprise
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.parts import Exposures, Kind, Meetings
+    from preflight.fabric.decoding.parts import Exposures, Meetings, SizePhase
     from preflight.fabric.decoding.rare_events import Rates
     from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
@@ -61,7 +62,7 @@ class AtSize(Struct, frozen=True, kw_only=True):
     every_s: float | None
 
 
-class Missed(Struct, frozen=True, kw_only=True):
+class Sensitivity(Struct, frozen=True, kw_only=True):
     """How sharp the look at one rail of one node was."""
 
     node: str
@@ -82,18 +83,20 @@ class Missed(Struct, frozen=True, kw_only=True):
     """So many events in its operations name it."""
 
 
-@uncollected()
-def missed(observed: Observed, most: int | None = None) -> tuple[Missed, ...]:
+@gc_paused()
+def sensitivity(
+    observed: Observed, most: int | None = None, thresholds: Thresholds = SHIPPED
+) -> tuple[Sensitivity, ...]:
     """Work it out for every rail of every node that was measured, the dullest looks first.
 
     `most`: of those, so many.
     """
-    met, backend = meetings(observed), observed.backend
-    watched = watch(met, number(backend, "spike_us"))
+    met, limit = meetings(observed), thresholds.of(observed.backend)
+    watched = watch(met, limit("spike_us"))
     wire = watched.wire
     if not wire.places:
         return ()
-    rates, model = rates_of(wire, backend), shifts_of(met, observed, "slow")
+    rates, model = rates_of(wire, limit), shifts_of(met, observed, "slow", limit)
     through = _through(wire)
     threshold = math.log((len(through) + len(set(wire.places))) / SHARE)
     judged = _Rule(rates, threshold, model)
@@ -179,12 +182,12 @@ class _Rule:
         return self._slower[pairs]
 
 
-def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Missed:
+def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Sensitivity:
     loaded_s = sum(load.loaded_s)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
     events = rule.events(load) if judged else None
     mean = rule.mean(events, load) if events is not None else None
-    return Missed(
+    return Sensitivity(
         node=node,
         rail=rail,
         operations=load.operations,
@@ -198,18 +201,18 @@ def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Mi
 
 
 def _by_size(
-    looks: Sequence[Missed],
+    looks: Sequence[Sensitivity],
     digests: Iterable[Digest],
-    limits_us: Mapping[Kind, float],
+    limits_us: Mapping[SizePhase, float],
     least: float,
-) -> tuple[Missed, ...]:
+) -> tuple[Sensitivity, ...]:
     """Add to each look what spikes at one size alone would have shown.
 
     `least`: added events per operation, of all sizes, below which nobody is named.
     """
     own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
     for digest in digests:
-        for name in (digest.a, digest.b):
+        for name in digest.nodes:
             sizes = own.get((name, digest.rail))
             if sizes is not None:
                 sizes.setdefault(digest.size_bytes, []).append(digest)
@@ -225,7 +228,7 @@ def _by_size(
     )
 
 
-def _at_size(look: Missed, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
+def _at_size(look: Sensitivity, rows: Sequence[Digest], over_us: float, least: float) -> AtSize:
     operations = sum(row.operations for row in rows)
     loaded_s = sum(row.loaded_s for row in rows)
     mean = None
@@ -319,7 +322,7 @@ class Slower(NamedTuple):
     hot: float
 
 
-class Shown(NamedTuple):
+class HeatmapValues(NamedTuple):
     """All that a picture draws by colour."""
 
     events: dict[Turn, Events]
@@ -329,15 +332,15 @@ class Shown(NamedTuple):
     latency: Slower
 
 
-def shown(observed: Observed) -> Shown:
+def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """See each pair by itself, as the rules do."""
-    met = meetings(observed)
+    met, limit = meetings(observed), thresholds.of(observed.backend)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
-    return Shown(
-        events=_events(met, turns, number(observed.backend, "spike_us")),
-        scatter=number(observed.backend, "event_scatter"),
-        wire=_slower(turns, shifts_of(met, observed, "slow")),
-        latency=_slower(turns, shifts_of(met, observed, "latency")),
+    return HeatmapValues(
+        events=_events(met, turns, limit("spike_us")),
+        scatter=limit("event_scatter"),
+        wire=_slower(turns, shifts_of(met, observed, "slow", limit)),
+        latency=_slower(turns, shifts_of(met, observed, "latency", limit)),
     )
 
 

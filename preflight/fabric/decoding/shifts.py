@@ -18,7 +18,6 @@ from itertools import compress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.fabric.decoding.parts import number
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
 
 if TYPE_CHECKING:
@@ -54,15 +53,19 @@ class _Base(NamedTuple):
     scatter: float
 
 
-def shifts_of(met: Meetings, observed: Observed, symptom: Literal["slow", "latency"]) -> Shifts:
+def shifts_of(
+    met: Meetings,
+    observed: Observed,
+    symptom: Literal["slow", "latency"],
+    limit: Callable[[str], float],
+) -> Shifts:
     """The model of one symptom: bandwidth at the wire's sizes, or latency at the least."""
-    backend = observed.backend
+    wanted: Callable[[int], bool] = of_latency
     if symptom == "slow":
-        wanted, floor = of_the_wire(backend), number(backend, "bandwidth_scatter")
-        effect = -math.log(1 - number(backend, "slow_effect"))
+        least_bytes, floor = wire_from(observed.backend), limit("bandwidth_scatter")
+        wanted, effect = least_bytes.__le__, -math.log(1 - limit("slow_effect"))
     else:
-        wanted, floor = of_latency, number(backend, "latency_scatter")
-        effect = math.log1p(number(backend, "latency_effect"))
+        floor, effect = limit("latency_scatter"), math.log1p(limit("latency_effect"))
     return Shifts(log_times(met, observed.leaves, wanted, effect), effect=effect, floor=floor)
 
 
@@ -344,11 +347,6 @@ def _times_us(size_bytes: int, column: Column) -> list[float]:
     """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
     times_us = column.p50_us if of_latency(size_bytes) else column.best_us
     return [max(time_us, _LEAST_US) for time_us in times_us]
-
-
-def of_the_wire(backend: str) -> Callable[[int], bool]:
-    """Whether a size tells of bandwidth, with that backend."""
-    return lambda size_bytes: size_bytes >= wire_from(backend)
 
 
 def of_latency(size_bytes: int) -> bool:

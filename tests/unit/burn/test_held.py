@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.burn.floors import among
-from preflight.burn.units import limit
-from preflight.core.thresholds import Told
+from preflight.burn.units import among
+from preflight.core.thresholds import SHIPPED, Told
 from preflight.fleet.model import Promise
 from tests.unit.burn.builders import burned, judged
 
@@ -155,7 +154,7 @@ def test_every_measure_has_an_effect() -> None:
     """No measure of a GPU is judged by a number that is not in the table."""
     (burn,) = judged(burned())
     for one in burn.units:
-        assert 0 < limit("cuda", one.measure) < 1
+        assert 0 < SHIPPED(f"cuda.{one.measure}") < 1
 
 
 def _with_samples(

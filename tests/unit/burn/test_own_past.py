@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.burn.floors import conditions, key_of
 from preflight.burn.judge import judge_burn
-from preflight.burn.units import units
+from preflight.burn.units import conditions, key_of, units
 from preflight.core.statistics import FEWEST, usual
 from preflight.fleet.model import Host, Promise
 from tests.unit.burn.builders import USUAL, burned

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from preflight.fabric.observed import Digest, Observed, Standout, Tried
+from preflight.fabric.observed import Digest, Observed, PairResult, Standout
 from preflight.fabric.schedule import circle_rounds
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Made:
         """What a sweep over all pairs (or the usual rounds) shows."""
         noise = random.Random(self.seed)  # noqa: S311  a fabric for tests, no secret
         names = [f"n{number + 1}" for number in range(self.nodes)]
-        tried: list[Tried] = []
+        tried: list[PairResult] = []
         digests: list[Digest] = []
         rounds = circle_rounds(names)
         for number, around in enumerate((*rounds, *((pair,) for pair in self.again))):
@@ -62,7 +62,7 @@ class Made:
                 for rail in range(self.rails):
                     bad = self.failed(a, b, rail)
                     state: PairState = self.state if bad else "measured"
-                    tried.append(Tried(a=a, b=b, rail=rail, round=number, state=state))
+                    tried.append(PairResult(a=a, b=b, rail=rail, round=number, state=state))
                     if not bad:
                         digests += self._sizes(a, b, rail, number, noise)
         return Observed(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.culprit import Component, Found
+from preflight.core.thresholds import SHIPPED
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.find import SecondLook
-from preflight.fabric.decoding.parts import meetings
+from preflight.fabric.decoding.find import RetestComparison
+from preflight.fabric.decoding.parts import Component, Found, meetings
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 
@@ -33,7 +33,8 @@ def looked_again(times: int) -> Observed:
 
 def second_look(observed: Observed) -> Found | None:
     """What is left of the finding after it."""
-    return SecondLook(observed, meetings(observed)).kept(SEEN)
+    least_us = SHIPPED.of(observed.backend)("spike_us")
+    return RetestComparison(observed, meetings(observed), least_us).kept(SEEN)
 
 
 def test_a_long_clean_look_acquits() -> None:

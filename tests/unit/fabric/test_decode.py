@@ -23,6 +23,11 @@ class Result:
     rail: int = 0
 
     @property
+    def nodes(self) -> tuple[str, str]:
+        """Both ends."""
+        return self.a, self.b
+
+    @property
     def good(self) -> bool:
         """Not bad."""
         return not self.bad

@@ -118,20 +118,19 @@ def test_one_scattered_fleet_condemns_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gbs", "promised", "backend", "outcome", "words"),
+    ("gbs", "promised", "outcome", "words"),
     [
-        (5.0, None, "nccl", Outcome.OK, "limit 2 GB/s, shipped floor for nccl"),
-        (1.0, None, "nccl", Outcome.FAIL, "limit 2 GB/s (shipped floor for nccl)"),
-        (300.0, 340.0, "nccl", Outcome.FAIL, "limit 340 GB/s (promised in fleet.toml)"),
-        (300.0, None, "odd", Outcome.UNKNOWN, "no peers: 1 other nodes like it"),
+        (5.0, None, Outcome.OK, "limit 2 GB/s, shipped floor for nccl"),
+        (1.0, None, Outcome.FAIL, "limit 2 GB/s (shipped floor for nccl)"),
+        (300.0, 340.0, Outcome.FAIL, "limit 340 GB/s (promised in fleet.toml)"),
     ],
 )
 def test_without_peers_promise_and_floor_decide(
-    gbs: float, promised: float | None, backend: str, outcome: Outcome, words: str
+    gbs: float, promised: float | None, outcome: Outcome, words: str
 ) -> None:
     """Two nodes are each other's only peer, which is none."""
     fleet = hosts(2, Promise(intra_node_min_gbs=promised, origin="fleet.toml"))
-    said = verdicts([node(name, gbs, backend=backend) for name in ("h1", "h2")], fleet)
+    said = verdicts([node(name, gbs) for name in ("h1", "h2")], fleet)
     assert (said["h1"].outcome, words in said["h1"].sentence) == (outcome, True)
 
 

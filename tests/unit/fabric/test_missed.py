@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.fabric.culprit import Component
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.sensitivity import POWER, mean_for, missed
+from preflight.fabric.decoding.parts import Component
+from preflight.fabric.decoding.sensitivity import POWER, mean_for, sensitivity
 from preflight.fabric.observed import Standout
 from tests.unit.fabric.fabrics import Made
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(("nodes", "rails"), [(4, 1), (4, 8), (8, 1), (17, 2), (64, 8)])
 def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) -> None:
     """Spikes at just the rate that is promised, put into the same fabric, condemn the endpoint."""
-    worst = next(one for one in missed(Made(nodes=nodes, rails=rails).observed()) if one.rail == 0)
+    worst = next(
+        one for one in sensitivity(Made(nodes=nodes, rails=rails).observed()) if one.rail == 0
+    )
     assert worst.one_in is not None
     each = math.ceil(worst.operations / worst.one_in / worst.pairs)
     made = Made(
@@ -41,7 +43,7 @@ def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) ->
 def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
     """The least loss that is promised, and no healthy partner with it."""
     healthy = Made(nodes=8, rails=2)
-    (slower,) = {one.slower for one in missed(healthy.observed())}
+    (slower,) = {one.slower for one in sensitivity(healthy.observed())}
     assert slower is not None
     made = Made(
         nodes=8, rails=2, factor=1.02 / (1 - slower), slow=lambda a, b, r: r == 1 and "n3" in (a, b)
@@ -54,7 +56,7 @@ def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_without_peers_nothing_is_promised(nodes: int) -> None:
     """Two or three nodes with one rail have nobody to be compared with."""
-    found = missed(Made(nodes=nodes).observed())
+    found = sensitivity(Made(nodes=nodes).observed())
     assert {(one.one_in, one.every_s, one.slower) for one in found} == {(None, None, None)}
 
 
@@ -101,7 +103,7 @@ def _with_spikes(healthy: Observed, at_bytes: int, one_in: float, seed: int) -> 
 def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int) -> None:
     """At the rate promised with 99 % the decoder names the endpoint; at a fifth it does not."""
     healthy = Made(nodes=8, rails=2).observed()
-    own = next(one for one in missed(healthy) if (one.node, one.rail) == (healthy.nodes[0], 0))
+    own = next(one for one in sensitivity(healthy) if (one.node, one.rail) == (healthy.nodes[0], 0))
     at_size = next(one for one in own.sizes if one.size_bytes == at_bytes)
     assert at_size.one_in is not None
     seeds = range(40)
@@ -117,7 +119,7 @@ def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int
 
 def test_sizes_add_up_and_each_alone_needs_more_frequent_spikes() -> None:
     """All operations are of some size; a spike must be longer the larger the size is."""
-    for one in missed(Made(nodes=8).observed()):
+    for one in sensitivity(Made(nodes=8).observed()):
         assert sum(each.operations for each in one.sizes) == one.operations
         assert one.one_in is not None
         assert all(each.one_in is None or each.one_in < one.one_in for each in one.sizes)
@@ -126,7 +128,7 @@ def test_sizes_add_up_and_each_alone_needs_more_frequent_spikes() -> None:
 
 def test_no_more_rows_than_wanted_and_the_dullest_look_first() -> None:
     """The rows that are kept are those in which a spike must be most frequent."""
-    every = missed(Made(nodes=8, rails=2).observed())
-    assert missed(Made(nodes=8, rails=2).observed(), 3) == every[:3]
+    every = sensitivity(Made(nodes=8, rails=2).observed())
+    assert sensitivity(Made(nodes=8, rails=2).observed(), 3) == every[:3]
     rates = [one.one_in or 0.0 for one in every]
     assert rates == sorted(rates)

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.fabric.coverage import after, coverage, pairs_tested
 from preflight.fabric.planner import (
     MARGIN,
     Planned,
+    after,
     choose,
+    coverage,
     frame_of_fleet,
+    pairs_tested,
     plan,
     reserved,
     rounds_that_fit,

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
-from preflight.fabric.coverage import unread_words
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import suspects, unsettled_words
 from preflight.fabric.samples import Moved, PairSamples, Stall, Timing
 from preflight.verdict import Outcome

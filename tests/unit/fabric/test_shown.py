@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.fabric.decoding.parts import ALL_RAILS, meetings, number
+from preflight.core.thresholds import SHIPPED
+from preflight.fabric.decoding.parts import ALL_RAILS, meetings
 from preflight.fabric.decoding.rare_events import watch
-from preflight.fabric.decoding.sensitivity import shown
+from preflight.fabric.decoding.sensitivity import heatmap_values
 from tests.unit.report.fabrics import fabric
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def odd(a: str, b: str, rail: int) -> int:
 
 def counted(observed: Observed, *, late: bool) -> tuple[int, int]:
     """Events that the rule counts: on single rails, and on most of a pair's at once."""
-    watched = watch(meetings(observed), number("gloo", "spike_us"))
+    watched = watch(meetings(observed), SHIPPED("gloo.spike_us"))
     rows = watched.late if late else watched.wire
     both = list(zip(rows.places, rows.events, strict=True))
     together = sum(events for place, events in both if place.rail == ALL_RAILS)
@@ -34,7 +35,7 @@ def counted(observed: Observed, *, late: bool) -> tuple[int, int]:
 def test_every_event_is_drawn_where_it_was_counted(rails: int, late: str) -> None:
     """On its rail; what hit most rails of a pair at once on each of them."""
     observed = fabric(6, rails=rails, spikes=odd, late=late)
-    seen = shown(observed).events.values()
+    seen = heatmap_values(observed).events.values()
     for is_late in (False, True):
         single, together = counted(observed, late=is_late)
         drawn = sum(one.late if is_late else one.wire for one in seen)
@@ -44,5 +45,5 @@ def test_every_event_is_drawn_where_it_was_counted(rails: int, late: str) -> Non
 
 def test_a_fabric_without_times_shows_nothing() -> None:
     """No pair was measured to its end."""
-    seen = shown(fabric(4, lambda *_: "hung"))
+    seen = heatmap_values(fabric(4, lambda *_: "hung"))
     assert (seen.events, seen.wire.logs, seen.latency.logs) == ({}, {}, {})

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.commands.blame import Told, json_schema
-from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
+from preflight.fabric.observed import Digest, Observed, PairResult, Standout, observe
 from preflight.fabric.samples import (
     End,
     InsideSamples,
@@ -99,7 +99,7 @@ def test_every_field_is_explained() -> None:
     assert listed
     assert tuple(listed[1].split(", ")) == Standout.__struct_fields__
     kinds: tuple[type[msgspec.Struct], ...] = (
-        Sweep, Ladder, PairSamples, End, Timing, Moved, Observed, Tried, Digest, Told,
+        Sweep, Ladder, PairSamples, End, Timing, Moved, Observed, PairResult, Digest, Told,
     )  # fmt: skip
     missing = {
         (kind.__name__, n) for kind in kinds for n in kind.__struct_fields__ if n not in named

@@ -11,7 +11,7 @@ from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import Collected
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
-from preflight.fabric.samples import End, Ladder, Stall, Thrift, Timing
+from preflight.fabric.samples import End, Ladder, Stall, TimeInterner, Timing
 from preflight.fabric.schedule import circle_rounds
 
 _TIMES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40).map(tuple)
@@ -25,7 +25,7 @@ def _end(times: tuple[float, ...]) -> End:
 @given(st.lists(_TIMES, max_size=5), st.integers(0, 50))
 def test_an_account_is_the_same_afterwards(all_times: list[tuple[float, ...]], most: int) -> None:
     """Also once the table is full, and to the last byte of what is written of it."""
-    thrift = Thrift(most)
+    thrift = TimeInterner(most)
     for end in map(_end, all_times):
         kept = thrift.end(end)
         assert kept == end
@@ -34,7 +34,7 @@ def test_an_account_is_the_same_afterwards(all_times: list[tuple[float, ...]], m
 
 def test_a_time_that_came_before_is_not_kept_again() -> None:
     """Two accounts that were decoded apart share their numbers."""
-    thrift, document = Thrift(), json.encode(_end((181.5, 2.25)))
+    thrift, document = TimeInterner(), json.encode(_end((181.5, 2.25)))
     one, other = (thrift.end(json.decode(document, type=End)) for _ in range(2))
     for mine, its in zip(one.timings[0].times_us, other.timings[0].times_us, strict=True):
         assert mine is its

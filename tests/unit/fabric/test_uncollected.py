@@ -6,12 +6,12 @@ import gc
 
 import pytest
 
-from preflight.fabric.samples import uncollected
+from preflight.fabric.samples import gc_paused
 
 
-@uncollected()
+@gc_paused()
 def _fails(seen: list[bool]) -> None:
-    with uncollected():
+    with gc_paused():
         pass
     seen.append(gc.isenabled())
     raise ZeroDivisionError

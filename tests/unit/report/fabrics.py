@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.observed import Digest, Observed, Standout, Tried, observe
+from preflight.fabric.observed import Digest, Observed, PairResult, Standout, observe
 from preflight.fabric.schedule import circle_rounds
 from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_page
@@ -42,7 +42,7 @@ def fabric(
             for rail in range(rails):
                 said = factor(a, b, rail)
                 state: PairState = "measured" if isinstance(said, float) else said
-                tried.append(Tried(a=a, b=b, rail=rail, round=number, state=state))
+                tried.append(PairResult(a=a, b=b, rail=rail, round=number, state=state))
                 if isinstance(said, float):
                     many = spikes(a, b, rail)
                     digests += [

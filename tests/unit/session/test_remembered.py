@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.burn.floors import conditions
+from preflight.burn.units import conditions
 from preflight.core.registry import Entry, Registry
 from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings

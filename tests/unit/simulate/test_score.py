@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.fabric.culprit import Component, Found, Symptom
+from preflight.fabric.decoding.parts import Component, Found, Symptom
 from tests.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rail, node, path
 from tests.simulate.mixture import RDMA, mixture
 from tests.simulate.noise import drawn

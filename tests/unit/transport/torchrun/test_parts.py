@@ -14,7 +14,7 @@ from preflight.core.remote_command import ReachError
 from preflight.errors import UsageError, WireError
 from preflight.fabric.agent_events import Alive, Done, Event, PairSeen, Ready, Rest, Store, Trouble
 from preflight.fabric.agent_events import decode_event as decode
-from preflight.fabric.agents import Seats
+from preflight.fabric.agents import RankAgents
 from preflight.session.ranks import refuse
 from preflight.transport.job_store import (
     CHUNK,
@@ -218,7 +218,7 @@ class Scripted:
         self.closed = True
 
 
-def heard(seats: Seats) -> Event:
+def heard(seats: RankAgents) -> Event:
     """The node's next event."""
     document = seats.hear(10)
     assert document is not None
@@ -228,7 +228,7 @@ def heard(seats: Seats) -> Event:
 def test_the_ranks_of_a_node_speak_as_one() -> None:
     """Ready with all; the store from the first; then the order to the others; rest, done: all."""
     first, second = Scripted(), Scripted()
-    seats = Seats([first, second])
+    seats = RankAgents([first, second])
     first.says.put(Ready("2.9", cuda=True, gpus=1))
     assert seats.hear(0.2) is None
     second.says.put(Ready("2.9", cuda=True, gpus=1))
@@ -267,12 +267,12 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
 def test_a_rank_that_breaks_off_costs_its_own_rail() -> None:
     """Before the start the node cannot begin; after it the other rails are measured."""
     early = [Scripted(), Scripted()]
-    seats = Seats(early)
+    seats = RankAgents(early)
     early[1].says.put(ReachError("answer", "rank 1 (h1, local rank 1) fell silent", "look"))
     with pytest.raises(ReachError, match="local rank 1"):
         seats.hear(10)
     late = [Scripted(), Scripted()]
-    seats = Seats(late)
+    seats = RankAgents(late)
     for each in late:
         each.says.put(Ready("2.9", cuda=False, gpus=0))
     heard(seats)
