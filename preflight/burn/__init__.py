@@ -1,1 +1,1 @@
-"""Burn-in: what each tier loads, and what is made of the answers."""
+"""Burn-in: what each tier loads on a node, and how its answers are judged."""

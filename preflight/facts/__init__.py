@@ -1,4 +1,4 @@
-"""What the nodes said: the typed facts that checks judge."""
+"""What a node sends: the typed facts that checks judge, and their decoder."""
 
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine

@@ -1,1 +1,1 @@
-"""WHO: node lists, inventories, promises and the job that is to start."""
+"""Who the nodes are, what is expected of them, and the job that is to start."""

@@ -1,1 +1,1 @@
-"""After a hang or a death: which rank, where, and why; pure judgement over what was left behind."""
+"""After a hang or a crash: which rank, where, and why, from what the job left behind."""

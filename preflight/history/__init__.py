@@ -1,4 +1,4 @@
-"""What earlier runs measured, as plain values for planners, and the files that keep it.
+"""What earlier runs measured: the database that keeps it, and what a run asks of it.
 
     from preflight.history import reading
     from preflight.history.place import place_of

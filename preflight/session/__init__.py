@@ -1,1 +1,1 @@
-"""pytest's side of a run: options, items, xdist, and what is remembered of it."""
+"""pytest's side of a run: options, items, xdist, and the record of the run."""
