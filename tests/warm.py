@@ -3,7 +3,8 @@
 A story starts hundreds of processes, and importing takes most of the time of each. The first run
 of a test process starts a server (`python -m tests.warm FD`). It imports, and then forks for every
 run: a process with its own folder, environment and streams, which runs the module as Python does.
-A run whose variables decide how Python itself starts gets a Python of its own (`cold`).
+There is a server for each locale; a run with other variables that decide how Python itself starts
+gets a Python of its own (`cold`).
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
     "pytest", "_pytest.junitxml", "_pytest.terminal", "xdist.plugin", "jinja2", "paramiko",
-    "preflight.session.session", "preflight.report.html.page",
+    "preflight.session.session", "preflight.report.page",
 )  # fmt: skip
 """What most runs of pytest with the plugin import, as `-X importtime` shows it."""
 CHECKS = "preflight.checks"
 
-_STARTS_PYTHON = ("PYTHON", "LD_", "LC_", "LANG", "OPENSSL_", "MALLOC_", "GLIBC_")
+_LOCALE = ("LANG", "LC_")
+_STARTS_PYTHON = ("PYTHON", "LD_", "OPENSSL_", "MALLOC_", "GLIBC_")
 """Beginnings of variables that Python or the loader reads before any module is imported."""
 _LARGEST = 1 << 20
 
@@ -55,17 +57,17 @@ def run(
         )  # fmt: skip
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         asked = _Asked(module, list(words), str(cwd), dict(env))
-        code = _server().run(asked, (out, err), timeout)
+        code = _server(_beginning(env, _LOCALE)).run(asked, (out, err), timeout)
         return subprocess.CompletedProcess(argv, code, _text(out), _text(err))
 
 
 def cold(env: Mapping[str, str]) -> bool:
     """Whether an environment asks for another start of Python than this process had."""
+    return _beginning(env, _STARTS_PYTHON) != _beginning(os.environ, _STARTS_PYTHON)
 
-    def start(variables: Mapping[str, str]) -> dict[str, str]:
-        return {k: v for k, v in variables.items() if k.startswith(_STARTS_PYTHON)}
 
-    return start(env) != start(os.environ)
+def _beginning(env: Mapping[str, str], words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(one for one in env.items() if one[0].startswith(words)))
 
 
 def _text(stream: IO[bytes]) -> str:
@@ -86,12 +88,14 @@ class _Asked:
 class _Server:
     """The process that forks, and the socket on which it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, locale: Mapping[str, str]) -> None:
+        own = {k: v for k, v in os.environ.items() if not k.startswith(_LOCALE)}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-                cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                cwd=ROOT, env={**own, **locale}, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
     def run(self, asked: _Asked, streams: Sequence[IO[bytes]], timeout: float) -> int:
@@ -111,9 +115,9 @@ class _Server:
 
 
 @cache
-def _server() -> _Server:
-    """Start the server of this test process; it ends when this process closes the socket."""
-    return _Server()
+def _server(locale: tuple[tuple[str, str], ...]) -> _Server:
+    """Start this test process's server of a locale; it ends when the socket is closed."""
+    return _Server(dict(locale))
 
 
 def _serve(asking: socket.socket) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from tests import warm
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -74,6 +76,12 @@ def program(folder: Path, *words: str) -> Told:
     )  # fmt: skip
     streams = (one.decode("utf-8", "surrogateescape") for one in (done.stdout, done.stderr))
     return Told(done.returncode, *streams)
+
+
+def module(folder: Path, name: str, *words: str) -> Told:
+    """Run `python -m NAME` from a folder."""
+    done = warm.run(name, words, cwd=folder, env=environment(), timeout=LONGEST_S)
+    return Told(done.returncode, done.stdout, done.stderr)
 
 
 def _content(stream: io.TextIOWrapper) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.frozen.command import program, within
+from tests.frozen.command import module, within
 from tests.frozen.golden import FIXED, FOLDER, changes, difference, normalised
 from tests.frozen.store import SOON
 
@@ -84,9 +83,8 @@ def _lay_out(folder: Path, name: str, files: dict[str, str]) -> None:
 
 def _judged(folder: Path, arguments: list[str]) -> dict[str, str]:
     """Judge the measurements; what was shown and written, by file name."""
-    told = program(
-        folder / "working",
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight",
+    told = module(
+        folder / "working", "pytest", "-p", "no:cacheprovider", "--preflight",
         *(word.replace("{run}", str(folder)) for word in arguments),
         f"--preflight-replay={folder}/measured.json", f"--preflight-report={folder}/report",
         f"--preflight-prometheus={folder}/metrics.prom", f"--junitxml={folder}/junit.xml",
