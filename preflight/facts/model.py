@@ -144,6 +144,11 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     pcie: PcieLink | None = None
     """Its PCIe link; None where that could not be read."""
 
+    @property
+    def kind(self) -> str:
+        """What its peers share with it; its own name, so that it has none, where nothing tells."""
+        return self.board or self.hca_type or self.name
+
 
 class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
     """State and rate of one RDMA port, as sysfs words them."""

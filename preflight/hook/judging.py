@@ -48,6 +48,9 @@ CHECK_S: Final = 1.0
 """Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
 
 OF_GPUS: Final = "gpu."
+OF_DRIVER: Final = (HUNG, SLOW)
+"""Checks of the driver of the whole node, whichever GPUs a job has."""
+
 NO_ANSWER: Final = "no answer in time"
 """What the probe says of a section that was not done when its time was up."""
 
@@ -95,7 +98,7 @@ def judge(
         check = registered.check
         if registered.subject != "node" or check.stage != "facts" or not check.within("prolog"):
             continue
-        about_gpus = check.id.startswith(OF_GPUS)
+        about_gpus = check.id.startswith(OF_GPUS) and check.id not in OF_DRIVER
         if about_gpus and view.unclear:
             found.append(_unjudged(check.id, view.unclear))
         elif time.monotonic() >= ends:
@@ -172,7 +175,7 @@ def _in_a_row(
     """
     bad = any(each.condemns for each in found.findings)
     seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
-    of_gpus = check_id not in (HUNG, SLOW)
+    of_gpus = check_id not in OF_DRIVER
     told = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
     saw = {check_id: seen} if told and seen is not None else {}
     if not bad or seen is False:
